@@ -1,0 +1,6 @@
+// The compiled half of the package `kernels`: every op's cpu.cpp adds its functions here.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+NB_MODULE(_cpu, m) { m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/."; }

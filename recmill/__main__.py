@@ -1,0 +1,3 @@
+from recmill.cli import main
+
+main()

@@ -1,0 +1,62 @@
+"""The command line: `recmill COMMAND --help`.
+
+A command lives in the module of what it is about and is imported only when it is called, so `--help` stays quick.
+Commands that belong to a layer above this library (running pipelines) are found through the entry points
+`recmill.commands`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+import click
+
+import recmill
+from recmill.artifacts import InputError
+
+COMMANDS = {
+    "generate": "recmill.cli.data:generate",
+    "cluster": "recmill.cli.data:cluster",
+    "profile": "recmill.cli.data:profile",
+    "plan": "recmill.cli.planning:plan",
+    "tune": "recmill.cli.tuning:tune",
+    "train": "recmill.cli.training:train",
+    "evaluate": "recmill.cli.training:evaluate",
+    "export": "recmill.cli.training:export",
+    "compare": "recmill.cli.report:compare",
+    "doctor": "recmill.cli.doctor:doctor",
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        plugins = [entry.name for entry in entry_points(group="recmill.commands")]
+        return ["run", *COMMANDS, *(name for name in plugins if name != "run")] if "run" in plugins else list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS:
+            module, _, name = COMMANDS[cmd_name].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command
+        for entry in entry_points(group="recmill.commands", name=cmd_name):
+            loaded: click.Command = entry.load()
+            return loaded
+        return None
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(recmill.__version__, prog_name="recmill")
+def cli() -> None:
+    """Raw interaction logs in; a trained, compressed, sharded recommendation model out."""
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run a command; what the user got wrong ends in one line and exit code 2."""
+    try:
+        return cli.main(args=args, standalone_mode=True)
+    except InputError as error:
+        click.echo(f"recmill: error: {error}", err=True)
+        sys.exit(2)

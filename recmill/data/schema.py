@@ -1,0 +1,209 @@
+"""What the columns of an interaction log mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+
+from recmill.artifacts import (
+    FORMAT_VERSION,
+    InputError,
+    check_format_version,
+    dump_json,
+    join_path,
+    read_json,
+    write_text_atomically,
+)
+
+KINDS = ("dense", "sparse", "sequence")
+POOLINGS = ("sum", "mean", "none", "attention")
+KEY_COLUMNS = ("session_id", "timestamp", "label")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One column of the log: a dense value, a list of ids that is pooled, or a sequence of ids that is encoded."""
+
+    name: str
+    kind: str
+    table: str = ""  # features that name the same table share its embeddings; "" means a table of its own
+    num_rows: int = 0  # ids lie in [0, num_rows)
+    dim: int = 0
+    pooling: str = ""  # "" means sum for sparse, attention for sequence
+    group: str = ""  # features of one group change together inside a session; "" means a group of its own
+    shift: bool = False  # the list is a history: the next one drops from one end and grows at the other
+
+    def __post_init__(self) -> None:
+        where = f"feature {self.name!r}"
+        if not isinstance(self.name, str) or not self.name:
+            raise InputError(f"a feature's name must be a non-empty string, received {self.name!r}")
+        if self.name in KEY_COLUMNS:
+            raise InputError(f"{where}: the name belongs to a key column ({', '.join(KEY_COLUMNS)})")
+        if "/" in self.name or (isinstance(self.table, str) and "/" in self.table):
+            raise InputError(f"{where}: names of features and tables must not contain '/' (they name files)")
+        if self.kind not in KINDS:
+            raise InputError(f"{where}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
+        for name in ("table", "pooling", "group"):
+            if not isinstance(getattr(self, name), str):
+                raise InputError(f"{where}: {name} must be a string, received {getattr(self, name)!r}")
+        for name in ("num_rows", "dim"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InputError(f"{where}: {name} must be a whole number, received {value!r}")
+        if not isinstance(self.shift, bool):
+            raise InputError(f"{where}: shift must be true or false, received {self.shift!r}")
+        if self.kind == "dense":
+            return
+        if self.num_rows < 1 or self.dim < 1:
+            raise InputError(f"{where}: num_rows and dim must be at least 1, received {self.num_rows} and {self.dim}")
+        object.__setattr__(self, "table", self.table or self.name)
+        object.__setattr__(self, "pooling", self.pooling or ("sum" if self.kind == "sparse" else "attention"))
+        if self.pooling not in POOLINGS:
+            raise InputError(f"{where}: pooling is {self.pooling!r}, expected one of {', '.join(POOLINGS)}")
+        if self.kind == "sparse" and self.pooling not in ("sum", "mean"):
+            raise InputError(f"{where}: a sparse feature is pooled by sum or mean, received {self.pooling!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One embedding table and the features that read it."""
+
+    name: str
+    num_rows: int
+    dim: int
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The features of a log. `session_id`, `timestamp` (ms) and `label` are there always and not listed.
+
+    `splits` maps the name of a held-out split to the time (ms) its first session starts, oldest first:
+    {"valid": 1700, "test": 1900} means train < 1700 <= valid < 1900 <= test. Empty: the data names no split.
+    `info` holds facts about the data that a report may show, such as the best reachable AUC of a synthetic log.
+    """
+
+    features: tuple[Feature, ...]
+    splits: Mapping[str, int] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.features]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"feature {name!r} is listed {names.count(name)} times")
+        if not self.features:
+            raise InputError("the schema lists no features")
+        shapes: dict[str, tuple[Feature, tuple[int, int]]] = {}
+        for feature in self.id_features:
+            first, shape = shapes.setdefault(feature.table, (feature, (feature.num_rows, feature.dim)))
+            if shape != (feature.num_rows, feature.dim):
+                raise InputError(
+                    f"table {feature.table!r}: {first.name!r} says {shape[0]} rows of {shape[1]}, "
+                    f"{feature.name!r} says {feature.num_rows} of {feature.dim}"
+                )
+        times = list(self.splits.values())
+        if "train" in self.splits or times != sorted(times) or not all(isinstance(time, int) for time in times):
+            raise InputError(f"splits must map names other than 'train' to ascending times in ms, received {dict(self.splits)}")
+
+    @property
+    def dense(self) -> tuple[Feature, ...]:
+        return tuple(feature for feature in self.features if feature.kind == "dense")
+
+    @property
+    def sparse(self) -> tuple[Feature, ...]:
+        return tuple(feature for feature in self.features if feature.kind == "sparse")
+
+    @property
+    def sequence(self) -> tuple[Feature, ...]:
+        return tuple(feature for feature in self.features if feature.kind == "sequence")
+
+    @property
+    def id_features(self) -> tuple[Feature, ...]:
+        """Every feature that reads an embedding table, in schema order."""
+        return tuple(feature for feature in self.features if feature.kind != "dense")
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        readers: dict[str, list[Feature]] = {}
+        for feature in self.id_features:
+            readers.setdefault(feature.table, []).append(feature)
+        return tuple(
+            Table(name=name, num_rows=group[0].num_rows, dim=group[0].dim, features=tuple(f.name for f in group))
+            for name, group in readers.items()
+        )
+
+    def feature(self, name: str) -> Feature:
+        for feature in self.features:
+            if feature.name == name:
+                return feature
+        raise InputError(f"unknown feature {name!r}; the schema has {', '.join(f.name for f in self.features)}")
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column of the log: the key columns, then the features in schema order."""
+        return [*KEY_COLUMNS, *(feature.name for feature in self.features)]
+
+    def arrow_schema(self) -> pa.Schema:
+        """The column types we write. Readers accept a plain int64 column for a sparse feature too."""
+        types = {"dense": pa.float32(), "sparse": pa.list_(pa.int64()), "sequence": pa.list_(pa.int64())}
+        return pa.schema(
+            [
+                pa.field("session_id", pa.int64()),
+                pa.field("timestamp", pa.int64()),
+                pa.field("label", pa.float32()),
+                *(pa.field(feature.name, types[feature.kind]) for feature in self.features),
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"format_version": FORMAT_VERSION, "features": [asdict(f) for f in self.features]}
+        if self.splits:
+            body["splits"] = dict(self.splits)
+        if self.info:
+            body["info"] = dict(self.info)
+        return body
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any], *, where: str = "schema") -> Self:
+        check_format_version(loaded, where)
+        known = {entry.name for entry in fields(Feature)}
+        listed = loaded.get("features")
+        if not isinstance(listed, list):
+            raise InputError(f"{where}: 'features' must be a list, found {type(listed).__name__}")
+        features = []
+        for position, entry in enumerate(listed):
+            if not isinstance(entry, dict):
+                raise InputError(f"{where}: feature {position} must be an object, found {entry!r}")
+            unknown = sorted(set(entry) - known)
+            if unknown:
+                raise InputError(f"{where}: feature {entry.get('name', position)!r} has unknown keys {', '.join(unknown)}")
+            missing = [key for key in ("name", "kind") if key not in entry]
+            if missing:
+                raise InputError(f"{where}: feature {entry.get('name', position)!r} lacks {', '.join(missing)}")
+            try:
+                features.append(Feature(**entry))
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+        for key in ("splits", "info"):
+            if not isinstance(loaded.get(key, {}), dict):
+                raise InputError(f"{where}: {key!r} must be an object, found {loaded[key]!r}")
+        try:
+            return cls(features=tuple(features), splits=loaded.get("splits", {}), info=loaded.get("info", {}))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read `schema.json`, given as the file or the folder that holds it."""
+        file = str(path) if str(path).endswith(".json") else join_path(path, "schema.json")
+        return cls.from_json(read_json(file), where=file)
+
+    def save(self, path: str | Path) -> None:
+        """Write `schema.json`, given as the file or the folder that shall hold it."""
+        file = str(path) if str(path).endswith(".json") else join_path(path, "schema.json")
+        write_text_atomically(file, dump_json(self.to_json()))
