@@ -18,7 +18,7 @@ import recmill
 from recmill.artifacts import InputError
 
 COMMANDS = {
-    "generate": "recmill.cli.data:generate",
+    "generate": "recmill.cli.generate:generate",
     "cluster": "recmill.cli.data:cluster",
     "profile": "recmill.cli.data:profile",
     "plan": "recmill.cli.planning:plan",
