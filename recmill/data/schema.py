@@ -106,6 +106,10 @@ class Schema:
                     f"table {feature.table!r}: {first.name!r} says {shape[0]} rows of {shape[1]}, "
                     f"{feature.name!r} says {feature.num_rows} of {feature.dim}"
                 )
+        for table in self.tables:
+            poolings = {self.feature(name).pooling for name in table.features}
+            if len(poolings) > 1 and table.name not in self.sequence_tables:
+                raise InputError(f"table {table.name!r}: its features pool differently ({', '.join(sorted(poolings))})")
         times = list(self.splits.values())
         if "train" in self.splits or times != sorted(times) or not all(isinstance(time, int) for time in times):
             raise InputError(f"splits must map names other than 'train' to ascending times in ms, received {dict(self.splits)}")
@@ -136,6 +140,11 @@ class Schema:
             Table(name=name, num_rows=group[0].num_rows, dim=group[0].dim, features=tuple(f.name for f in group))
             for name, group in readers.items()
         )
+
+    @property
+    def sequence_tables(self) -> frozenset[str]:
+        """Tables that some sequence feature reads, and so are looked up a row at a time and not pooled in the lookup."""
+        return frozenset(feature.table for feature in self.sequence)
 
     def feature(self, name: str) -> Feature:
         for feature in self.features:

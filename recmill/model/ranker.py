@@ -1,0 +1,123 @@
+"""The dense half of the model: embeddings in, one logit a sample out.
+
+It sees pooled vectors and padded sequences and does not know where the tables live, so training (TorchRec, sharded)
+and serving (plain tensors) use the same module with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recmill.artifacts import InputError
+from recmill.data.schema import Feature, Schema
+from recmill.model.layers import MLP, AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerConfig:
+    """The shape of a ranker; the training configuration has these fields too."""
+
+    model: str = "dlrm"
+    bottom_layers: tuple[int, ...] = (128, 64)
+    top_layers: tuple[int, ...] = (256, 128)
+    cross_layers: int = 3
+    cross_rank: int = 64
+    interaction_dim: int = 0
+    dropout: float = 0.0
+    sequence_encoder: str = "schema"
+    transformer_layers: int = 2
+    attention_heads: int = 2
+    max_sequence_length: int = 512
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> RankerConfig:
+        """The ranker's part of a larger configuration."""
+        chosen = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
+
+
+class Ranker(nn.Module):
+    """DLRM or DCNv2 over dense values, pooled embeddings and sequences of embeddings.
+
+    `forward(dense_BF, pooled, sequences)`: `pooled` maps a sparse feature to [B, D], `sequences` a sequence feature
+    to ([B, L, D], lengths [B]).
+    """
+
+    def __init__(self, schema: Schema, config: RankerConfig) -> None:
+        super().__init__()
+        if not schema.id_features:
+            raise InputError("the schema has no sparse or sequence feature: there is nothing to embed")
+        self.schema = schema
+        self.width = config.interaction_dim or max(feature.dim for feature in schema.id_features)
+        self.projections = nn.ModuleDict(
+            {
+                _key(feature): nn.Linear(feature.dim, self.width, bias=False)
+                for feature in schema.id_features
+                if feature.dim != self.width
+            }
+        )
+        self.encoders = nn.ModuleDict({_key(feature): _encoder(feature, config) for feature in schema.sequence})
+        num_dense = len(schema.dense)
+        self.bottom = MLP(num_dense, (*config.bottom_layers, self.width)) if num_dense else None
+        num_vectors = len(schema.id_features) + (1 if num_dense else 0)
+        top = (*config.top_layers, 1)
+        if config.model == "dlrm":
+            self.interaction: nn.Module = DotInteraction(num_vectors)
+            # Without dense features the products alone would lose the first-order effects, so the vectors go along.
+            joined = self.interaction.num_pairs + (self.width if num_dense else num_vectors * self.width)
+            self.top = MLP(joined, top, dropout=config.dropout, is_logit=True)
+        else:
+            joined = num_vectors * self.width
+            self.interaction = CrossNetwork(joined, config.cross_layers, config.cross_rank)
+            self.deep = MLP(joined, config.top_layers, dropout=config.dropout)
+            self.top = MLP(joined + (config.top_layers[-1] if config.top_layers else joined), (1,), is_logit=True)
+        self.is_dlrm = config.model == "dlrm"
+
+    def forward(
+        self, dense_BF: Tensor, pooled: dict[str, Tensor], sequences: dict[str, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Logits [B]."""
+        vectors = [self.bottom(dense_BF)] if self.bottom is not None else []
+        for feature in self.schema.id_features:
+            if feature.kind == "sequence":
+                vector_BD = self.encoders[_key(feature)](*sequences[feature.name])
+            else:
+                vector_BD = pooled[feature.name]
+            if _key(feature) in self.projections:
+                vector_BD = self.projections[_key(feature)](vector_BD)
+            vectors.append(vector_BD)
+        stacked_BFD = torch.stack(vectors, dim=1)
+        flat_BD = stacked_BFD.flatten(1)
+        if self.is_dlrm:
+            first_order_BD = vectors[0] if self.bottom is not None else flat_BD
+            logit_B1 = self.top(torch.cat([first_order_BD, self.interaction(stacked_BFD)], dim=1))
+        else:
+            logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
+        return logit_B1.squeeze(1)  # type: ignore[no-any-return]
+
+
+def _key(feature: Feature) -> str:
+    # Module names must not contain dots; feature names may.
+    return feature.name.replace(".", "__dot__")
+
+
+def _encoder(feature: Feature, config: RankerConfig) -> nn.Module:
+    choice = config.sequence_encoder
+    if choice == "schema":
+        choice = {"none": "transformer", "sum": "mean", "mean": "mean", "attention": "attention"}[feature.pooling]
+    if choice == "mean":
+        return MeanEncoder()
+    if choice == "attention":
+        return AttentionEncoder(feature.dim, config.attention_heads)
+    if feature.dim % config.attention_heads:
+        raise InputError(
+            f"feature {feature.name!r}: dim {feature.dim} cannot be split over attention_heads={config.attention_heads}"
+        )
+    return TransformerEncoder(
+        feature.dim, config.attention_heads, config.transformer_layers, config.max_sequence_length
+    )
