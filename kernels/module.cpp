@@ -3,4 +3,11 @@
 
 namespace nb = nanobind;
 
-NB_MODULE(_cpu, m) { m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/."; }
+namespace recmill {
+void bind_count_rows(nb::module_& m);
+}  // namespace recmill
+
+NB_MODULE(_cpu, m) {
+  m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/.";
+  recmill::bind_count_rows(m);
+}
