@@ -1,0 +1,236 @@
+"""What a training step receives, and how it is cut out of Arrow columns without touching single rows.
+
+Shape suffixes: B = samples, F = dense features, K = id features, R = rows of a row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recmill.artifacts import InputError
+from recmill.data.schema import Feature, Schema
+
+FloatArray = npt.NDArray[np.float32]
+IdArray = npt.NDArray[np.int64]
+LengthArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The samples one rank trains on in one step.
+
+    `ids` holds every id feature in schema order, key-major:
+
+        sample:         0       1            0     1
+        lists:   a: [7, 9]    [4]     b:    []   [3]
+        values  = [7, 9, 4, 3]      lengths = [2, 1, 0, 1]
+    """
+
+    dense_BF: Tensor
+    ids: KeyedJaggedTensor
+    label_B: Tensor
+    num_global: int  # samples of the same step over all ranks
+
+    def __len__(self) -> int:
+        return int(self.label_B.shape[0])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        target = torch.device(device)
+        return replace(
+            self,
+            dense_BF=self.dense_BF.to(target, non_blocking=non_blocking),
+            ids=self.ids.to(target, non_blocking=non_blocking),
+            label_B=self.label_B.to(target, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Self:
+        return replace(
+            self, dense_BF=self.dense_BF.pin_memory(), ids=self.ids.pin_memory(), label_B=self.label_B.pin_memory()
+        )
+
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
+        """Tell CUDA's allocator that `stream` uses these tensors (TorchRec's train pipelines call it)."""
+        self.dense_BF.record_stream(stream)
+        self.ids.record_stream(stream)
+        self.label_B.record_stream(stream)
+
+    def size_in_bytes(self) -> int:
+        return sum(t.nbytes for t in (self.dense_BF, self.ids.values(), self.ids.lengths(), self.label_B))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowBlock:
+    """Decoded rows of one row group; batches are slices of it.
+
+    The ids stay in Arrow's own buffers: row r of feature k is values[k][offsets[k][r] : offsets[k][r + 1]].
+    """
+
+    dense_RF: FloatArray
+    label_R: FloatArray
+    values: tuple[IdArray, ...]
+    offsets: tuple[npt.NDArray[np.integer], ...]
+    lengths_KR: LengthArray
+
+    def __len__(self) -> int:
+        return int(self.label_R.shape[0])
+
+    def size_in_bytes(self) -> int:
+        ids = sum(values.nbytes + offsets.nbytes for values, offsets in zip(self.values, self.offsets, strict=True))
+        return self.dense_RF.nbytes + self.label_R.nbytes + self.lengths_KR.nbytes + ids
+
+
+def decode_block(table: pa.Table, schema: Schema, *, where: str = "table") -> RowBlock:
+    """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
+
+    Missing values: an absent list is an empty one and an absent dense value is 0; an absent label or id is an error.
+    """
+    num_rows = table.num_rows
+    dense_RF = np.empty((num_rows, len(schema.dense)), dtype=np.float32)
+    for position, feature in enumerate(schema.dense):
+        dense_RF[:, position] = _dense_column(_column(table, feature.name, where), feature.name, where)
+    lengths_KR = np.empty((len(schema.id_features), num_rows), dtype=np.int32)
+    values: list[IdArray] = []
+    offsets: list[npt.NDArray[np.integer]] = []
+    for position, feature in enumerate(schema.id_features):
+        column = _column(table, feature.name, where)
+        column_values, column_offsets = _id_column(column, feature.name, where)
+        np.subtract(column_offsets[1:], column_offsets[:-1], out=lengths_KR[position], casting="unsafe")
+        _check_range(column_values, column_offsets, feature, where)
+        values.append(column_values)
+        offsets.append(column_offsets)
+    return RowBlock(
+        dense_RF=dense_RF,
+        label_R=_label_column(_column(table, "label", where), where),
+        values=tuple(values),
+        offsets=tuple(offsets),
+        lengths_KR=lengths_KR,
+    )
+
+
+def assemble_batch(slices: Sequence[tuple[RowBlock, int, int]], schema: Schema, *, num_global: int) -> Batch:
+    """One batch from the rows [start, stop) of each block, in the order given."""
+    keys = [feature.name for feature in schema.id_features]
+    num_rows = sum(stop - start for _, start, stop in slices)
+    if not num_rows:
+        return _empty_batch(keys, len(schema.dense), num_global)
+    pieces: list[IdArray] = []
+    length_per_key: list[int] = []
+    for key in range(len(keys)):
+        num_values = 0
+        for block, start, stop in slices:
+            offsets = block.offsets[key]
+            first, last = offsets[start], offsets[stop]
+            pieces.append(block.values[key][first:last])
+            num_values += int(last - first)
+        length_per_key.append(num_values)
+    lengths_KB = np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1)
+    values = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    ids = KeyedJaggedTensor(
+        keys=keys,
+        values=torch.from_numpy(values),
+        lengths=torch.from_numpy(lengths_KB.reshape(-1)),
+        stride=num_rows,
+        length_per_key=length_per_key,
+    )
+    return Batch(
+        dense_BF=torch.from_numpy(np.concatenate([block.dense_RF[start:stop] for block, start, stop in slices])),
+        ids=ids,
+        label_B=torch.from_numpy(np.concatenate([block.label_R[start:stop] for block, start, stop in slices])),
+        num_global=num_global,
+    )
+
+
+def batch_from_arrow(table: pa.Table, schema: Schema, *, where: str = "table") -> Batch:
+    """All rows of `table` as one batch."""
+    return assemble_batch(
+        [(decode_block(table, schema, where=where), 0, table.num_rows)], schema, num_global=table.num_rows
+    )
+
+
+def _empty_batch(keys: list[str], num_dense: int, num_global: int) -> Batch:
+    ids = KeyedJaggedTensor(
+        keys=keys,
+        values=torch.empty(0, dtype=torch.int64),
+        lengths=torch.empty(0, dtype=torch.int32),
+        stride=0,
+        length_per_key=[0] * len(keys),
+    )
+    return Batch(dense_BF=torch.empty(0, num_dense), ids=ids, label_B=torch.empty(0), num_global=num_global)
+
+
+def _column(table: pa.Table, name: str, where: str) -> pa.Array:
+    position = table.schema.get_field_index(name)
+    if position < 0:
+        raise InputError(f"{where}: column {name!r} is missing")
+    column = table.column(position)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+
+
+def _dense_column(column: pa.Array, name: str, where: str) -> FloatArray:
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        raise InputError(f"{where}: column {name!r} is {column.type}, expected float32")
+    if not pa.types.is_float32(column.type):
+        column = pc.cast(column, pa.float32(), safe=False)
+    numbers: FloatArray = column.to_numpy(zero_copy_only=False)
+    if np.isfinite(numbers.sum(dtype=np.float64)):  # one pass that a single NaN or infinity spoils
+        return numbers
+    if np.isinf(numbers).any():
+        row = int(np.flatnonzero(np.isinf(numbers))[0])
+        raise InputError(f"{where}: column {name!r}, row {row}: infinite, expected a finite number")
+    return np.nan_to_num(numbers, nan=0.0)
+
+
+def _label_column(column: pa.Array, where: str) -> FloatArray:
+    if not pa.types.is_float32(column.type):
+        column = pc.cast(column, pa.float32(), safe=False)
+    labels: FloatArray = column.to_numpy(zero_copy_only=False)
+    if not np.isfinite(labels.sum(dtype=np.float64)):
+        row = int(np.flatnonzero(~np.isfinite(labels))[0])
+        raise InputError(f"{where}: column 'label', row {row}: missing or not finite, expected a number")
+    return labels
+
+
+def _id_column(column: pa.Array, name: str, where: str) -> tuple[IdArray, npt.NDArray[np.integer]]:
+    """Values and offsets of a list column; a plain integer column reads as lists of one."""
+    if pa.types.is_integer(column.type):
+        values, offsets = column, np.arange(len(column) + 1, dtype=np.int32)
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        if column.null_count:
+            # A null list may still cover values in the child array; flatten() drops those.
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            values, offsets = column.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+        else:
+            # .values ignores the slice and .offsets respects it, so absolute offsets index the whole child.
+            values, offsets = column.values, column.offsets.to_numpy()
+    else:
+        raise InputError(f"{where}: column {name!r} is {column.type}, expected list<int64>")
+    if not pa.types.is_integer(values.type):
+        raise InputError(f"{where}: column {name!r} is {column.type}, expected list<int64>")
+    if values.null_count:
+        raise InputError(f"{where}: column {name!r} holds {values.null_count} missing ids, expected numbers")
+    ids: IdArray = (values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64())).to_numpy()
+    return ids, offsets
+
+
+def _check_range(values: IdArray, offsets: npt.NDArray[np.integer], feature: Feature, where: str) -> None:
+    """Raise for ids outside the table: an embedding lookup would read or write foreign memory."""
+    used = values[offsets[0] : offsets[-1]]
+    if not used.size or (int(used.min()) >= 0 and int(used.max()) < feature.num_rows):
+        return
+    position = int(np.flatnonzero((used < 0) | (used >= feature.num_rows))[0])
+    row = int(np.searchsorted(offsets, position + offsets[0], side="right")) - 1
+    raise InputError(
+        f"{where}: column {feature.name!r}, row {row}: id {int(used[position])} lies outside [0, {feature.num_rows})"
+    )
