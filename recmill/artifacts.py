@@ -255,14 +255,18 @@ class Artifact:
                 raise InputError(f"{self.path}: {entry['name']} is missing though {self.manifest_name} lists it")
             size = filesystem.size(name)
             if size != entry["bytes"]:
-                raise InputError(f"{self.path}/{entry['name']}: has {size} bytes, {self.manifest_name} says {entry['bytes']}")
+                raise InputError(
+                    f"{self.path}/{entry['name']}: has {size} bytes, {self.manifest_name} says {entry['bytes']}"
+                )
             if verify:
                 digest = hashlib.sha256()
                 with filesystem.open(name, "rb") as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
                 if f"sha256:{digest.hexdigest()}" != entry["sha256"]:
-                    raise InputError(f"{self.path}/{entry['name']}: its content is not what {self.manifest_name} recorded")
+                    raise InputError(
+                        f"{self.path}/{entry['name']}: its content is not what {self.manifest_name} recorded"
+                    )
         if verify and hash_json({"body": self.body, "files": list(self.files)}) != self.content_hash:
             raise InputError(f"{join_path(self.path, self.manifest_name)}: was changed after it was written")
 
@@ -294,7 +298,9 @@ class Dataset(Artifact):
     def validate(self) -> None:
         self.require("layout", "num_rows", "num_sessions", "parts")
         if self.layout not in LAYOUTS:
-            raise InputError(f"{self.path}/dataset.json: layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
+            raise InputError(
+                f"{self.path}/dataset.json: layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}"
+            )
         if self.num_rows == 0:
             raise InputError(f"{self.path}: the dataset is empty (0 rows)")
 
@@ -330,7 +336,8 @@ class Dataset(Artifact):
 class AccessProfile(Artifact):
     """How often every row of every table is read, and how much the features of a session repeat.
 
-    body: num_samples, tables {name: {num_rows, dim, features, num_accesses, num_distinct, ...}}, duplication {feature: {...}}.
+    body: num_samples, tables {name: {num_rows, dim, features, num_accesses, num_distinct, ...}}, duplication
+    {feature: {...}}.
     """
 
     kind: ClassVar[str] = "profile"
@@ -342,13 +349,54 @@ class AccessProfile(Artifact):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan(Artifact):
-    """Which rows of which table live where. body: topology, tables, solver, objective, bound, hot_set, profile_hash."""
+    """Which rows of which table live where.
+
+    body: topology, tables {name: {collection, sharding, shards [{rank, offset, size}], tiers [...]}}, solver,
+    objective, bound, hot_set, profile_hash.
+    """
 
     kind: ClassVar[str] = "plan"
     manifest_name: ClassVar[str] = "plan.json"
 
     def validate(self) -> None:
         self.require("topology", "tables", "solver", "objective")
+
+    @property
+    def world_size(self) -> int:
+        return int(self.body["topology"]["nodes"]) * int(self.body["topology"]["ranks_per_node"])
+
+    def to_torchrec(self, device: str = "cpu") -> Any:
+        """The plan as TorchRec's ShardingPlan, by the paths of our model's two collections."""
+        from torchrec.distributed.types import (
+            EmbeddingModuleShardingPlan,
+            EnumerableShardingSpec,
+            ParameterSharding,
+            ShardingPlan,
+            ShardMetadata,
+        )
+
+        def place(shard: Mapping[str, Any]) -> str:
+            local = device if device == "cpu" else f"{device}:{shard['local_rank']}"
+            return f"rank:{shard['rank']}/{local}"
+
+        modules: dict[str, Any] = {}
+        for name, table in self.body["tables"].items():
+            shards = [
+                ShardMetadata(
+                    shard_offsets=list(shard["offset"]),
+                    shard_sizes=list(shard["size"]),
+                    placement=place(shard),
+                )
+                for shard in table["shards"]
+            ]
+            module = modules.setdefault(f"embeddings.{table['collection']}", EmbeddingModuleShardingPlan())
+            module[name] = ParameterSharding(
+                sharding_type=table["sharding"],
+                compute_kernel="fused",
+                ranks=[shard["rank"] for shard in table["shards"]],
+                sharding_spec=EnumerableShardingSpec(shards),
+            )
+        return ShardingPlan(plan=modules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +410,9 @@ class WorkerAllocation(Artifact):
         self.require("stages", "rows_per_s", "memory_bytes")
         for stage, workers in self.body["stages"].items():
             if not isinstance(workers, int) or workers < 1:
-                raise InputError(f"{self.path}/allocation.json: stage {stage!r} has {workers!r} workers, expected at least 1")
+                raise InputError(
+                    f"{self.path}/allocation.json: stage {stage!r} has {workers!r} workers, expected at least 1"
+                )
 
     @property
     def stages(self) -> dict[str, int]:

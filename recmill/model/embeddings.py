@@ -1,8 +1,4 @@
-"""The sparse half of the model: TorchRec collections over all tables of a schema.
-
-A table that any sequence feature reads lives in `sequence` (an EmbeddingCollection, one vector an id); every other
-table lives in `pooled` (an EmbeddingBagCollection, one vector a sample). A table exists once, whoever reads it.
-"""
+"""The sparse half of the model: TorchRec collections over all tables of a schema."""
 
 from __future__ import annotations
 
@@ -10,17 +6,10 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    JaggedTensor,
-    KeyedJaggedTensor,
-    PoolingType,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 
 from recmill.data.schema import Schema
+from recmill.data.tables import bag_configs, row_configs
 
 INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows
 
@@ -29,7 +18,10 @@ Sequences = dict[str, tuple[Tensor, Tensor]]  # sequence feature -> ([B, L, D], 
 
 
 class TableEmbeddings(nn.Module):
-    """Looks up every id feature of a batch: pooled vectors for sparse features, padded ones for sequences."""
+    """Looks up every id feature of a batch: pooled vectors for sparse features, padded ones for sequences.
+
+    Tables stay on the meta device unless one is given: sharding materialises only what a rank holds.
+    """
 
     def __init__(self, schema: Schema, *, max_sequence_length: int, device: torch.device | None = None) -> None:
         super().__init__()
@@ -41,41 +33,9 @@ class TableEmbeddings(nn.Module):
         keys = [feature.name for feature in schema.id_features]
         self.bag_order = [keys.index(name) for name in self.bag_features]
         self.row_order = [keys.index(name) for name in self.row_features]
-        self.pooled = self._bag_collection(device) if self.bag_features else None
-        self.sequence = self._row_collection(device) if self.row_features else None
-
-    def _bag_collection(self, device: torch.device | None) -> EmbeddingBagCollection:
-        poolings = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
-        configs: list[EmbeddingBagConfig] = []
-        for table in self.schema.tables:
-            if table.name in self.schema.sequence_tables:
-                continue
-            readers = [self.schema.feature(name) for name in table.features]
-            kinds = {reader.pooling for reader in readers}
-            assert len(kinds) == 1, "Schema checks that the features of one table pool alike"
-            configs.append(
-                EmbeddingBagConfig(
-                    name=table.name,
-                    num_embeddings=table.num_rows,
-                    embedding_dim=table.dim,
-                    feature_names=list(table.features),
-                    pooling=poolings[kinds.pop()],
-                )
-            )
-        return EmbeddingBagCollection(tables=configs, device=device or torch.device("meta"))
-
-    def _row_collection(self, device: torch.device | None) -> EmbeddingCollection:
-        configs = [
-            EmbeddingConfig(
-                name=table.name,
-                num_embeddings=table.num_rows,
-                embedding_dim=table.dim,
-                feature_names=list(table.features),
-            )
-            for table in self.schema.tables
-            if table.name in self.schema.sequence_tables
-        ]
-        return EmbeddingCollection(tables=configs, device=device or torch.device("meta"))
+        where = device or torch.device("meta")
+        self.pooled = EmbeddingBagCollection(tables=bag_configs(schema), device=where) if self.bag_features else None
+        self.sequence = EmbeddingCollection(tables=row_configs(schema), device=where) if self.row_features else None
 
     def forward(self, ids: KeyedJaggedTensor) -> tuple[Pooled, Sequences]:
         pooled: Pooled = {}

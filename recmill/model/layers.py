@@ -29,6 +29,7 @@ class DotInteraction(nn.Module):
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
+        self.pairs: Tensor
         self.num_pairs = num_features * (num_features - 1) // 2
         rows, columns = torch.tril_indices(num_features, num_features, offset=-1)
         self.register_buffer("pairs", rows * num_features + columns, persistent=False)

@@ -37,7 +37,7 @@ class RankerConfig:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> RankerConfig:
         """The ranker's part of a larger configuration."""
-        chosen = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
+        chosen: dict[str, Any] = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
 
 
@@ -98,7 +98,7 @@ class Ranker(nn.Module):
             logit_B1 = self.top(torch.cat([first_order_BD, self.interaction(stacked_BFD)], dim=1))
         else:
             logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
-        return logit_B1.squeeze(1)  # type: ignore[no-any-return]
+        return logit_B1.squeeze(1)
 
 
 def _key(feature: Feature) -> str:

@@ -93,7 +93,10 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Self:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in loaded.items()})
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in loaded.items()
+        }
+        return cls(**values)
 
     @classmethod
     def from_overrides(cls, overrides: Mapping[str, str], base: Self | None = None) -> Self:

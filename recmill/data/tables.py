@@ -1,0 +1,46 @@
+"""The embedding tables of a schema as TorchRec describes them.
+
+A table that any sequence feature reads is looked up a row at a time (an EmbeddingCollection); every other table is
+pooled inside the lookup (an EmbeddingBagCollection). A table exists once, whoever reads it.
+"""
+
+from __future__ import annotations
+
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+
+from recmill.data.schema import Schema
+
+# Where the two collections sit inside the model; plans name them by these paths.
+POOLED_PATH = "embeddings.pooled"
+SEQUENCE_PATH = "embeddings.sequence"
+
+_POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
+
+
+def bag_configs(schema: Schema) -> list[EmbeddingBagConfig]:
+    """Tables that only sparse features read."""
+    return [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.num_rows,
+            embedding_dim=table.dim,
+            feature_names=list(table.features),
+            pooling=_POOLING[schema.feature(table.features[0]).pooling],
+        )
+        for table in schema.tables
+        if table.name not in schema.sequence_tables
+    ]
+
+
+def row_configs(schema: Schema) -> list[EmbeddingConfig]:
+    """Tables that some sequence feature reads."""
+    return [
+        EmbeddingConfig(
+            name=table.name,
+            num_embeddings=table.num_rows,
+            embedding_dim=table.dim,
+            feature_names=list(table.features),
+        )
+        for table in schema.tables
+        if table.name in schema.sequence_tables
+    ]

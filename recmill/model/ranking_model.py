@@ -1,0 +1,24 @@
+"""The whole model: embeddings, then a ranker."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+
+from recmill.data.schema import Schema
+from recmill.model.embeddings import TableEmbeddings
+from recmill.model.ranker import Ranker, RankerConfig
+
+
+class RankingModel(nn.Module):
+    """Logits [B] from dense values [B, F] and the ids of every feature."""
+
+    def __init__(self, schema: Schema, config: RankerConfig, *, table_device: torch.device | None = None) -> None:
+        super().__init__()
+        self.embeddings = TableEmbeddings(schema, max_sequence_length=config.max_sequence_length, device=table_device)
+        self.ranker = Ranker(schema, config)
+
+    def forward(self, dense_BF: Tensor, ids: KeyedJaggedTensor) -> Tensor:
+        pooled, sequences = self.embeddings(ids)
+        return self.ranker(dense_BF, pooled, sequences)
