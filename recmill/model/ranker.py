@@ -38,7 +38,8 @@ class RankerConfig:
     def of(cls, settings: Mapping[str, Any]) -> RankerConfig:
         """The ranker's part of a larger configuration."""
         chosen: dict[str, Any] = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
+        chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
+        return cls(**chosen)
 
 
 class Ranker(nn.Module):

@@ -1,0 +1,64 @@
+"""The model as a server runs it: plain tensors in, probabilities out, nothing of TorchRec.
+
+Ids come as one padded matrix a feature (padding is -1), so that torch.export can take the whole model:
+
+    feature:   history = [[7, 9], [4]]     ->     [[7, 9], [4, -1]]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recmill.data.schema import Feature, Schema
+from recmill.model.ranker import Ranker
+from recmill.model.ranking_model import RankingModel
+
+# B = batch, F = dense features, L = padded length, D = embedding width
+EXAMPLE_BATCH = 3
+EXAMPLE_LENGTH = 2  # not 1: torch.export would take a length of one for a constant
+
+
+class ServableModel(nn.Module):
+    """Probabilities [B] from dense values [B, F] and one padded id matrix [B, L] a feature, in schema order."""
+
+    def __init__(self, model: RankingModel) -> None:
+        super().__init__()
+        self.schema: Schema = model.embeddings.schema
+        self.ranker: Ranker = model.ranker
+        self.max_sequence_length = model.embeddings.max_sequence_length
+        weights = {name.split(".")[-2]: parameter.data for name, parameter in model.embeddings.named_parameters()}
+        order = {table.name: position for position, table in enumerate(self.schema.tables)}
+        self.table_of = {feature.name: order[feature.table] for feature in self.schema.id_features}
+        self.tables = nn.ParameterList(nn.Parameter(weights[name], requires_grad=False) for name in order)
+
+    def forward(self, dense_BF: Tensor, ids: list[Tensor]) -> Tensor:
+        pooled: dict[str, Tensor] = {}
+        sequences: dict[str, tuple[Tensor, Tensor]] = {}
+        for feature, ids_BL in zip(self.schema.id_features, ids, strict=True):
+            is_id_BL = ids_BL >= 0
+            rows_BLD = nn.functional.embedding(ids_BL.clamp(min=0), self.tables[self.table_of[feature.name]])
+            rows_BLD = rows_BLD * is_id_BL[:, :, None].to(rows_BLD.dtype)
+            lengths_B = is_id_BL.sum(1)
+            if feature.kind == "sequence":
+                sequences[feature.name] = (rows_BLD, lengths_B)
+            elif feature.pooling == "mean":
+                pooled[feature.name] = rows_BLD.sum(1) / lengths_B.clamp(min=1)[:, None].to(rows_BLD.dtype)
+            else:
+                pooled[feature.name] = rows_BLD.sum(1)
+        return torch.sigmoid(self.ranker(dense_BF, pooled, sequences))
+
+    def example_inputs(self) -> tuple[Tensor, list[Tensor]]:
+        dense = torch.zeros(EXAMPLE_BATCH, len(self.schema.dense))
+        return dense, [torch.zeros(EXAMPLE_BATCH, EXAMPLE_LENGTH, dtype=torch.int64) for _ in self.schema.id_features]
+
+    def export(self) -> torch.export.ExportedProgram:
+        """The whole model as one program, for any batch size and any list length."""
+        batch = torch.export.Dim("batch", min=1)
+
+        def shape(feature: Feature, position: int) -> dict[int, torch.export.Dim]:
+            limit = self.max_sequence_length if feature.kind == "sequence" else 1 << 20
+            return {0: batch, 1: torch.export.Dim(f"length_{position}", min=1, max=limit)}
+
+        ids = [shape(feature, position) for position, feature in enumerate(self.schema.id_features)]
+        return torch.export.export(self.eval(), self.example_inputs(), dynamic_shapes=({0: batch}, ids))

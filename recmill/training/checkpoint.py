@@ -1,0 +1,127 @@
+"""Checkpoints of a training run: logical tables, so that any world size and plan can load them.
+
+    run/checkpoints/step-00000500/    the newest two, while the run goes on
+    run/checkpoint/                   the finished model
+
+Ranks write their shards into one temporary folder; the first rank seals it and renames it when all are done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from recmill.artifacts import Checkpoint, InputError, explain_write_errors
+from recmill.data.schema import Schema
+from recmill.model.ranker import RankerConfig
+from recmill.model.ranking_model import RankingModel
+from recmill.training.sharding import ShardedModel
+
+NUM_KEPT = 2
+
+
+def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    """Write the state of all ranks to `target`; it appears whole or not at all."""
+    rank = dist.get_rank()
+    folder = target.parent / f".{target.name}.tmp"
+    with explain_write_errors(target):
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        dist.barrier()
+        state = {**_model_state(sharded), "rng": {str(rank): _random_state()}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(state, checkpoint_id=str(folder))
+        if rank == 0:
+            Checkpoint.seal(folder, body=body, inputs=inputs)
+            if target.exists():
+                shutil.rmtree(target)
+            os.rename(folder, target)
+    dist.barrier()
+
+
+def load_checkpoint(path: Path, sharded: ShardedModel) -> Mapping[str, Any]:
+    """Load weights, optimiser state and, at the same world size, random state; gives the checkpoint's body."""
+    checkpoint = Checkpoint.load(path)
+    state = _model_state(sharded)
+    rank = str(dist.get_rank())
+    has_random_state = checkpoint.body["world_size"] == dist.get_world_size()
+    if has_random_state:
+        state["rng"] = {rank: _random_state()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=str(path))
+    sharded.module.load_state_dict(state["dense"], strict=False)
+    _load_dense_optimiser(sharded.dense_optimiser, state["dense_optimiser"])
+    if has_random_state:
+        torch.set_rng_state(state["rng"][rank])
+    return checkpoint.body
+
+
+def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
+    """The model of a checkpoint in this one process, unsharded, ready to predict."""
+    checkpoint = Checkpoint.load(path)
+    schema = Schema.from_json(checkpoint.body["schema"], where=f"{path}/checkpoint.json")
+    model = RankingModel(schema, RankerConfig.of(checkpoint.body["config"]), table_device=torch.device("cpu"))
+    tables = {name.split(".")[-2]: p.data for name, p in model.embeddings.named_parameters()}
+    state = {"tables": tables, "dense": {f"ranker.{k}": v for k, v in model.ranker.state_dict().items()}}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(state, checkpoint_id=str(path), no_dist=True)
+    except dcp.CheckpointException as error:
+        raise InputError(f"{path}: the checkpoint cannot be read ({' '.join(str(error).split())[:200]})") from error
+    model.ranker.load_state_dict({name.removeprefix("ranker."): value for name, value in state["dense"].items()})
+    return model.eval(), checkpoint
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The last complete step checkpoint, if there is one."""
+    found = sorted(path for path in folder.glob("step-*") if (path / Checkpoint.manifest_name).exists())
+    return found[-1] if found else None
+
+
+def prune_checkpoints(folder: Path) -> None:
+    for path in sorted(folder.glob("step-*"))[:-NUM_KEPT]:
+        shutil.rmtree(path)
+
+
+def _model_state(sharded: ShardedModel) -> dict[str, Any]:
+    return {
+        "tables": sharded.table_weights(),
+        "table_optimiser": sharded.table_optimiser_state(),
+        "dense": sharded.dense_state(),
+        "dense_optimiser": _dense_optimiser_state(sharded.dense_optimiser),
+    }
+
+
+def _random_state() -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _dense_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """Adam's moments by position, created where no step has been taken yet, so that there is something to load into."""
+    state = {}
+    parameters = optimiser.param_groups[0]["params"]
+    for position, parameter in enumerate(parameters):
+        entry = optimiser.state.get(parameter) or {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+        state[str(position)] = dict(entry)
+    return state
+
+
+def _load_dense_optimiser(optimiser: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
+        optimiser.state[parameter] = dict(state[str(position)])

@@ -1,0 +1,269 @@
+"""What every rank runs: read a batch, take a step, evaluate and save now and then."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from recmill.artifacts import Dataset, InputError, dump_json, write_text_atomically
+from recmill.data.batch import Batch
+from recmill.data.ingest import IngestPipeline, evaluation_split
+from recmill.data.schema import Schema
+from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from recmill.training.config import TrainConfig
+from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
+from recmill.training.sharding import ShardedModel
+
+LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """Where a run is. Lives in every checkpoint, so that a resumed run continues as if never stopped."""
+
+    step: int = 0
+    num_samples: int = 0
+    seconds: float = 0.0  # training only: evaluation and saving do not count
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    best_auc: float = -math.inf
+    num_worse: int = 0  # evaluations since the best one
+    is_stopped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "best_auc": self.best_auc if math.isfinite(self.best_auc) else None}
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> RunState:
+        best = loaded["best_auc"]
+        return cls(**{**loaded, "best_auc": -math.inf if best is None else best})
+
+
+class TrainingRun:
+    """One rank's part of a training run in the folder `out`."""
+
+    def __init__(
+        self,
+        *,
+        sharded: ShardedModel,
+        dataset: Dataset,
+        schema: Schema,
+        config: TrainConfig,
+        out: Path,
+        device: torch.device,
+        workers: Mapping[str, int] | None,
+        inputs: Mapping[str, str],
+        report: Report,
+    ) -> None:
+        self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
+        self.out, self.device, self.workers, self.inputs, self.report = out, device, workers, inputs, report
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.state = RunState()
+        self.curve: list[dict[str, float]] = []
+        self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
+        self.ingest = self._open("train", config.batch_size, epochs=config.epochs, shuffle=config.shuffle)
+
+    def _open(self, split: str, batch_size: int, *, epochs: int = 1, shuffle: bool = False) -> IngestPipeline:
+        return IngestPipeline(
+            self.dataset,
+            split=split,
+            batch_size=batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            seed=self.config.seed,
+            epochs=epochs,
+            shuffle=shuffle,
+            workers=self.workers,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        total = len(self.ingest)
+        return min(total, self.config.max_steps) if self.config.max_steps else total
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint, if there is one; steps logged after it will be taken again."""
+        found = newest_checkpoint(self.out / "checkpoints")
+        if found is None:
+            return
+        body = load_checkpoint(found, self.sharded)
+        self.state = RunState.from_json(body["run"])
+        self.ingest.load_state_dict(body["ingest"])
+        if self.rank == 0:
+            lines = (self.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            self.curve = [entry for entry in map(json.loads, lines) if entry["step"] <= self.state.step]
+            write_text_atomically(self.out / "metrics.jsonl", "".join(f"{json.dumps(e)}\n" for e in self.curve))
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end and give what result.json holds (on rank 0; other ranks get {})."""
+        eval_every = self.config.eval_every or self.ingest.batches_per_epoch
+        with ExitStack() as stack:
+            stack.enter_context(self.ingest)
+            self.sharded.module.train()
+            batches = iter(self.ingest)
+            while self.state.step < self.num_steps and not self.state.is_stopped:
+                self._step(next(batches))
+                is_last = self.state.step == self.num_steps
+                if len(self.pending) == LOG_EVERY or is_last:
+                    self._flush_losses()
+                if self.state.step % eval_every == 0 or is_last:
+                    self._evaluate_and_decide()
+                if self.state.step % self.config.checkpoint_every == 0:
+                    self._flush_losses()
+                    self._save(self.out / "checkpoints" / f"step-{self.state.step:08d}")
+            stats = self.ingest.stats()
+        self._flush_losses()
+        return self._finish(stats)
+
+    def _step(self, batch: Batch) -> None:
+        started = time.perf_counter()
+        batch = batch.to(self.device)
+        logits_B = self.sharded.module(batch.dense_BF, batch.ids)
+        loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+        # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
+        torch.autograd.backward(loss_sum * (self.world_size / batch.num_global))
+        self.sharded.dense_optimiser.step()
+        self.sharded.dense_optimiser.zero_grad()
+        self.state.step += 1
+        self.state.num_samples += batch.num_global
+        self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
+        self.state.seconds += time.perf_counter() - started
+
+    def _flush_losses(self) -> None:
+        """Sum the pending losses over ranks and append them to the curve and its file."""
+        if not self.pending:
+            return
+        losses = torch.stack([loss.double() for _, _, loss in self.pending])
+        dist.all_reduce(losses)
+        samples = self.state.num_samples - sum(count for _, count, _ in self.pending)
+        lines = []
+        for (step, count, _), loss in zip(self.pending, losses.tolist(), strict=True):
+            samples += count
+            if not math.isfinite(loss):
+                raise InputError(f"the loss is {loss} at step {step}: lower dense_lr or table_lr, or check the data")
+            entry = {"step": step, "samples": samples, "seconds": round(self.state.seconds, 4), "loss": loss / count}
+            self.curve.append(entry)
+            lines.append(json.dumps(entry) + "\n")
+        self.pending.clear()
+        if self.rank == 0:
+            with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.writelines(lines)
+            self.report("train step", self.state.step, self.num_steps)
+
+    def _evaluate_and_decide(self) -> None:
+        """Measure the held-out split; keep the best weights and stop early where the config asks for it."""
+        split = "valid" if "valid" in self.dataset.splits else evaluation_split(self.dataset)
+        accuracy, _ = self.evaluate(split)
+        shared = [asdict(accuracy) if accuracy else None]
+        dist.broadcast_object_list(shared, src=0)
+        assert shared[0] is not None
+        epoch = self.state.step / self.ingest.batches_per_epoch
+        self.state.evaluations.append({"step": self.state.step, "epoch": round(epoch, 3), "split": split, **shared[0]})
+        auc = shared[0]["auc"] if shared[0]["auc"] is not None else -shared[0]["log_loss"]
+        is_best = auc > self.state.best_auc
+        self.state.best_auc = max(auc, self.state.best_auc)
+        self.state.num_worse = 0 if is_best else self.state.num_worse + 1
+        if self.config.patience:
+            if is_best:
+                self._flush_losses()
+                self._save(self.out / "checkpoints" / "best")
+            self.state.is_stopped = self.state.num_worse >= self.config.patience
+        self.sharded.module.train()
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> tuple[Accuracy | None, dict[str, list[float]]]:
+        """Accuracy on a split over all ranks, and its ROC curve; both on rank 0 only."""
+        self.sharded.module.eval()
+        logits, labels = [], []
+        with self._open(split, self.config.eval_batch_size) as batches:
+            for done, batch in enumerate(batches):
+                moved = batch.to(self.device)
+                logits.append(self.sharded.module(moved.dense_BF, moved.ids).cpu())
+                labels.append(batch.label_B)
+                if self.rank == 0:
+                    self.report(f"evaluate {split}", done + 1, len(batches))
+        all_logits = gather_on_rank_zero(torch.cat(logits).to(self.device))
+        all_labels = gather_on_rank_zero(torch.cat(labels).to(self.device))
+        if all_logits is None or all_labels is None:
+            return None, {}
+        scores = all_logits.cpu().numpy().astype(np.float64)
+        fpr, tpr, threshold = thin_curve(roc_points(scores, all_labels.cpu().numpy()))
+        probability = 1 / (1 + np.exp(-threshold))
+        roc = {"fpr": fpr.tolist(), "tpr": tpr.tolist(), "threshold": probability.tolist()}
+        return measure_accuracy(scores, all_labels.cpu().numpy()), roc
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "config": self.config.to_json(),
+            "schema": self.schema.to_json(),
+            "world_size": self.world_size,
+            "run": self.state.to_json(),
+            "ingest": self.ingest.state_dict(),
+        }
+
+    def _save(self, target: Path, extra: Mapping[str, Any] | None = None) -> None:
+        save_checkpoint(target, self.sharded, body={**self._body(), **(extra or {})}, inputs=self.inputs)
+        if self.rank == 0:
+            prune_checkpoints(target.parent)
+
+    def _finish(self, ingest_stats: Mapping[str, Any]) -> dict[str, Any]:
+        best = self.out / "checkpoints" / "best"
+        if self.config.patience and best.exists():
+            load_checkpoint(best, self.sharded)
+        accuracy, roc = self.evaluate(evaluation_split(self.dataset))
+        peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0])
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        metrics = asdict(accuracy) if accuracy else {}
+        self._save(self.out / "checkpoint", {"metrics": metrics})
+        if self.rank != 0:
+            return {}
+        result = {
+            "format_version": 1,
+            "kind": "training",
+            "config": self.config.to_json(),
+            "world_size": self.world_size,
+            "num_steps": self.state.step,
+            "num_samples": self.state.num_samples,
+            "seconds": self.state.seconds,
+            "samples_per_s": self.state.num_samples / max(self.state.seconds, 1e-9),
+            "peak_memory_bytes": int(peak.item()),
+            "metrics": metrics,
+            "curve": self.curve,
+            "evaluations": self.state.evaluations,
+            "roc": roc,
+            "ingest": dict(ingest_stats),
+            "model": self._describe_model(),
+            "data": {
+                "path": self.dataset.path,
+                "layout": self.dataset.layout,
+                "content_hash": self.dataset.content_hash,
+            },
+        }
+        write_text_atomically(self.out / "result.json", dump_json(result))
+        shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
+        return result
+
+    def _describe_model(self) -> dict[str, Any]:
+        num_embedding = sum(table.num_rows * table.dim for table in self.schema.tables)
+        num_dense = sum(parameter.numel() for parameter in self.sharded.dense_optimiser.param_groups[0]["params"])
+        return {
+            "name": self.config.model,
+            "num_dense_parameters": num_dense,
+            "num_embedding_parameters": num_embedding,
+            "embedding_bytes": num_embedding * 4,
+        }

@@ -1,0 +1,84 @@
+"""What is done with a finished checkpoint: evaluate it, or turn it into something a server can load."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recmill.artifacts import Checkpoint, Dataset, InputError, dump_json, write_folder
+from recmill.data.ingest import IngestPipeline, evaluation_split
+from recmill.data.schema import Schema
+from recmill.model.servable import ServableModel
+from recmill.progress import Progress, no_progress
+from recmill.training.checkpoint import load_trained_model
+from recmill.training.evaluation import measure_accuracy
+
+EVALUATION_BATCH = 8192
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path, data: str | Path, *, split: str | None = None, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """AUC, log loss and normalised entropy of a checkpoint on a split of a dataset."""
+    model, loaded = load_trained_model(checkpoint)
+    dataset = Dataset.load(data)
+    check_same_features(loaded, Schema.load(dataset.path), where=str(data))
+    split = split or evaluation_split(dataset)
+    logits, labels = [], []
+    with torch.no_grad(), IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False) as batches:
+        for done, batch in enumerate(batches):
+            logits.append(model(batch.dense_BF, batch.ids).numpy())
+            labels.append(batch.label_B.numpy())
+            progress(f"evaluate {split}", done + 1, len(batches))
+    accuracy = measure_accuracy(np.concatenate(logits), np.concatenate(labels))
+    return {"checkpoint": str(checkpoint), "data": str(data), "split": split, "metrics": asdict(accuracy)}
+
+
+def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -> None:
+    trained = Schema.from_json(checkpoint.body["schema"], where=checkpoint.path)
+    if trained.features != schema.features:
+        differing = sorted({f.name for f in set(trained.features) ^ set(schema.features)})
+        raise InputError(f"{where}: its features are not those the model was trained on ({', '.join(differing)})")
+
+
+def export_checkpoint(checkpoint: str | Path, *, out: str | Path) -> dict[str, Any]:
+    """Write OUT/model.pt2 (torch.export), OUT/signature.json and OUT/mlflow (an MLflow model around them)."""
+    import mlflow
+
+    model, loaded = load_trained_model(checkpoint)
+    servable = ServableModel(model)
+    program = servable.export()
+    signature = describe_inputs(servable)
+    with write_folder(out, manifest_name="signature.json") as folder:
+        torch.export.save(program, folder / "model.pt2")
+        (folder / "signature.json").write_text(dump_json(signature), encoding="utf-8")
+        mlflow.pyfunc.save_model(
+            path=folder / "mlflow",
+            python_model=str(Path(__file__).with_name("pyfunc.py")),
+            artifacts={"program": str(folder / "model.pt2"), "signature": str(folder / "signature.json")},
+            pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", "numpy", "pandas"],
+        )
+        files = sorted(path.name for path in folder.iterdir())
+    return {"path": str(out), "checkpoint": loaded.content_hash, "files": files, "signature": signature}
+
+
+def describe_inputs(servable: ServableModel) -> dict[str, Any]:
+    """What a caller must send: names and order of dense columns, then of id features."""
+    limit = servable.max_sequence_length
+    return {
+        "dense": [feature.name for feature in servable.schema.dense],
+        "ids": [
+            {
+                "name": feature.name,
+                "num_rows": feature.num_rows,
+                "max_length": limit if feature.kind == "sequence" else 1 << 20,
+                "padding": -1,
+            }
+            for feature in servable.schema.id_features
+        ],
+        "output": "probability",
+    }

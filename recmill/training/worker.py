@@ -1,0 +1,101 @@
+"""The process that torchrun starts on every rank: `torchrun ... -m recmill.training.worker JOB.json`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recmill.artifacts import (
+    Dataset,
+    InputError,
+    ShardPlan,
+    WorkerAllocation,
+    dump_json,
+    read_json,
+    write_text_atomically,
+)
+from recmill.data.schema import Schema
+from recmill.planning.planner import Topology, default_plan
+from recmill.training.config import TrainConfig
+from recmill.training.loop import TrainingRun
+from recmill.training.sharding import shard_model
+
+PROGRESS_MARK = "@progress "
+
+
+def main(job_path: str) -> None:
+    """Run one rank; what goes wrong is written to the job's folder, where the launcher looks for it."""
+    die_with_parent()
+    job = read_json(job_path)
+    rank = int(os.environ["RANK"])
+    try:
+        run_rank(job)
+    except BaseException as error:
+        kind = "input" if isinstance(error, InputError) else "crash"
+        report = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
+        write_text_atomically(Path(job_path).parent / f"error-{rank}.json", dump_json(report))
+        raise
+
+
+def run_rank(job: dict[str, Any]) -> None:
+    config = TrainConfig.from_json(job["config"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    device = _device()
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    dataset = Dataset.load(job["data"])
+    schema = Schema.load(dataset.path)
+    plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, Topology.local(world_size))
+    workers = WorkerAllocation.load(job["allocation"]).stages if job["allocation"] else None
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
+    try:
+        sharded = shard_model(schema, config, plan, device)
+        # Dropout draws differ between ranks, as samples do.
+        torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
+        run = TrainingRun(
+            sharded=sharded,
+            dataset=dataset,
+            schema=schema,
+            config=config,
+            out=Path(job["out"]),
+            device=device,
+            workers=workers,
+            inputs=job["inputs"],
+            report=_print_progress,
+        )
+        run.resume()
+        run.train()
+    finally:
+        dist.destroy_process_group()
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, so that no orphan goes on writing into the run."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _print_progress(what: str, done: int, total: int) -> None:
+    print(PROGRESS_MARK + json.dumps([what, done, total]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
