@@ -1,3 +1,29 @@
 # Addresses, sizes, numbers of threads: the Python functions beside each cpu.cpp check them first.
 def count_rows_int64(counts: int, num_rows: int, ids: int, num_ids: int, num_threads: int) -> None: ...
 def count_rows_int32(counts: int, num_rows: int, ids: int, num_ids: int, num_threads: int) -> None: ...
+
+Lists = tuple[int, int, int, int]  # values, item bytes, number of values, offsets
+
+def dedup_rows(
+    features: list[Lists],
+    num_rows: int,
+    unique_rows: int,
+    inverse: int,
+    num_threads: int,
+    allow_avx2: bool,
+    hash_mask: int,
+) -> int: ...
+def take_lengths(features: list[Lists], num_rows: int, rows: int, num_taken: int, lengths: int) -> int: ...
+def take_values(features: list[Lists], rows: int, num_taken: int, lengths: int, out: int, num_threads: int) -> None: ...
+def take_windows(
+    values: int,
+    item_bytes: int,
+    num_values: int,
+    starts: int,
+    lengths: int,
+    num_windows: int,
+    out: int,
+    num_out: int,
+    num_threads: int,
+) -> None: ...
+def window_rows(columns: list[Lists], num_rows: int, starts: int, added: int, reverse: bool) -> int: ...

@@ -5,9 +5,15 @@ namespace nb = nanobind;
 
 namespace recmill {
 void bind_count_rows(nb::module_& m);
+void bind_dedup_rows(nb::module_& m);
+void bind_take_rows(nb::module_& m);
+void bind_window_rows(nb::module_& m);
 }  // namespace recmill
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/.";
   recmill::bind_count_rows(m);
+  recmill::bind_dedup_rows(m);
+  recmill::bind_take_rows(m);
+  recmill::bind_window_rows(m);
 }

@@ -1,0 +1,45 @@
+"""The Triton kernels in Triton's interpreter; skipped where Triton is not installed (it is no dependency on a CPU)."""
+
+import importlib
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="triton is not installed; on a CPU the kernels run in its interpreter")
+
+from kernels import dedup_rows
+
+triton_dedup = importlib.import_module("kernels.dedup_rows.triton_impl")
+
+
+def jagged(lists, dtype=torch.int64):
+    values = torch.tensor([value for row in lists for value in row], dtype=dtype)
+    offsets = torch.tensor([0, *(len(row) for row in lists)]).cumsum(0)
+    return values, offsets
+
+
+@given(lists=st.lists(st.lists(st.integers(-2, 2**40), max_size=3), max_size=6), mask=st.sampled_from([0, 1, -1]))
+@settings(max_examples=15, deadline=None)
+def test_dedup_matches_the_reference_even_if_hashes_collide(lists, mask):
+    lists = lists + lists[::-1]
+    values, offsets = zip(jagged(lists), jagged([row[:1] for row in lists], torch.float32), strict=True)
+    expected = dedup_rows(values, offsets, kernel="reference")
+    found = triton_dedup.dedup_rows(values, offsets, hash_mask=mask)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
+@pytest.mark.parametrize("length", [0, 1, 64, 129])
+def test_dedup_matches_the_reference_at_every_width(length, dtype):
+    base = torch.randint(100, (4, length), generator=torch.Generator().manual_seed(0)).to(dtype)
+    values = base[torch.tensor([0, 1, 1, 3, 0, 2, 3])].reshape(-1)
+    offsets = torch.arange(8) * length
+    expected = dedup_rows([values], [offsets], kernel="reference")
+    found = dedup_rows([values], [offsets], kernel="triton")
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
