@@ -80,13 +80,22 @@ class RowBlock:
     values: tuple[IdArray, ...]
     offsets: tuple[npt.NDArray[np.integer], ...]
     lengths_KR: LengthArray
+    num_values_R: IdArray  # ids of all features in the rows before r; one entry more than rows
 
     def __len__(self) -> int:
         return int(self.label_R.shape[0])
 
-    def size_in_bytes(self) -> int:
-        ids = sum(values.nbytes + offsets.nbytes for values, offsets in zip(self.values, self.offsets, strict=True))
-        return self.dense_RF.nbytes + self.label_R.nbytes + self.lengths_KR.nbytes + ids
+    def batch_bytes(self, start: int, stop: int) -> int:
+        """What the rows [start, stop) add to the size of a batch."""
+        num_values = int(self.num_values_R[stop] - self.num_values_R[start])
+        return 8 * num_values + 4 * (stop - start) * (int(self.dense_RF.shape[1]) + len(self.values) + 1)
+
+    @property
+    def nbytes(self) -> int:
+        plain = (self.dense_RF, self.label_R, self.lengths_KR, self.num_values_R)
+        return sum(int(array.nbytes) for array in plain) + sum(
+            int(values.nbytes + offsets.nbytes) for values, offsets in zip(self.values, self.offsets, strict=True)
+        )
 
 
 def decode_block(table: pa.Table, schema: Schema, *, where: str = "table") -> RowBlock:
@@ -108,12 +117,15 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table") -> Ro
         _check_range(column_values, column_offsets, feature, where)
         values.append(column_values)
         offsets.append(column_offsets)
+    num_values_R = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(lengths_KR.sum(axis=0, dtype=np.int64), out=num_values_R[1:])
     return RowBlock(
         dense_RF=dense_RF,
         label_R=_label_column(_column(table, "label", where), where),
         values=tuple(values),
         offsets=tuple(offsets),
         lengths_KR=lengths_KR,
+        num_values_R=num_values_R,
     )
 
 
@@ -193,6 +205,8 @@ def _dense_column(column: pa.Array, name: str, where: str) -> FloatArray:
 
 
 def _label_column(column: pa.Array, where: str) -> FloatArray:
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        raise InputError(f"{where}: column 'label' is {column.type}, expected float32")
     if not pa.types.is_float32(column.type):
         column = pc.cast(column, pa.float32(), safe=False)
     labels: FloatArray = column.to_numpy(zero_copy_only=False)

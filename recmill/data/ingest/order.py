@@ -110,11 +110,9 @@ def count_batches(num_rows: int, batch_size: int) -> int:
     return -(-num_rows // batch_size)
 
 
-def global_batch_rows(batch: int, *, num_rows: int, batch_size: int, num_lanes: int) -> int:
-    """How many rows a global batch has over all ranks."""
-    bounds = lane_bounds(num_rows, batch_size, num_lanes)
-    quotas = lane_quotas(batch_size, num_lanes)
-    return sum(max(0, min(quota, bounds[lane + 1] - bounds[lane] - batch * quota)) for lane, quota in enumerate(quotas))
+def global_batch_rows(batch: int, *, num_rows: int, batch_size: int) -> int:
+    """How many rows a global batch has over all ranks: only the last one of an epoch may be short."""
+    return max(0, min(batch_size, num_rows - batch * batch_size))
 
 
 def plan_epoch(
@@ -174,3 +172,40 @@ def plan_epoch(
         ],
         first_batches=[spans[key][0] for key in keys],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Everything that decides which rows a rank sees when; two ranks that differ in `rank` alone fit together."""
+
+    group_rows: tuple[int, ...]
+    batch_size: int
+    num_lanes: int
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+    shuffle: bool = True
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.group_rows)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return count_batches(self.num_rows, self.batch_size)
+
+    @property
+    def num_own_lanes(self) -> int:
+        return self.num_lanes // self.world_size
+
+    def plan(self, epoch: int, *, first_batch: int = 0, share_items: bool = True) -> EpochPlan:
+        return plan_epoch(
+            self.group_rows,
+            order=permute_groups(len(self.group_rows), seed=self.seed, epoch=epoch, shuffle=self.shuffle),
+            batch_size=self.batch_size,
+            num_lanes=self.num_lanes,
+            rank=self.rank,
+            world_size=self.world_size,
+            first_batch=first_batch,
+            share_items=share_items,
+        )

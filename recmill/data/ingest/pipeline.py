@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recmill.artifacts import Dataset, InputError
-from recmill.data.batch import Batch, assemble_batch
-from recmill.data.ingest.order import count_batches, global_batch_rows, num_lanes_for, permute_groups, plan_epoch
+from recmill.data.batch import Batch
+from recmill.data.ingest.engine import Engine
+from recmill.data.ingest.memory import Budget, MemoryGuard, default_memory_limit, split_budget
+from recmill.data.ingest.order import Order, num_lanes_for
+from recmill.data.ingest.schedule import Schedule
 from recmill.data.ingest.splits import split_groups
 from recmill.data.ingest.stages import STAGES, open_reader
 from recmill.data.schema import Schema
 
+DEFAULT_WORKERS = {"read": 1, "decode": 1, "transform": 1, "batch": 1}
+CHECKED_EPOCHS = 20  # a tight memory limit is tried on this many permutations before anything starts
+
 
 class IngestPipeline:
-    """Iterates over the batches of one rank, epoch after epoch.
+    """Iterates over the batches of one rank, epoch after epoch, while worker threads read ahead.
 
-    The position is the number of batches handed out; `state_dict` keeps it and `load_state_dict` continues there, at
-    any number of ranks that divides the number of lanes.
+    The position is the number of batches handed out. `state_dict` keeps it; `load_state_dict` continues there, at any
+    number of ranks that divides the number of lanes. Leaving the loop ends the workers, and a new loop goes on where
+    the last one stopped.
+
+        with IngestPipeline("dataset", batch_size=4096, epochs=2) as pipeline:
+            for batch in pipeline:
+                ...
+                pipeline.set_workers({"decode": 3})
     """
 
     def __init__(
@@ -33,67 +47,163 @@ class IngestPipeline:
         epochs: int = 1,
         shuffle: bool = True,
         workers: Mapping[str, int] | None = None,
+        prefetch: int = 4,
+        memory_limit_bytes: int | None = None,
+        memory_reserve_bytes: int = 256 * 2**20,
     ) -> None:
+        """`batch_size` counts the samples of all ranks together; `prefetch` the batches that may wait for the consumer.
+
+        `memory_limit_bytes` bounds what this rank's ingestion holds (None: half of the free memory, shared by the
+        ranks); reading ahead pauses while the machine has less than `memory_reserve_bytes` left.
+        """
+        _check_counts(
+            batch_size=batch_size, world_size=world_size, epochs=epochs, prefetch=prefetch, rank=rank, seed=seed
+        )
         self.dataset = data if isinstance(data, Dataset) else Dataset.load(data)
         self.schema = Schema.load(self.dataset.path)
-        self.split, self.batch_size, self.seed, self.epochs, self.shuffle = split, batch_size, seed, epochs, shuffle
-        self.rank, self.world_size = rank, world_size
+        self.split, self.epochs = split, epochs
         self._groups = split_groups(self.dataset, split)
-        self.num_rows = sum(group.num_rows for group in self._groups)
-        if world_size > self.num_rows:
-            raise InputError(
-                f"{self.dataset.path}: split {split!r} has {self.num_rows} rows, fewer than {world_size} ranks"
-            )
-        self.num_lanes = num_lanes_for(world_size)
-        self.batches_per_epoch = count_batches(self.num_rows, batch_size)
+        self._order = Order(
+            group_rows=tuple(group.num_rows for group in self._groups),
+            batch_size=batch_size,
+            num_lanes=num_lanes_for(world_size),
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            shuffle=shuffle,
+        )
+        if world_size > min(self.num_rows, batch_size):
+            what = f"a batch of {batch_size}" if batch_size < self.num_rows else f"split {split!r} of {self.num_rows}"
+            raise InputError(f"{self.dataset.path}: {what} rows cannot be shared out to {world_size} ranks")
+        self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
+        self._prefetch = prefetch
+        self._guard = MemoryGuard(reserve_bytes=memory_reserve_bytes)
         self._reader = open_reader(self.dataset, self.schema)
-        self._workers = {stage: 1 for stage in STAGES} | dict(workers or {})
+        self._charges = self._reader.charges(self._groups)
+        self._limit_bytes = memory_limit_bytes or default_memory_limit(world_size)
         self._position = 0
+        self._engine: Engine | None = None
+        self._stats: dict[str, Any] = {stage: {"workers": count} for stage, count in self._workers.items()}
+        self._budget = self._split_budget()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the split over all ranks."""
+        return self._order.num_rows
+
+    @property
+    def num_lanes(self) -> int:
+        return self._order.num_lanes
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The same on every rank."""
+        return self._order.batches_per_epoch
+
+    @property
+    def position(self) -> int:
+        """Batches handed out since the first epoch began."""
+        return self._position
+
+    @property
+    def workers(self) -> dict[str, int]:
+        return dict(self._workers)
 
     def __len__(self) -> int:
         """Batches over all epochs."""
         return self.batches_per_epoch * self.epochs
 
     def __iter__(self) -> Iterator[Batch]:
-        while self._position < len(self):
-            epoch, first_batch = divmod(self._position, self.batches_per_epoch)
-            plan = plan_epoch(
-                [group.num_rows for group in self._groups],
-                order=permute_groups(len(self._groups), seed=self.seed, epoch=epoch, shuffle=self.shuffle),
-                batch_size=self.batch_size,
-                num_lanes=self.num_lanes,
-                rank=self.rank,
-                world_size=self.world_size,
-                first_batch=first_batch,
-            )
-            blocks = {}
-            for batch in range(first_batch, plan.num_batches):
-                for item in range(len(blocks), plan.num_needed(batch)):
-                    group = self._groups[plan.items[item].group]
-                    table = self._reader.decode(group, self._reader.read(group))
-                    blocks[item] = self._reader.transform(group, table)
-                slices = [(blocks[source.item], source.start, source.stop) for source in plan.sources(batch)]
-                num_global = global_batch_rows(
-                    batch, num_rows=self.num_rows, batch_size=self.batch_size, num_lanes=self.num_lanes
-                )
+        if self._position >= len(self):
+            return
+        self._stop_engine()  # one iteration at a time: the older one raises if it is continued
+        schedule = Schedule(
+            self._order, self._groups, self._charges, budget=self._budget, batches=range(self._position, len(self))
+        )
+        engine = self._engine = Engine(
+            self._reader,
+            self.schema,
+            schedule,
+            workers=self._workers,
+            prefetch=self._prefetch,
+            budget=self._budget,
+            guard=self._guard,
+        )
+        finalizer = weakref.finalize(self, engine.request_stop)
+        try:
+            while (batch := engine.next_batch()) is not None:
                 self._position += 1
-                yield assemble_batch(slices, self.schema, num_global=num_global)
+                yield batch
+        finally:
+            finalizer.detach()
+            engine.stop()
+            if self._engine is engine:
+                self._stats, self._engine = engine.stats(), None
 
     def set_workers(self, workers: Mapping[str, int]) -> None:
-        self._workers |= workers
+        """Change how many threads work on the named stages, at once and without losing or repeating a row."""
+        self._workers |= _checked_workers(workers)
+        if self._engine:
+            self._engine.set_workers(workers)
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """Change the limit; what is over it drains, and an epoch under way keeps the least it needs to finish."""
+        self._limit_bytes = limit_bytes
+        self._budget = self._split_budget()
+        if self._engine:
+            self._engine.set_budget(self._budget)
 
     def stats(self) -> dict[str, Any]:
-        return {stage: {"workers": workers} for stage, workers in self._workers.items()}
+        """Figures since the iteration began: one entry a stage, one for the consumer and one for the memory."""
+        return self._engine.stats() if self._engine else self._stats
 
     def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins, and everything that has to be equal for it to be the same batch."""
         epoch, batch = divmod(self._position, self.batches_per_epoch)
-        return {"epoch": epoch, "batch": batch, "seed": self.seed, "num_lanes": self.num_lanes}
+        return {"epoch": epoch, "batch": batch, "num_lanes": self.num_lanes, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, possibly at another number of ranks."""
+        for key, expected in self._identity().items():
+            if state.get(key) != expected:
+                raise InputError(f"the saved ingest position has {key} {state.get(key)!r}, this run has {expected!r}")
+        if state["num_lanes"] % self._order.world_size:
+            raise InputError(
+                f"the saved ingest position has {state['num_lanes']} lanes, "
+                f"which cannot be shared out to {self._order.world_size} ranks"
+            )
+        self._stop_engine()
+        self._order = replace(self._order, num_lanes=int(state["num_lanes"]))
         self._position = int(state["epoch"]) * self.batches_per_epoch + int(state["batch"])
-        self.num_lanes = int(state["num_lanes"])
+        self._budget = self._split_budget()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "seed": self._order.seed,
+            "batch_size": self._order.batch_size,
+            "shuffle": self._order.shuffle,
+            "split": self.split,
+            "dataset": self.dataset.content_hash,
+        }
+
+    def _split_budget(self) -> Budget:
+        first = min(self._position // self.batches_per_epoch, self.epochs - 1)
+        return split_budget(
+            self._order,
+            self._charges,
+            limit_bytes=self._limit_bytes,
+            prefetch=self._prefetch,
+            epochs=range(first, min(self.epochs, first + CHECKED_EPOCHS)),
+        )
+
+    def _stop_engine(self) -> None:
+        if self._engine:
+            self._engine.stop()
+            self._stats, self._engine = self._engine.stats(), None
 
     def close(self) -> None:
+        """End the workers and close the files."""
+        self._stop_engine()
         self._reader.close()
 
     def __enter__(self) -> IngestPipeline:
@@ -101,3 +211,22 @@ class IngestPipeline:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _checked_workers(workers: Mapping[str, int]) -> dict[str, int]:
+    for stage, count in workers.items():
+        if stage not in STAGES:
+            raise InputError(f"unknown ingest stage {stage!r}, expected one of {', '.join(STAGES)}")
+        if not isinstance(count, int) or count < 1:
+            raise InputError(f"ingest stage {stage!r}: received {count!r} workers, expected at least 1")
+    return dict(workers)
+
+
+def _check_counts(*, rank: int, seed: int, **counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise InputError(f"{name} is {count}, expected at least 1")
+    if not 0 <= rank < counts["world_size"]:
+        raise InputError(f"rank is {rank}, expected 0 to {counts['world_size'] - 1}")
+    if seed < 0:
+        raise InputError(f"seed is {seed}, expected 0 or more")

@@ -1,0 +1,317 @@
+"""Worker threads that turn a schedule of row groups into batches, in order, within a budget of bytes.
+
+    schedule --admit--> read --> decode --> transform --> [reorder] --> batch --> [reorder] --> consumer
+               |                                                          |                        |
+               +--<-- credit of row groups no batch needs any more -------+      +--<-- a free slot+
+
+Row groups are admitted in sequence order, which is the order in which batches need them, and admission is where
+memory is charged. So the oldest row group always holds its credit already and a full budget cannot block the batch
+that would free it. Workers look at their stage's target between two items: a stage that shrinks drains.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recmill.artifacts import InputError
+from recmill.data.batch import Batch, RowBlock, assemble_batch
+from recmill.data.ingest.memory import Budget, MemoryGuard
+from recmill.data.ingest.schedule import Cut, Entry, Schedule
+from recmill.data.ingest.stages import STAGES, PlainReader
+from recmill.data.ingest.statistics import MemoryCounter, StageCounter
+from recmill.data.schema import Schema
+
+# A worker that sleeps looks up this often, for the one case in which nobody wakes it: the pipeline was collected.
+WAKE_S = 1.0
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """A row group on its way, with what the last stage made of it and what it is charged."""
+
+    entry: Entry
+    payload: Any = None
+    charge_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Assembly:
+    cut: Cut
+    slices: list[tuple[RowBlock, int, int]]
+    num_bytes: int
+
+
+class Engine:
+    """Runs the stages. Thread-safe; `next_batch` is for one consumer."""
+
+    def __init__(
+        self,
+        reader: PlainReader,
+        schema: Schema,
+        schedule: Schedule,
+        *,
+        workers: Mapping[str, int],
+        prefetch: int,
+        budget: Budget,
+        guard: MemoryGuard,
+    ) -> None:
+        self._reader, self._schema, self._schedule, self._guard = reader, schema, schedule, guard
+        self._prefetch, self._limit_bytes = prefetch, budget.limit_bytes
+        # Re-entrant: a garbage collection under the lock may finalise the pipeline, which calls request_stop.
+        self._lock = threading.RLock()
+        self._wake = {stage: threading.Condition(self._lock) for stage in STAGES}
+        self._arrived = threading.Condition(self._lock)
+        self._counters = {stage: StageCounter(workers=workers[stage]) for stage in STAGES}
+        self._memory = MemoryCounter()
+        self._queues: dict[str, list[tuple[int, _Job]]] = {"decode": [], "transform": []}
+        self._num_admitted = self._num_ready = 0  # row groups admitted; ready without a gap
+        self._blocks: dict[int, _Job] = {}
+        self._retire: list[tuple[int, int]] = []  # heap of (last batch that needs it, sequence)
+        self._next_cut = self._num_cut = self._next_out = schedule.batches.start
+        self._outputs: dict[int, tuple[Batch, int]] = {}
+        self._done_cuts: set[int] = set()
+        self._error: BaseException | None = None
+        self._is_stopped = False
+        self._alive: dict[str, set[int]] = {stage: set() for stage in STAGES}
+        self._threads: dict[tuple[str, int], threading.Thread] = {}
+        self._started = time.perf_counter()
+        self._stall_s = 0.0
+        self._rows_out = 0
+        self._spawn()
+
+    def set_workers(self, workers: Mapping[str, int]) -> None:
+        with self._lock:
+            for stage, count in workers.items():
+                self._counters[stage].resize(count)
+                self._wake[stage].notify_all()
+            self._wake["read"].notify_all()  # the read-ahead follows the number of workers
+        self._spawn()
+
+    def set_budget(self, budget: Budget) -> None:
+        with self._lock:
+            self._limit_bytes = budget.limit_bytes
+            self._schedule.set_budget(budget)
+            self._wake["read"].notify_all()
+            self._wake["batch"].notify_all()
+
+    def request_stop(self) -> None:
+        """Tell the workers to end after the item in hand. Safe to call from anywhere, a finaliser included."""
+        self._is_stopped = True
+        if self._lock.acquire(blocking=False):
+            try:
+                for condition in (*self._wake.values(), self._arrived):
+                    condition.notify_all()
+            finally:
+                self._lock.release()
+
+    def stop(self) -> None:
+        """End all workers and wait until they are gone."""
+        with self._lock:
+            self.request_stop()
+            threads = list(self._threads.values())
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        with self._lock:
+            self._blocks.clear()
+            self._outputs.clear()
+            for queue in self._queues.values():
+                queue.clear()
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._is_stopped:
+                return
+            for stage, counter in self._counters.items():
+                for index in set(range(counter.workers)) - self._alive[stage]:
+                    thread = threading.Thread(
+                        target=self._work, args=(stage, index), name=f"ingest-{stage}-{index}", daemon=True
+                    )
+                    self._alive[stage].add(index)
+                    self._threads[stage, index] = thread
+                    thread.start()
+
+    def next_batch(self) -> Batch | None:
+        """The next batch in order, or None after the last; raises what a worker raised."""
+        with self._lock:
+            if self._next_out >= self._schedule.batches.stop:
+                return None
+            if self._next_out not in self._outputs:
+                began = time.perf_counter()
+                while self._next_out not in self._outputs and self._error is None and not self._is_stopped:
+                    self._arrived.wait(WAKE_S)
+                self._stall_s += time.perf_counter() - began
+            if self._error is not None:
+                raise self._error
+            if self._is_stopped:
+                raise RuntimeError("the ingest pipeline was closed while it was read")
+            batch, num_bytes = self._outputs.pop(self._next_out)
+            self._next_out += 1
+            self._rows_out += len(batch)
+            self._memory.add(batches=-num_bytes)
+            self._wake["batch"].notify()
+            return batch
+
+    def stats(self) -> dict[str, Any]:
+        with self._lock:
+            elapsed_s = time.perf_counter() - self._started
+            queues = {
+                "read": 0,
+                "decode": len(self._queues["decode"]),
+                "transform": len(self._queues["transform"]),
+                "batch": self._num_ready - min(self._num_ready, self._num_needed()),
+            }
+            summaries: dict[str, Any] = {
+                stage: counter.summary(elapsed_s=elapsed_s, queue=queues[stage], queue_size=self._read_ahead())
+                for stage, counter in self._counters.items()
+            }
+            summaries["consumer"] = {
+                "batches": self._next_out - self._schedule.batches.start,
+                "rows": self._rows_out,
+                "rows_per_s": self._rows_out / elapsed_s if elapsed_s else 0.0,
+                "seconds": elapsed_s,
+                "stall_seconds": self._stall_s,
+                "queue": len(self._outputs),
+                "queue_fill": len(self._outputs) / self._prefetch,
+            }
+            summaries["memory"] = {
+                "bytes": self._memory.total,
+                "peak_bytes": self._memory.peak,
+                "limit_bytes": self._limit_bytes,
+            }
+            return summaries
+
+    def _work(self, stage: str, index: int) -> None:
+        take: Callable[[], Any] = {"read": self._admit, "batch": self._take_cut}.get(stage, lambda: self._pop(stage))
+        while True:
+            with self._lock:
+                task = self._await_task(stage, index, take)
+                if task is None:
+                    self._alive[stage].discard(index)
+                    return
+            try:
+                self._run(stage, task)
+            except BaseException as error:  # noqa: BLE001 - the consumer raises it
+                self._fail(stage, task, error)
+
+    def _await_task(self, stage: str, index: int, take: Callable[[], Any]) -> Any:
+        while not self._is_stopped and self._error is None and index < self._counters[stage].workers:
+            try:
+                task = take()
+            except InputError as error:
+                self._fail(stage, None, error)
+                break
+            if task is not None:
+                if stage == "read":  # one credit given back may admit several row groups
+                    self._wake[stage].notify()
+                return task
+            self._wake[stage].wait(WAKE_S)
+        return None
+
+    def _fail(self, stage: str, task: _Job | _Assembly | None, error: BaseException) -> None:
+        if isinstance(task, _Job) and not isinstance(error, InputError):
+            error.add_note(f"in stage {stage!r} of {self._reader.describe(task.entry.group)}")
+        with self._lock:
+            self._error = self._error or error
+            for condition in (*self._wake.values(), self._arrived):
+                condition.notify_all()
+
+    def _run(self, stage: str, task: _Job | _Assembly) -> None:
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        if isinstance(task, _Assembly):
+            result: Any = assemble_batch(task.slices, self._schema, num_global=task.cut.num_global)
+            rows, num_bytes = len(result), task.num_bytes
+        else:
+            group = task.entry.group
+            if stage == "read":
+                result = self._reader.read(group)
+            elif stage == "decode":
+                result = self._reader.decode(group, task.payload)
+            else:
+                result = self._reader.transform(group, task.payload)
+            rows, num_bytes = group.num_rows, result.nbytes
+        busy_s, cpu_s = time.perf_counter() - began, time.thread_time() - began_cpu
+        with self._lock:
+            self._counters[stage].add(rows=rows, num_bytes=num_bytes, busy_s=busy_s, cpu_s=cpu_s)
+            if isinstance(task, _Assembly):
+                self._finish_cut(task, result)
+            else:
+                task.payload = result
+                self._pass_on(stage, task)
+
+    def _read_ahead(self) -> int:
+        """How many row groups beyond those the next batch needs may be on their way."""
+        return 2 * sum(counter.workers for stage, counter in self._counters.items() if stage != "batch")
+
+    def _num_needed(self) -> int:
+        if self._next_cut >= self._schedule.batches.stop:
+            return self._num_admitted
+        return self._schedule.num_needed(self._next_cut)
+
+    def _admit(self) -> _Job | None:
+        entry = self._schedule.entry(self._num_admitted)
+        if entry is None or self._memory.items + entry.charge_bytes > self._schedule.item_bytes:
+            return None
+        num_ahead = self._num_admitted - self._num_needed()
+        if num_ahead >= self._read_ahead() or (num_ahead >= 0 and self._guard.is_short()):
+            return None
+        self._num_admitted += 1
+        self._memory.add(items=entry.charge_bytes)
+        heapq.heappush(self._retire, (entry.last_batch, entry.sequence))
+        return _Job(entry=entry, charge_bytes=entry.charge_bytes)
+
+    def _pop(self, stage: str) -> _Job | None:
+        queue = self._queues[stage]
+        return heapq.heappop(queue)[1] if queue else None
+
+    def _pass_on(self, stage: str, job: _Job) -> None:
+        following = {"read": "decode", "decode": "transform"}.get(stage)
+        if following:
+            heapq.heappush(self._queues[following], (job.entry.sequence, job))
+            self._wake[following].notify()
+            return
+        self._give_back(job, job.charge_bytes - min(job.charge_bytes, job.payload.nbytes))
+        self._blocks[job.entry.sequence] = job
+        if job.entry.sequence == self._num_ready:
+            while self._num_ready in self._blocks:
+                self._num_ready += 1
+            self._wake["batch"].notify_all()
+
+    def _give_back(self, job: _Job, num_bytes: int) -> None:
+        job.charge_bytes -= num_bytes
+        self._memory.add(items=-num_bytes)
+        self._wake["read"].notify()
+
+    def _take_cut(self) -> _Assembly | None:
+        """The next batch to assemble, if its row groups are ready, a slot is free and its bytes fit."""
+        number = self._next_cut
+        if number >= self._schedule.batches.stop or number - self._next_out >= self._prefetch:
+            return None
+        if self._num_ready < self._schedule.num_needed(number):
+            return None
+        cut = self._schedule.cut(number)
+        slices = [(self._blocks[sequence].payload, start, stop) for sequence, start, stop in cut.slices]
+        num_bytes = sum(block.batch_bytes(start, stop) for block, start, stop in slices)
+        if self._memory.batches and self._memory.total + num_bytes > self._limit_bytes:
+            return None
+        self._next_cut += 1
+        self._memory.add(batches=num_bytes)
+        self._wake["read"].notify()  # what the next batch needs is no longer read ahead
+        return _Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
+
+    def _finish_cut(self, assembly: _Assembly, batch: Batch) -> None:
+        self._outputs[assembly.cut.batch] = (batch, assembly.num_bytes)
+        self._arrived.notify()
+        self._wake["batch"].notify()
+        self._done_cuts.add(assembly.cut.batch)
+        while self._num_cut in self._done_cuts:
+            self._done_cuts.remove(self._num_cut)
+            self._num_cut += 1
+        while self._retire and self._retire[0][0] < self._num_cut:
+            job = self._blocks.pop(heapq.heappop(self._retire)[1])
+            self._give_back(job, job.charge_bytes)

@@ -1,0 +1,146 @@
+"""Parquet part files as worker threads use them: bytes of a row group in one step, decoding in another."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recmill.artifacts import InputError, is_remote
+from recmill.data.ingest.splits import RowGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawGroup:
+    """The bytes of a row group's columns as they lie in the file from `start` on."""
+
+    start: int
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+class PartFile:
+    """A part that several threads read at once: positioned reads, no shared cursor."""
+
+    def __init__(self, path: str, *, columns: Sequence[str]) -> None:
+        self.path = path
+        self.columns = list(columns)
+        self._filesystem: Any = None
+        self._file: io.FileIO | None = None
+        try:
+            if is_remote(path):
+                self._filesystem, self._name = fsspec.core.url_to_fs(path)
+                with self._filesystem.open(self._name, "rb") as file:
+                    self.metadata = pq.read_metadata(file)
+            else:
+                self._file = io.FileIO(path)
+                self.metadata = pq.read_metadata(path)
+        except (OSError, pa.ArrowException) as error:
+            self.close()
+            raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
+        self._leaves = self._find_leaves()
+
+    def _find_leaves(self) -> list[int]:
+        schema = self.metadata.schema
+        leaves = {schema.column(leaf).path.split(".")[0]: leaf for leaf in range(len(schema))}
+        for name in self.columns:
+            if name not in leaves:
+                raise InputError(f"{self.path}: column {name!r} is missing; it has {', '.join(leaves)}")
+        return [leaves[name] for name in self.columns]
+
+    def check(self, group: RowGroup) -> None:
+        """Raise if the file is not the one that dataset.json describes."""
+        found = self.metadata.row_group(group.index).num_rows if group.index < self.metadata.num_row_groups else 0
+        if found != group.num_rows:
+            raise InputError(
+                f"{self.path}, row group {group.index}: has {found} rows, dataset.json says {group.num_rows}"
+            )
+
+    def byte_range(self, index: int) -> tuple[int, int]:
+        """Where the wanted columns of a row group lie in the file."""
+        chunks = [self.metadata.row_group(index).column(leaf) for leaf in self._leaves]
+        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+        stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
+        return min(starts), max(stops)
+
+    def expanded_bytes(self, index: int) -> int:
+        """An upper bound of what a row group takes on its way: its bytes in the file and its decoded columns.
+
+        The footer knows how many values each column holds: 8 bytes each, and 8 for each row of a column (offsets and
+        lengths of lists; the second copy of dense values). Its uncompressed size would not do: a dictionary of 1,000
+        ids stores an id in 10 bits.
+        """
+        row_group = self.metadata.row_group(index)
+        start, stop = self.byte_range(index)
+        num_values = sum(int(row_group.column(leaf).num_values) for leaf in self._leaves)
+        return (stop - start) + 8 * num_values + 8 * (len(self._leaves) + 1) * (int(row_group.num_rows) + 1)
+
+    def read(self, index: int) -> RawGroup:
+        start, stop = self.byte_range(index)
+        if self._file is not None:
+            data = os.pread(self._file.fileno(), stop - start, start)
+        else:
+            data = self._filesystem.cat_file(self._name, start=start, end=stop)
+        if len(data) != stop - start:
+            raise InputError(f"{self.path}, row group {index}: the file is truncated")
+        return RawGroup(start=start, data=data)
+
+    def decode(self, index: int, raw: RawGroup) -> pa.Table:
+        source = pa.PythonFile(_Window(raw), mode="r")
+        with pq.ParquetFile(source, metadata=self.metadata, pre_buffer=False) as file:
+            return file.read_row_group(index, columns=self.columns, use_threads=False)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _Window:
+    """The file that Arrow sees: it has the bytes of one row group, at their place, and no others."""
+
+    def __init__(self, raw: RawGroup) -> None:
+        self._start = raw.start
+        self._buffer = pa.py_buffer(raw.data)
+        self._position = 0
+        self.closed = False
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._start + self._buffer.size}
+        self._position = offset + origin[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read_buffer(self, num_bytes: int) -> pa.Buffer:
+        """Bytes from the cursor on, without a copy (Arrow prefers this over `read`)."""
+        start = self._position - self._start
+        assert start >= 0, "Arrow asked for bytes outside of the row group"
+        piece = self._buffer.slice(start, min(num_bytes, self._buffer.size - start))
+        self._position += piece.size
+        return piece
+
+    def read(self, num_bytes: int) -> bytes:
+        return bytes(self.read_buffer(num_bytes))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,72 @@
+"""What the pipeline counts about itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class StageCounter:
+    """Work done by one stage. Written under the engine's lock."""
+
+    workers: int
+    items: int = 0
+    rows: int = 0
+    bytes: int = 0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    worker_s: float = 0.0  # seconds that workers existed, busy or not
+    since: float = field(default_factory=time.perf_counter)
+
+    def resize(self, workers: int) -> None:
+        self.settle()
+        self.workers = workers
+
+    def settle(self) -> None:
+        now = time.perf_counter()
+        self.worker_s += self.workers * (now - self.since)
+        self.since = now
+
+    def add(self, *, rows: int, num_bytes: int, busy_s: float, cpu_s: float) -> None:
+        self.items += 1
+        self.rows += rows
+        self.bytes += num_bytes
+        self.busy_s += busy_s
+        self.cpu_s += cpu_s
+
+    def summary(self, *, elapsed_s: float, queue: int, queue_size: int) -> dict[str, Any]:
+        """The figures of the stage: rates over the whole time, and the service time of one item."""
+        self.settle()
+        return {
+            "workers": self.workers,
+            "items": self.items,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "seconds": self.busy_s,
+            "cpu_seconds": self.cpu_s,
+            "seconds_per_item": self.busy_s / self.items if self.items else 0.0,
+            "rows_per_s": self.rows / elapsed_s if elapsed_s else 0.0,
+            "busy_share": min(1.0, self.busy_s / self.worker_s) if self.worker_s else 0.0,
+            "queue": queue,
+            "queue_fill": min(1.0, queue / queue_size) if queue_size else 0.0,
+        }
+
+
+@dataclass(kw_only=True)
+class MemoryCounter:
+    """Bytes held by row groups on their way and by batches that wait."""
+
+    items: int = 0
+    batches: int = 0
+    peak: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.items + self.batches
+
+    def add(self, *, items: int = 0, batches: int = 0) -> None:
+        self.items += items
+        self.batches += batches
+        self.peak = max(self.peak, self.total)
