@@ -1,0 +1,176 @@
+"""The MLflow run of a pipeline run: where the server is, whether it answers, opening and closing the run."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts import InputError, is_remote
+
+EXPERIMENT = "recmill"
+# Names that Kubeflow Pipelines' own MLflow plugin gives these tags, so both kinds of run are found the same way.
+TAG_RUN_ID = "kfp.pipeline_run_id"
+TAG_RUN_URL = "kfp.pipeline_run_url"
+MAX_BATCH = 1000  # metrics MLflow accepts in one request
+
+Point = tuple[str, float | None, int, float]  # metric, value, training step, unix seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReference:
+    """Where MLflow keeps a pipeline run; empty when nothing is tracked."""
+
+    tracking_uri: str = ""
+    experiment_id: str = ""
+    run_id: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {"tracking_uri": self.tracking_uri, "experiment_id": self.experiment_id, "run_id": self.run_id}
+
+
+def is_tracking_off() -> bool:
+    return os.environ.get("RECMILL_TRACKING", "on").strip().lower() in ("off", "0", "false", "no")
+
+
+def default_tracking_uri(workdir: str | Path) -> str:
+    """MLFLOW_TRACKING_URI, or a SQLite file beside the run's folder that all its neighbours share."""
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return uri
+    if is_remote(workdir):
+        raise InputError(f"{workdir}: MLflow has no default place beside a remote folder; set MLFLOW_TRACKING_URI")
+    return f"sqlite:///{Path(workdir).absolute().parent / 'mlflow.db'}"
+
+
+def load_mlflow() -> Any:
+    """The mlflow module, quiet: no usage reports over the network, no log lines about tables it creates."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    import logging
+
+    import mlflow
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return mlflow
+
+
+@contextmanager
+def explain_tracking_errors(tracking_uri: str) -> Iterator[None]:
+    """Turn what MLflow or its server says into one sentence."""
+    from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (MlflowException, RequestException) as error:
+        reason = " ".join(str(error).split())
+        if "Max retries exceeded" in reason:
+            reason = "the server does not answer"
+        raise InputError(
+            f"MLflow at {tracking_uri}: {reason[:300]}; start it, set MLFLOW_TRACKING_URI, or go on without tracking "
+            "(--no-tracking or RECMILL_TRACKING=off)"
+        ) from error
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """MLflow's HTTP client with one retry and 5 s: its defaults keep a user waiting for minutes on a dead server."""
+    settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def open_experiment(tracking_uri: str) -> str:
+    """The id of the experiment that runs go to, made if need be; raises InputError if the server does not answer."""
+    mlflow = load_mlflow()
+    with explain_tracking_errors(tracking_uri), impatient():
+        client = mlflow.MlflowClient(tracking_uri)
+        if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return str(client.get_experiment(experiment_id).experiment_id)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        if known := client.get_experiment_by_name(name):
+            return str(known.experiment_id)
+        return str(client.create_experiment(name, artifact_location=_artifact_location(tracking_uri)))
+
+
+def _artifact_location(tracking_uri: str) -> str | None:
+    # Beside the database, not in `./mlruns` of whatever folder the command was called from.
+    prefix = "sqlite:///"
+    if not tracking_uri.startswith(prefix):
+        return None
+    return (Path(tracking_uri.removeprefix(prefix)).absolute().parent / "mlartifacts").as_uri()
+
+
+def open_run(
+    *, tracking_uri: str, name: str, pipeline_run_id: str, url: str, params: Mapping[str, Any] | None = None
+) -> RunReference:
+    """Start the MLflow run of a pipeline run (or resume MLFLOW_RUN_ID) and say where it is."""
+    experiment_id = open_experiment(tracking_uri)
+    mlflow = load_mlflow()
+    with explain_tracking_errors(tracking_uri):
+        client = mlflow.MlflowClient(tracking_uri)
+        if resumed := os.environ.get("MLFLOW_RUN_ID"):
+            run = client.get_run(resumed)
+            client.update_run(resumed, status="RUNNING")
+        else:
+            run = client.create_run(experiment_id, run_name=name)
+        run_id = str(run.info.run_id)
+        client.set_tag(run_id, TAG_RUN_ID, pipeline_run_id)
+        client.set_tag(run_id, TAG_RUN_URL, url)
+        log_params(client, run_id, params or {})
+    return RunReference(tracking_uri=tracking_uri, experiment_id=str(run.info.experiment_id), run_id=run_id)
+
+
+def find_run(tracking_uri: str, *, pipeline_run_id: str) -> RunReference:
+    """The MLflow run of a pipeline run whose id nobody passed on: found by its tag, made by the first who asks."""
+    experiment_id = open_experiment(tracking_uri)
+    mlflow = load_mlflow()
+    with explain_tracking_errors(tracking_uri):
+        client = mlflow.MlflowClient(tracking_uri)
+        found = client.search_runs([experiment_id], filter_string=f"tags.`{TAG_RUN_ID}` = '{pipeline_run_id}'")
+    for run in found:
+        if "mlflow.parentRunId" not in run.data.tags:
+            return RunReference(tracking_uri=tracking_uri, experiment_id=experiment_id, run_id=run.info.run_id)
+    url = f"/#/runs/details/{pipeline_run_id}"  # relative to the pipelines UI, as the plugin writes it
+    return open_run(tracking_uri=tracking_uri, name=pipeline_run_id, pipeline_run_id=pipeline_run_id, url=url)
+
+
+def close_run(run: RunReference, *, status: str, metrics: Mapping[str, float]) -> None:
+    """End a pipeline run's MLflow run with its status (FINISHED, FAILED, KILLED) and headline metrics."""
+    if not run.run_id:
+        return
+    mlflow = load_mlflow()
+    with explain_tracking_errors(run.tracking_uri):
+        client = mlflow.MlflowClient(run.tracking_uri)
+        log_points(client, run.run_id, [(name, value, 0, time.time()) for name, value in metrics.items()])
+        client.set_terminated(run.run_id, status=status)
+
+
+def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    client.log_batch(run_id, params=[Param(key, str(value)[:500]) for key, value in params.items()])
+
+
+def log_points(client: Any, run_id: str, points: Iterable[Point]) -> None:
+    """Metrics in as few requests as MLflow allows; unknown values (None, NaN) are left out."""
+    from mlflow.entities import Metric
+
+    metrics = [
+        Metric(name, float(value), int(at * 1000), step)
+        for name, value, step, at in points
+        if value is not None and math.isfinite(value)
+    ]
+    for first in range(0, len(metrics), MAX_BATCH):
+        client.log_batch(run_id, metrics=metrics[first : first + MAX_BATCH])

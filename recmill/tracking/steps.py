@@ -1,0 +1,281 @@
+"""One step of a pipeline run: what it read, wrote and measured, in RUN/steps/<step>.json and a nested MLflow run.
+
+A step finds its MLflow run like this, first match wins:
+
+    parent run id given     a new run nested below it       (`recmill run`)
+    MLFLOW_RUN_ID set       that run is resumed             (a cluster whose pipeline server tracks by itself)
+    KFP_RUN_ID set          a new run nested below the one that carries the tag kfp.pipeline_run_id
+    none of them            a run of its own
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts import (
+    FORMAT_VERSION,
+    Artifact,
+    Dataset,
+    InputError,
+    dump_json,
+    join_path,
+    read_json,
+    write_text_atomically,
+)
+from recmill.progress import Progress
+from recmill.tracking.server import (
+    TAG_RUN_ID,
+    RunReference,
+    explain_tracking_errors,
+    find_run,
+    impatient,
+    is_tracking_off,
+    load_mlflow,
+    log_params,
+    log_points,
+)
+
+QUALITY = ("auc", "log_loss", "normalised_entropy")
+REGISTERED_MODEL = "recmill-dlrm"
+SYSTEM_SAMPLING_S = 1.0  # MLflow's default of 10 s gives a short step no sample at all
+
+
+@dataclass(kw_only=True)
+class StepRun:
+    """One step while it runs."""
+
+    step: str
+    workdir: str
+    client: Any = None  # mlflow.MlflowClient; None when nothing is tracked
+    mlflow_run: RunReference = field(default_factory=RunReference)
+    parent_run_id: str = ""
+    began: float = 0.0  # time.monotonic() at the start of the work itself, after MLflow was reached
+    inputs: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def path(self, name: str) -> str:
+        """Where the step's output of that name lives: RUN/name."""
+        return join_path(self.workdir, name)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Progress as lines `[step] what: 3 of 7 (43%)`; whoever follows the log sees at most two a second."""
+        self._progress(what, done, total)
+
+    def __post_init__(self) -> None:
+        self._progress = _line_progress(self.step)
+
+    def record(self, metrics: Mapping[str, float | None]) -> None:
+        """Keep measured numbers; what is unknown (None, NaN) is left out, for JSON has no word for it."""
+        known = {name: float(value) for name, value in metrics.items() if value is not None}
+        self.metrics |= {name: value for name, value in known.items() if math.isfinite(value)}
+
+    def count(self, num_rows: int) -> None:
+        """Record how many rows the step has worked on since it began, and how fast."""
+        self.record({"num_rows": num_rows, "rows_per_s": num_rows / max(time.monotonic() - self.began, 1e-9)})
+
+    def wrote(self, name: str, artifact: Artifact) -> dict[str, str]:
+        """Note an artifact as an output, and give the reference to it that the next step needs."""
+        num_bytes = sum(int(entry["bytes"]) for entry in artifact.files)
+        self.record({"written_bytes": self.metrics.get("written_bytes", 0.0) + num_bytes})
+        reference = {"path": artifact.path, "content_hash": artifact.content_hash}
+        self.outputs[name] = reference
+        return reference
+
+    def log_dataset(self, dataset: Dataset, *, context: str) -> None:
+        """Tie the dataset, by its content hash, to the step's MLflow run."""
+        if not self.client:
+            return
+        import mlflow
+        from mlflow.data.code_dataset_source import CodeDatasetSource
+        from mlflow.data.meta_dataset import MetaDataset
+
+        source = CodeDatasetSource(tags={"path": dataset.path, "num_rows": str(dataset.num_rows)})
+        digest = dataset.content_hash.removeprefix("sha256:")[:32]  # MLflow allows 36 characters
+        mlflow.log_input(MetaDataset(source=source, name=dataset.layout, digest=digest), context=context)
+
+    def log_training(self, result: Mapping[str, Any]) -> None:
+        """The settings, the loss curve and the evaluations of a `result.json`, as curves over training steps."""
+        if not self.client:
+            return
+        end = time.time()
+        begin = end - float(result["seconds"])
+        points = [("train_loss", entry["loss"], entry["step"], begin + entry["seconds"]) for entry in result["curve"]]
+        points += [
+            (f"eval_{name}", entry[name], entry["step"], end) for entry in result["evaluations"] for name in QUALITY
+        ]
+        log_points(self.client, self.mlflow_run.run_id, points)
+        log_params(self.client, self.mlflow_run.run_id, result["config"])
+
+    def log_model(self, folder: str | Path, *, name: str = REGISTERED_MODEL) -> dict[str, str]:
+        """Keep a model that `recmill export` wrote as a LoggedModel with a new registered version; gives both ids."""
+        if not self.client:
+            return {}
+        import mlflow
+
+        exported = Path(folder, "mlflow")
+        flavour = mlflow.models.Model.load(str(exported)).flavors["python_function"]
+        info = mlflow.pyfunc.log_model(
+            name=name,
+            python_model=str(exported / flavour["model_code_path"]),
+            artifacts={key: str(exported / entry["path"]) for key, entry in flavour["artifacts"].items()},
+            pip_requirements=str(exported / "requirements.txt"),
+            registered_model_name=name,
+        )
+        quality = {key: value for key, value in self.metrics.items() if key in QUALITY}
+        mlflow.log_metrics(quality, model_id=info.model_id)
+        return {"model_id": info.model_id, "model_uri": info.model_uri, "version": str(info.registered_model_version)}
+
+
+@contextmanager
+def step_run(
+    step: str,
+    *,
+    workdir: str,
+    tracking_uri: str = "",
+    parent_run_id: str = "",
+    inputs: Mapping[str, Any] | None = None,
+) -> Iterator[StepRun]:
+    """Run the body as one step: say on standard error that it starts, ends or fails, and record what it measured."""
+    say(step, "started")
+    running = StepRun(step=step, workdir=workdir, inputs=dict(inputs or {}))
+    running.began = time.monotonic()
+    try:
+        _enter_mlflow(running, tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""), parent_run_id)
+        _ensure_run_record(running)
+        started_at, running.began = time.time(), time.monotonic()
+        yield running
+        seconds = time.monotonic() - running.began
+        _write_step(running, started_at=started_at, seconds=seconds)
+        _leave_mlflow(running, status="FINISHED", seconds=seconds)
+    except BaseException as error:
+        if isinstance(error, InputError):
+            say(step, f"error: {error}")
+        elif isinstance(error, Exception):
+            say(step, f"failed: {type(error).__name__}: {error}")
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        _leave_mlflow(running, status=status, seconds=time.monotonic() - running.began)
+        raise
+    say(step, f"done in {seconds:.1f} s")
+
+
+def say(step: str, text: str) -> None:
+    """One line for whoever follows the step: a person at its log, or `recmill run`."""
+    print(f"[{step}] {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def _line_progress(step: str, min_interval_s: float = 0.5) -> Progress:
+    shown = -min_interval_s
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < min_interval_s and not 0 < total <= done:
+            return
+        shown = now
+        say(step, f"{what}: {done:,} of {total:,} ({done / total:.0%})" if total else f"{what}: {done:,}")
+
+    return show
+
+
+def write_run_record(
+    workdir: str | Path,
+    *,
+    preset: str,
+    pipeline_run_id: str,
+    mlflow_run: RunReference,
+    arguments: Mapping[str, Any] | None = None,
+) -> None:
+    """RUN/run.json of a run that starts now."""
+    record = {
+        "format_version": FORMAT_VERSION,
+        "kind": "run",
+        "name": str(workdir).rstrip("/").rsplit("/", 1)[-1],
+        "preset": preset,
+        "arguments": dict(arguments or {}),
+        "pipeline_run_id": pipeline_run_id,
+        "mlflow": mlflow_run.to_json(),
+        "started_at": time.time(),
+        "seconds": 0.0,
+    }
+    write_text_atomically(join_path(workdir, "run.json"), dump_json(record))
+
+
+def _ensure_run_record(running: StepRun) -> None:
+    """On a cluster nobody wrote run.json before the first step: that step does."""
+    try:
+        read_json(running.path("run.json"))
+    except InputError:
+        write_run_record(
+            running.workdir,
+            preset=str(running.inputs.get("preset", "")),
+            pipeline_run_id=os.environ.get("KFP_RUN_ID", ""),
+            mlflow_run=replace(running.mlflow_run, run_id=running.parent_run_id or running.mlflow_run.run_id),
+        )
+
+
+def _write_step(running: StepRun, *, started_at: float, seconds: float) -> None:
+    record = {
+        "step": running.step,
+        "started_at": started_at,
+        "seconds": seconds,
+        "metrics": running.metrics,
+        "inputs": running.inputs,
+        "outputs": running.outputs,
+    }
+    write_text_atomically(running.path(f"steps/{running.step}.json"), dump_json(record))
+    # Every step that ends moves the run's duration on, so that it is right wherever the steps ran.
+    run = read_json(running.path("run.json"))
+    run["seconds"] = time.time() - run["started_at"]
+    write_text_atomically(running.path("run.json"), dump_json(run))
+
+
+def _enter_mlflow(running: StepRun, tracking_uri: str, parent_run_id: str) -> None:
+    if is_tracking_off() or not tracking_uri:
+        return
+    mlflow = load_mlflow()
+    mlflow.set_tracking_uri(tracking_uri)
+    mlflow.set_system_metrics_sampling_interval(SYSTEM_SAMPLING_S)
+    pipeline_run_id = os.environ.get("KFP_RUN_ID", "")
+    # Taken out of the environment: start_run would resume the run it names instead of nesting a new one.
+    resumed = os.environ.pop("MLFLOW_RUN_ID", "")
+    with explain_tracking_errors(tracking_uri), impatient():
+        if not parent_run_id and not resumed and pipeline_run_id:
+            parent_run_id = find_run(tracking_uri, pipeline_run_id=pipeline_run_id).run_id
+        client = mlflow.MlflowClient(tracking_uri)
+        active = mlflow.start_run(
+            run_id=None if parent_run_id else resumed or None,
+            experiment_id=client.get_run(parent_run_id).info.experiment_id if parent_run_id else None,
+            run_name=running.step,
+            parent_run_id=parent_run_id or None,
+            log_system_metrics=True,
+        )
+        tags = {"recmill.step": running.step} | ({TAG_RUN_ID: pipeline_run_id} if pipeline_run_id else {})
+        mlflow.set_tags(tags)
+        log_params(client, active.info.run_id, running.inputs)
+    running.client, running.parent_run_id = client, parent_run_id
+    running.mlflow_run = RunReference(
+        tracking_uri=tracking_uri, experiment_id=active.info.experiment_id, run_id=active.info.run_id
+    )
+
+
+def _leave_mlflow(running: StepRun, *, status: str, seconds: float) -> None:
+    if not running.client:
+        return
+    import mlflow
+
+    client, running.client = running.client, None  # once only, even if MLflow fails here
+    points = [(name, value, 0, time.time()) for name, value in (running.metrics | {"seconds": seconds}).items()]
+    with explain_tracking_errors(running.mlflow_run.tracking_uri):
+        try:
+            log_points(client, running.mlflow_run.run_id, points)
+        finally:
+            mlflow.end_run(status)
