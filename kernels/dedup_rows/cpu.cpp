@@ -4,6 +4,8 @@
 //   2. Hash tables, one a thread, each for its share of the hash values, find the first row with the same content.
 //      Equal rows have equal hashes, so they meet in one table, and the result does not depend on the threads.
 //   3. One pass numbers the distinct rows in order of first occurrence.
+//
+// One thread does 1 and 2 a block of rows at a time, while the block is in the cache.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -18,6 +20,9 @@ namespace recmill {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 20;
+constexpr int64_t kBlock = 32;            // rows: 16 KiB of lists of 64, half of an L1 cache
+constexpr int64_t kAheadBytes = 2048;     // the hardware prefetcher starts anew at every page; this bridges it
+constexpr int64_t kPrefetchBytes = 1024;  // of a candidate; the hardware fetches the rest of longer rows
 
 bool equal_rows(const std::vector<Lists>& features, int64_t a, int64_t b) {
   for (const Lists& lists : features)
@@ -27,10 +32,13 @@ bool equal_rows(const std::vector<Lists>& features, int64_t a, int64_t b) {
   return true;
 }
 
-struct Slot {
-  uint64_t hash;
-  int64_t row;  // -1: empty
-};
+void prefetch_row(const std::vector<Lists>& features, int64_t row, int64_t ahead, int64_t most) {
+  for (const Lists& lists : features) {
+    const char* begin = lists.begin(row) + ahead;
+    const int64_t num_bytes = std::min(lists.num_bytes(row), most);
+    for (int64_t byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch(begin + byte);
+  }
+}
 
 struct Rows {
   std::unique_ptr<uint64_t[]> hash;  // not set where the row repeats the one before it
@@ -39,36 +47,89 @@ struct Rows {
   int64_t num_rows;
 };
 
-void hash_rows(const std::vector<Lists>& features, Rows& rows, Hash hash, uint64_t hash_mask, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t row = 0; row < rows.num_rows; ++row) {
+// Open addressing over 8-byte slots: half the hash to skip most comparisons, and the row.
+class FirstRows {
+ public:
+  FirstRows(const std::vector<Lists>& features, int64_t most_rows) : features_(features) {
+    uint64_t capacity = 16;
+    while (capacity < 2 * static_cast<uint64_t>(most_rows)) capacity *= 2;
+    slots_.assign(capacity, Slot{0, -1});
+    mask_ = capacity - 1;
+  }
+
+  void prefetch_slot(uint64_t hash) const { __builtin_prefetch(&slots_[hash & mask_]); }
+
+  void prefetch_candidate(uint64_t hash) const {
+    const Slot& slot = slots_[hash & mask_];
+    if (slot.row >= 0 && slot.tag == tag_of(hash)) prefetch_row(features_, slot.row, 0, kPrefetchBytes);
+  }
+
+  int64_t find_or_add(int64_t row, uint64_t hash) {
+    uint64_t at = hash & mask_;
+    while (slots_[at].row >= 0 && !(slots_[at].tag == tag_of(hash) && equal_rows(features_, slots_[at].row, row)))
+      at = (at + 1) & mask_;
+    if (slots_[at].row < 0) slots_[at] = {tag_of(hash), static_cast<int32_t>(row)};
+    return slots_[at].row;
+  }
+
+ private:
+  struct Slot {
+    uint32_t tag;
+    int32_t row;  // -1: empty
+  };
+  static uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }
+
+  const std::vector<Lists>& features_;
+  std::vector<Slot> slots_;
+  uint64_t mask_;
+};
+
+void hash_rows(const std::vector<Lists>& features, Rows& rows, int64_t begin, int64_t end, Hash hash, uint64_t mask) {
+  for (int64_t row = begin; row < end; ++row) {
+    prefetch_row(features, row, kAheadBytes, kAheadBytes);
     rows.repeats[row] = row > 0 && equal_rows(features, row - 1, row);
     if (rows.repeats[row]) continue;
     uint64_t value = features.size();
     for (const Lists& lists : features) value = hash(lists.begin(row), lists.num_bytes(row), value);
-    rows.hash[row] = value & hash_mask;
+    rows.hash[row] = value & mask;
   }
 }
 
 bool in_part(uint64_t hash, int part, int num_parts) {
-  return num_parts == 1 || static_cast<int>(((hash >> 32) * num_parts) >> 32) == part;
+  return num_parts == 1 || static_cast<int>((((hash >> 16) & 0xFFFF) * num_parts) >> 16) == part;
 }
 
-void find_first_rows(const std::vector<Lists>& features, Rows& rows, int part, int num_parts) {
-  int64_t num_mine = 0;
-  for (int64_t row = 0; row < rows.num_rows; ++row)
-    num_mine += !rows.repeats[row] && in_part(rows.hash[row], part, num_parts);
-  uint64_t capacity = 16;
-  while (capacity < 2 * static_cast<uint64_t>(num_mine)) capacity *= 2;
-  std::vector<Slot> slots(capacity, Slot{0, -1});
-  for (int64_t row = 0; row < rows.num_rows; ++row) {
-    if (rows.repeats[row] || !in_part(rows.hash[row], part, num_parts)) continue;
-    const uint64_t hash = rows.hash[row];
-    uint64_t at = hash & (capacity - 1);
-    while (slots[at].row >= 0 && !(slots[at].hash == hash && equal_rows(features, slots[at].row, row)))
-      at = (at + 1) & (capacity - 1);
-    if (slots[at].row < 0) slots[at] = {hash, row};
-    rows.first[row] = slots[at].row;
+// The rows of one block that belong to `part`: slots, then candidates are fetched for all of them before any is compared.
+void find_first_rows(FirstRows& table, Rows& rows, int64_t begin, int64_t end, int part, int num_parts) {
+  int64_t mine[kBlock], num_mine = 0;
+  for (int64_t row = begin; row < end; ++row)
+    if (!rows.repeats[row] && in_part(rows.hash[row], part, num_parts)) mine[num_mine++] = row;
+  for (int64_t i = 0; i < num_mine; ++i) table.prefetch_slot(rows.hash[mine[i]]);
+  for (int64_t i = 0; i < num_mine; ++i) table.prefetch_candidate(rows.hash[mine[i]]);
+  for (int64_t i = 0; i < num_mine; ++i) rows.first[mine[i]] = table.find_or_add(mine[i], rows.hash[mine[i]]);
+}
+
+void find_on_one_thread(const std::vector<Lists>& features, Rows& rows, Hash hash, uint64_t mask) {
+  FirstRows table(features, rows.num_rows);
+  for (int64_t begin = 0; begin < rows.num_rows; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, rows.num_rows);
+    hash_rows(features, rows, begin, end, hash, mask);
+    find_first_rows(table, rows, begin, end, 0, 1);
+  }
+}
+
+void find_on_threads(const std::vector<Lists>& features, Rows& rows, Hash hash, uint64_t mask, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t begin = 0; begin < rows.num_rows; begin += kBlock)
+    hash_rows(features, rows, begin, std::min(begin + kBlock, rows.num_rows), hash, mask);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int part = 0; part < threads; ++part) {
+    int64_t num_mine = 0;
+    for (int64_t row = 0; row < rows.num_rows; ++row)
+      num_mine += !rows.repeats[row] && in_part(rows.hash[row], part, threads);
+    FirstRows table(features, num_mine);
+    for (int64_t begin = 0; begin < rows.num_rows; begin += kBlock)
+      find_first_rows(table, rows, begin, std::min(begin + kBlock, rows.num_rows), part, threads);
   }
 }
 
@@ -91,14 +152,17 @@ int64_t dedup_rows(const std::vector<ListsArgument>& arguments, int64_t num_rows
                    int num_threads, bool allow_avx2, uint64_t hash_mask) {
   const std::vector<Lists> features = read_lists(arguments);
   check_offsets(features, num_rows);
+  if (num_rows > std::numeric_limits<int32_t>::max()) throw std::invalid_argument("more than 2**31 - 1 rows");
   int64_t num_bytes = 0;
   for (const Lists& lists : features) num_bytes += (lists.offsets[num_rows] - lists.offsets[0]) * lists.item_bytes;
   const int threads = choose_threads(num_threads, num_bytes, kBytesPerThread);
   Rows rows{std::unique_ptr<uint64_t[]>(new uint64_t[num_rows]), std::unique_ptr<bool[]>(new bool[num_rows]),
             std::unique_ptr<int64_t[]>(new int64_t[num_rows]), num_rows};
-  hash_rows(features, rows, choose_hash(allow_avx2), hash_mask, threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) find_first_rows(features, rows, part, threads);
+  const Hash hash = choose_hash(allow_avx2);
+  if (threads == 1)
+    find_on_one_thread(features, rows, hash, hash_mask);
+  else
+    find_on_threads(features, rows, hash, hash_mask, threads);
   return number_rows(rows, pointer<int64_t>(unique_rows), pointer<int64_t>(inverse));
 }
 
