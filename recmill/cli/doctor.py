@@ -1,0 +1,200 @@
+"""`recmill doctor`: what this machine has, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recmill.cli.output import emit, format_bytes, json_option
+
+PACKAGES = ("torch", "torchrec", "kfp", "mlflow", "duckdb", "ibis-framework", "pyarrow", "stable-baselines3")
+MIN_FREE_BYTES = 5 * 10**9
+CLUSTER_TIMEOUT_S = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check found. `remedy` says what to do where `is_ok` is false."""
+
+    name: str
+    is_ok: bool
+    is_required: bool
+    found: str
+    remedy: str = ""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Say what is installed, what is missing and how to get it; exit 1 if a required part is missing."""
+    findings = [check() for check in CHECKS] + [check_package(name) for name in PACKAGES]
+    is_healthy = all(finding.is_ok for finding in findings if finding.is_required)
+    lines = []
+    for finding in findings:
+        mark = "ok" if finding.is_ok else "MISSING" if finding.is_required else "-"
+        lines.append(f"{mark:<9}{finding.name:<18}{finding.found}")
+        if not finding.is_ok:
+            lines.append(f"{'':<27}-> {finding.remedy}")
+    lines.append("everything required is here" if is_healthy else "something required is missing, see above")
+    emit({"ok": is_healthy, "checks": [asdict(finding) for finding in findings]}, lines, as_json=as_json)
+    if not is_healthy:
+        sys.exit(1)
+
+
+def check_python() -> Finding:
+    version = platform.python_version()
+    is_ok = sys.version_info[:2] == (3, 11)
+    return Finding(
+        name="python",
+        is_ok=is_ok,
+        is_required=True,
+        found=f"{version}, {os.cpu_count()} cores",
+        remedy="make setup PYTHON=/path/to/python3.11",
+    )
+
+
+def check_package(name: str) -> Finding:
+    try:
+        return Finding(name=name, is_ok=True, is_required=True, found=metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name=name, is_ok=False, is_required=True, found="not installed", remedy="make setup")
+
+
+def check_fbgemm() -> Finding:
+    """Whether fbgemm works: torchrec brings fbgemm-gpu, whose files overwrite and break those of fbgemm-gpu-cpu."""
+    both = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if _is_installed(name)]
+    remedy = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && make setup"
+    if len(both) == 2:
+        found = "fbgemm-gpu and fbgemm-gpu-cpu overwrite each other"
+        return Finding(name="fbgemm", is_ok=False, is_required=True, found=found, remedy=remedy)
+    # In a process of its own: a broken library may end the process that loads it.
+    probe = "import torch, fbgemm_gpu; torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2]))"
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    if loaded.returncode == 0:
+        found = f"{both[0]} {metadata.version(both[0])} works"
+        return Finding(name="fbgemm", is_ok=True, is_required=True, found=found)
+    reason = (loaded.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return Finding(name="fbgemm", is_ok=False, is_required=True, found=f"does not load: {reason}", remedy=remedy)
+
+
+def check_kernels() -> Finding:
+    remedy = "make setup (needs a C++ compiler)"
+    try:
+        extension = importlib.import_module("kernels._cpu")
+    except ImportError as error:
+        return Finding(name="kernels", is_ok=False, is_required=True, found=f"do not load: {error}", remedy=remedy)
+    return Finding(name="kernels", is_ok=True, is_required=True, found=Path(str(extension.__file__)).name)
+
+
+def check_compiler() -> Finding:
+    remedy = "install g++ or clang++ (Debian: apt-get install g++); only needed to build the kernels"
+    return _program("compiler", (os.environ.get("CXX", ""), "c++", "g++", "clang++"), remedy)
+
+
+def check_java() -> Finding:
+    home = os.environ.get("JAVA_HOME")
+    remedy = "install Java 17 (Debian: apt-get install openjdk-17-jre-headless); only needed for --engine spark"
+    return _program("java", (f"{home}/bin/java" if home else "", "java"), remedy, flag="-version")
+
+
+def check_chromium() -> Finding:
+    remedy = "apt-get install chromium; only needed to test the report in a browser"
+    return _program("chromium", ("chromium", "chromium-browser", "google-chrome"), remedy)
+
+
+def check_gpu() -> Finding:
+    if not _is_installed("torch"):
+        return Finding(name="gpu", is_ok=False, is_required=False, found="torch is missing", remedy="make setup")
+    import torch
+
+    if torch.cuda.is_available():
+        found = ", ".join(torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count()))
+        return Finding(name="gpu", is_ok=True, is_required=False, found=found)
+    remedy = 'a CUDA GPU and pip install -e ".[cuda]"; everything runs on the CPU without one'
+    return Finding(name="gpu", is_ok=False, is_required=False, found=f"none (torch {torch.__version__})", remedy=remedy)
+
+
+def check_cluster() -> Finding:
+    """Whether the cluster that KUBECONFIG (or ~/.kube/config) names answers."""
+    from urllib3.exceptions import HTTPError
+
+    client: Any = importlib.import_module("kubernetes.client")  # untyped
+    config: Any = importlib.import_module("kubernetes.config")
+
+    remedy = "set KUBECONFIG to a cluster with Kubeflow Pipelines; only needed for recmill submit"
+    try:
+        config.load_kube_config()
+        host = client.Configuration.get_default_copy().host
+        version = client.VersionApi().get_code(_request_timeout=CLUSTER_TIMEOUT_S)
+    except (config.ConfigException, FileNotFoundError) as error:
+        found = f"no usable kubeconfig ({' '.join(str(error).split())[:80]})"
+        return Finding(name="cluster", is_ok=False, is_required=False, found=found, remedy=remedy)
+    except (client.ApiException, HTTPError, OSError):
+        found = f"{host} does not answer"
+        return Finding(name="cluster", is_ok=False, is_required=False, found=found, remedy=remedy)
+    return Finding(name="cluster", is_ok=True, is_required=False, found=f"{host}, Kubernetes {version.git_version}")
+
+
+def check_disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    found = f"{format_bytes(free)} free in {Path.cwd()}"
+    remedy = f"free {format_bytes(MIN_FREE_BYTES)} or work in another folder"
+    return Finding(name="disk", is_ok=free >= MIN_FREE_BYTES, is_required=False, found=found, remedy=remedy)
+
+
+def check_data() -> Finding:
+    folder = os.environ.get("RECMILL_DATA_DIR", "")
+    found = sorted(entry.name for entry in Path(folder).iterdir()) if folder and Path(folder).is_dir() else []
+    remedy = "set RECMILL_DATA_DIR to a folder with globo/, frappe/ or ml-1m/; only needed for runs on real data"
+    return Finding(
+        name="real data", is_ok=bool(found), is_required=False, found=", ".join(found) or "none", remedy=remedy
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _program(name: str, candidates: tuple[str, ...], remedy: str, *, flag: str = "--version") -> Finding:
+    """Look for the first of these programs that is there and says its version."""
+    for candidate in filter(None, candidates):
+        path = shutil.which(candidate)
+        if not path:
+            continue
+        try:
+            said = subprocess.run([path, flag], capture_output=True, text=True, check=False, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        lines = (said.stdout or said.stderr).strip().splitlines()
+        if said.returncode == 0 and lines:
+            return Finding(name=name, is_ok=True, is_required=False, found=lines[0])
+    return Finding(name=name, is_ok=False, is_required=False, found="not found", remedy=remedy)
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_fbgemm,
+    check_kernels,
+    check_compiler,
+    check_gpu,
+    check_java,
+    check_chromium,
+    check_cluster,
+    check_disk,
+    check_data,
+)
