@@ -1,0 +1,41 @@
+from kfp import dsl
+from kfp.dsl import Dataset, Markdown, Output
+
+from components.images import DATA, image
+
+
+@dsl.component(base_image=image(DATA), install_kfp_package=False)
+def generate_data(
+    dataset: Output[Dataset],
+    summary: Output[Markdown],
+    preset: str,
+    data: str,
+    data_settings: str,
+    layout: str,
+    eval_fraction: float,
+    workdir: str,
+    tracking_uri: str,
+    parent_run_id: str,
+):
+    """Make or read a raw log, cluster it by session and split it by time."""
+    import json
+
+    from components.outputs import publish, write_table
+    from recmill.data.cluster import cluster_sessions
+    from recmill.data.sources import make_raw_log
+    from recmill.tracking import step_run
+
+    inputs = {"preset": preset, "data": data, "layout": layout, "eval_fraction": eval_fraction}
+    with step_run(
+        "generate_data", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
+    ) as step:
+        settings = json.loads(data_settings)
+        raw = make_raw_log(preset, out=step.path("raw"), data=data or None, overrides=settings, progress=step.progress)
+        clustered = cluster_sessions(
+            raw, out=step.path("dataset"), layout=layout, eval_fraction=eval_fraction, progress=step.progress
+        )
+        step.count(clustered.num_rows)
+        step.record({"num_sessions": clustered.num_sessions, "data_bytes": clustered.data_bytes})
+        step.log_dataset(clustered, context="training")
+        publish(dataset, step.wrote("dataset", clustered))
+        write_table(summary, "Dataset", {part["file"]: part for part in clustered.parts})

@@ -1,0 +1,23 @@
+"""The container images the steps run in: the only place that names them.
+
+`recmill compile --image-tag` sets the tag. Kubeflow's cache key holds an image's name and not its content, so a tag
+must never be moved to other content.
+"""
+
+from __future__ import annotations
+
+import re
+
+import recmill
+from recmill.artifacts import InputError
+
+DATA = "recmill/data"
+TRAINER = "recmill/trainer"
+TAG = recmill.__version__
+
+
+def image(name: str, *, tag: str = TAG, registry: str = "") -> str:
+    """The full name of an image: `registry/name:tag`."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", tag) or tag == "latest":
+        raise InputError(f"image tag {tag!r}: expected an immutable tag such as {TAG} or a commit id, never 'latest'")
+    return f"{registry.rstrip('/')}/{name}:{tag}" if registry else f"{name}:{tag}"

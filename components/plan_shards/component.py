@@ -1,0 +1,41 @@
+from kfp import dsl
+from kfp.dsl import Artifact, Input, Markdown, Output
+
+from components.images import TRAINER, image
+
+
+@dsl.component(base_image=image(TRAINER), install_kfp_package=False)
+def plan_shards(
+    profile: Input[Artifact],
+    plan: Output[Artifact],
+    summary: Output[Markdown],
+    nproc: int,
+    memory_budget_bytes: int,
+    workdir: str,
+    tracking_uri: str,
+    parent_run_id: str,
+):
+    """Decide which rows of which table live on which rank."""
+    from components.outputs import path_of, publish, write_table
+    from recmill.planning.planner import Topology
+    from recmill.planning.planner import plan_shards as plan_tables
+    from recmill.tracking import step_run
+
+    inputs = {"profile": path_of(profile), "nproc": nproc, "memory_budget_bytes": memory_budget_bytes}
+    with step_run(
+        "plan_shards", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
+    ) as step:
+        planned = plan_tables(
+            path_of(profile),
+            out=step.path("plan"),
+            topology=Topology.local(nproc),
+            memory_budget_bytes=memory_budget_bytes,
+        )
+        step.record({"num_tables": len(planned.body["tables"]), "objective": planned.body["objective"]})
+        publish(plan, step.wrote("plan", planned))
+        tiers = {
+            f"{name} / {position}": tier
+            for name, table in planned.body["tables"].items()
+            for position, tier in enumerate(table["tiers"])
+        }
+        write_table(summary, "Placement", tiers)

@@ -1,0 +1,38 @@
+from kfp import dsl
+from kfp.dsl import HTML, Artifact, Input, Metrics, Model, Output
+
+from components.images import TRAINER, image
+
+
+@dsl.component(base_image=image(TRAINER), install_kfp_package=False)
+def report(
+    profile: Input[Artifact],
+    plan: Input[Artifact],
+    allocation: Input[Artifact],
+    model: Input[Model],
+    page: Output[HTML],
+    metrics: Output[Metrics],
+    workdir: str,
+    tracking_uri: str,
+    parent_run_id: str,
+):
+    """Write the one page that shows the whole run. The inputs are what must be there before it can."""
+    import fsspec
+
+    from components.outputs import log_numbers, path_of
+    from recmill.report import build_report
+    from recmill.tracking import step_run
+
+    inputs = {"profile": path_of(profile), "plan": path_of(plan), "allocation": path_of(allocation)}
+    with step_run(
+        "report",
+        workdir=workdir,
+        tracking_uri=tracking_uri,
+        parent_run_id=parent_run_id,
+        inputs=inputs | {"model": path_of(model)},
+    ) as step:
+        written = build_report([workdir], out=step.path("report.html"))
+        step.outputs["report"] = {"path": str(written)}
+        with fsspec.open(str(written), "rb") as source, open(page.path, "wb") as target:
+            step.record({"written_bytes": target.write(source.read())})
+        log_numbers(metrics, step.metrics)

@@ -1,0 +1,252 @@
+"""The commands that know Kubeflow Pipelines: `recmill run`, `compile` and `submit`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
+from recmill.cli.output import BYTES, emit, json_option
+
+PRESETS = ("tiny", "small", "recd", "globo", "frappe", "movielens", "criteo")
+PIPELINE_FILE = "recmill.yaml"
+
+
+@click.command()
+@click.option("--preset", type=click.Choice(PRESETS), help="What data to run on. Default: tiny, or --data alone.")
+@click.option("--data", help="Real data: a folder with Parquet and schema.json, or what the preset reads.")
+@click.option("--out", help="Folder of the run. Default: runs/PRESET.")
+@click.option(
+    "--set",
+    "flags",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A training setting (epochs=2), or one of the data (data.sessions=5000). May be repeated.",
+)
+@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding bytes a process.")
+@click.option(
+    "--eval-fraction", type=click.FloatRange(0, 0.9), default=0.1, show_default=True, help="Held-out sessions."
+)
+@click.option("--no-tracking", is_flag=True, help="Do not write to MLflow.")
+@json_option
+def run(
+    preset: str | None,
+    data: str | None,
+    out: str | None,
+    flags: tuple[str, ...],
+    nproc: int,
+    memory_budget: int,
+    eval_fraction: float,
+    no_tracking: bool,
+    as_json: bool,
+) -> None:
+    """Run the whole pipeline on this machine: data, profile, plan, tuning, training, report.
+
+    \b
+    Examples:
+      recmill run --preset tiny
+      recmill run --data my_log/ --out runs/mine --set epochs=2 --set model=dcn --nproc 2
+    """
+    from pipelines.local import StepFailed
+
+    settings, data_settings = _split_settings(flags)
+    preset = preset or ("parquet" if data else "tiny")
+    out = out or f"runs/{preset}"
+    arguments = {
+        "preset": preset,
+        "data": _absolute(data) if data else "",
+        "workdir": _absolute(out),
+        "data_settings": json.dumps(data_settings),
+        "settings": json.dumps(settings),
+        "nproc": nproc,
+        "memory_budget_bytes": memory_budget,
+        "eval_fraction": eval_fraction,
+    }
+    try:
+        results = _run_tracked(arguments, no_tracking, as_json)
+    except StepFailed as error:
+        click.echo(f"recmill: {error}; all it said is in {Path(arguments['workdir'], 'run.log')}", err=True)
+        sys.exit(1)
+    from pipelines.results import describe_results
+
+    emit(results, describe_results(results), as_json=as_json)
+
+
+def _absolute(path: str) -> str:
+    return path if is_remote(path) else str(Path(path).absolute())
+
+
+def _split_settings(flags: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+    """Training settings, checked now and not minutes later in the training step, and settings of the data."""
+    from recmill.training.config import TrainConfig, settings_from_flags
+
+    given = settings_from_flags(flags)
+    data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
+    training = {name: value for name, value in given.items() if not name.startswith("data.")}
+    TrainConfig.from_overrides(training)
+    return training, data
+
+
+def _run_tracked(arguments: dict[str, Any], no_tracking: bool, as_json: bool) -> dict[str, Any]:
+    """Run the pipeline between the opening and the closing of its MLflow run."""
+    from pipelines.local import run_locally
+    from pipelines.results import Follower, collect_results
+    from pipelines.train import STEPS, build_pipeline
+    from recmill import tracking
+
+    workdir, run_id = arguments["workdir"], str(uuid.uuid4())
+    log_path = _prepare_folder(arguments)
+    is_off = no_tracking or tracking.is_tracking_off()
+    mlflow_run = tracking.RunReference()
+    if not is_off:
+        mlflow_run = tracking.open_run(
+            tracking_uri=tracking.default_tracking_uri(workdir),
+            name=workdir.rstrip("/").rsplit("/", 1)[-1],
+            pipeline_run_id=run_id,
+            url=Path(workdir, "report.html").as_uri(),
+            params=arguments,
+        )
+    tracking.write_run_record(
+        workdir, preset=arguments["preset"], pipeline_run_id=run_id, mlflow_run=mlflow_run, arguments=arguments
+    )
+    status, metrics = "FAILED", {}
+    try:
+        run_locally(
+            build_pipeline(),
+            arguments | {"tracking_uri": mlflow_run.tracking_uri, "parent_run_id": mlflow_run.run_id},
+            steps=STEPS,
+            log_path=log_path,
+            environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"},
+            follow=Follower(workdir, STEPS, is_silent=as_json),
+        )
+        results = collect_results(workdir, STEPS)
+        status, metrics = "FINISHED", results["metrics"] | {"seconds": results["seconds"]}
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracking.close_run(mlflow_run, status=status, metrics=metrics)
+    return results
+
+
+def _prepare_folder(arguments: Mapping[str, Any]) -> Path:
+    """Make the run's folder, clear what an earlier run said of its steps, and give the path of the log."""
+    workdir = arguments["workdir"]
+    if is_remote(workdir):
+        raise InputError(f"--out {workdir}: a run on this machine wants a local folder; recmill submit takes a URL")
+    folder = Path(workdir)
+    refuse_foreign_folder(folder, "run.json")
+    refuse_other_arguments(folder, arguments)
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for record in folder.glob("steps/*.json"):
+            record.unlink()
+        (folder / "run.log").touch()
+    return folder / "run.log"
+
+
+def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise if the folder holds a model trained from other arguments; the same ones resume what was interrupted."""
+    if not (folder / "train").exists():
+        return
+    before = read_json(folder / "run.json").get("arguments", {})
+    differing = [name for name in arguments if before.get(name) != arguments[name]]
+    if differing:
+        changes = "; ".join(f"{name} was {before.get(name)!r}, is {arguments[name]!r}" for name in differing)
+        raise InputError(f"{folder}: holds another run ({changes}); give another --out or remove it")
+
+
+@click.command("compile")
+@click.option("--out", default="build", show_default=True, help="Folder to write the pipeline's YAML to.")
+@click.option("--image-tag", help="Tag of the images the steps run in; must never move. Default: this version.")
+@click.option("--image-registry", default="", help="Registry and path before the images' names.")
+@json_option
+def compile_pipeline(out: str, image_tag: str | None, image_registry: str, as_json: bool) -> None:
+    """Write the pipeline as YAML that Kubeflow Pipelines runs; the same input gives the same bytes."""
+    from recmill.artifacts import hash_file
+
+    path = _compile_to(Path(out), image_tag=image_tag, registry=image_registry)
+    result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size}
+    emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)"], as_json=as_json)
+
+
+def _compile_to(folder: Path, *, image_tag: str | None, registry: str) -> Path:
+    from kfp import compiler
+
+    from components.images import TAG
+    from pipelines.train import build_pipeline
+
+    pipeline = build_pipeline(image_tag=TAG if image_tag is None else image_tag, registry=registry)
+    if folder.is_file():
+        raise InputError(f"{folder}: exists and is a file; --out wants a folder")
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / PIPELINE_FILE
+        temporary = folder / f".{PIPELINE_FILE.removesuffix('.yaml')}.{uuid.uuid4().hex[:8]}.yaml"
+        compiler.Compiler().compile(pipeline, str(temporary))
+        temporary.replace(path)
+    return path
+
+
+@click.command()
+@click.option("--host", envvar=["RECMILL_KFP_HOST", "KFP_HOST", "KF_PIPELINES_ENDPOINT"], help="Address of the API.")
+@click.option(
+    "--namespace", envvar=["RECMILL_KFP_NAMESPACE", "KFP_NAMESPACE"], help="Namespace, on a server of many users."
+)
+@click.option("--token", envvar=["RECMILL_KFP_TOKEN", "KFP_TOKEN"], help="Bearer token; better in the environment.")
+@click.option("--experiment", default="recmill", show_default=True, help="Experiment the run is listed under.")
+@click.option("--run-name", help="Name of the run. Default: recmill and the preset.")
+@click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="A parameter of the pipeline. Repeatable.")
+@click.option("--image-tag", help="Tag of the images the steps run in. Default: this version.")
+@click.option("--image-registry", default="", help="Registry and path before the images' names.")
+@click.option("--wait", is_flag=True, help="Follow the run and end with its result.")
+@click.option("--timeout", "timeout_s", type=float, default=86_400, show_default=True, help="Seconds --wait waits.")
+@click.option("--poll-interval", "poll_s", type=float, default=5, show_default=True, help="Seconds between two looks.")
+@json_option
+def submit(
+    host: str | None,
+    namespace: str | None,
+    token: str | None,
+    experiment: str,
+    run_name: str | None,
+    flags: tuple[str, ...],
+    image_tag: str | None,
+    image_registry: str,
+    wait: bool,
+    timeout_s: float,
+    poll_s: float,
+    as_json: bool,
+) -> None:
+    """Send the pipeline to Kubeflow Pipelines and, with --wait, follow it to its end (exit 1 if it fails).
+
+    \b
+    Example:
+      recmill submit --host http://localhost:8080 --param workdir=/data/runs/one --param preset=small --wait
+    """
+    import tempfile
+
+    from pipelines.cluster import follow_run, open_client, parse_parameters, submit_run
+
+    if not host:
+        raise InputError("no host: give --host URL or set RECMILL_KFP_HOST")
+    with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
+        package = _compile_to(Path(scratch), image_tag=image_tag, registry=image_registry)
+        parameters = parse_parameters(flags, package)
+        client = open_client(host, namespace=namespace, token=token)
+        name = run_name or f"recmill {parameters.get('preset', 'tiny')}"
+        submitted = submit_run(client, host, package, parameters, experiment=experiment, name=name, namespace=namespace)
+    if not as_json:
+        click.echo(f"run {submitted['run_id']}: {submitted['url']}", err=True)
+    if wait:
+        submitted |= follow_run(client, submitted["run_id"], timeout_s=timeout_s, poll_s=poll_s, is_silent=as_json)
+    outcome = [submitted.get("state", "submitted"), submitted.get("error") or ""]
+    emit(submitted, [f"run {submitted['run_id']} {': '.join(filter(None, outcome))}"], as_json=as_json)
+    if wait and submitted["state"] != "SUCCEEDED":
+        sys.exit(1)

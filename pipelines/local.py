@@ -1,0 +1,126 @@
+"""Run the pipeline on this machine through kfp's local runner, and follow its steps.
+
+kfp prints everything the steps say to standard output, between its own lines. All of it goes to a log file; the lines
+in which a step speaks for itself (`[step] text`, see recmill.tracking) are passed on to whoever follows.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, TextIO
+
+from recmill.artifacts import InputError
+
+Follow = Callable[[str, str], None]  # step, what it says
+SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")
+EXCEPTION = re.compile(r"[A-Za-z_.]+(Error|Exception)(:|$)")
+
+
+class StepFailed(RuntimeError):
+    """A step crashed; the message is one line that names it and why."""
+
+
+class StepLog(io.TextIOBase):
+    """A text stream that writes to a log file, passes the steps' own lines on, and remembers the first failure."""
+
+    def __init__(self, file: TextIO, *, steps: tuple[str, ...], follow: Follow) -> None:
+        self.file, self.steps, self.follow = file, steps, follow
+        self.partial = ""
+        self.input_error = ""
+        self.failure = ""
+        self.exception = ""  # the last one of a traceback, for a step that could not even begin
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.file.write(text)
+        *lines, self.partial = (self.partial + text).split("\n")
+        for line in lines:
+            self._read(line.strip())
+        return len(text)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def describe_failure(self, kfp_message: str) -> str:
+        """Which step failed and why, in one line. kfp's message ends with the task's name between colour codes."""
+        named = [step for step in self.steps if f"'{step.replace('_', '-')}'" in kfp_message]
+        reason = self.failure or self.exception or "it was killed or ended without a word"
+        return f"step {named[-1] if named else 'unknown'} failed: {reason}"
+
+    def _read(self, line: str) -> None:
+        if EXCEPTION.match(line):
+            self.exception = line
+        match = SAYING.fullmatch(line)
+        if not match or match["step"] not in self.steps:
+            return
+        text = match["text"]
+        if text.startswith("error: ") and not self.input_error:
+            self.input_error = text.removeprefix("error: ")
+        elif text.startswith("failed: ") and not self.failure:
+            self.failure = text.removeprefix("failed: ")
+        self.follow(match["step"], text)
+
+
+def run_locally(
+    pipeline: Any,
+    arguments: Mapping[str, Any],
+    *,
+    steps: tuple[str, ...],
+    log_path: str | Path,
+    environment: Mapping[str, str],
+    follow: Follow,
+) -> None:
+    """Run a compiled-in-memory pipeline here; InputError or StepFailed if one of its steps fails."""
+    from kfp import local
+    from kfp.local import config
+
+    with (
+        tempfile.TemporaryDirectory(prefix="recmill-kfp-") as scratch,
+        open(log_path, "w", encoding="utf-8") as file,
+        changed_environment(environment),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # that our image is not called python
+        # Both folders are ours to lose: kfp deletes workspace_root after every run.
+        root, workspace = Path(scratch, "root"), Path(scratch, "workspace")
+        workspace.mkdir()
+        log = StepLog(file, steps=steps, follow=follow)
+        original_print = builtins.print
+        try:
+            with redirect_stdout(log):
+                local.init(
+                    local.SubprocessRunner(use_venv=False), pipeline_root=str(root), workspace_root=str(workspace)
+                )
+                pipeline(**arguments)
+        except RuntimeError as error:
+            if log.input_error:
+                raise InputError(log.input_error) from None
+            raise StepFailed(log.describe_failure(str(error))) from error
+        finally:
+            builtins.print = original_print  # ParallelFor leaves its indenting print behind
+            config.LocalExecutionConfig.instance = None  # or later calls of a component would run it
+
+
+@contextmanager
+def changed_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables set, for the steps that inherit it; as it was afterwards."""
+    saved = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

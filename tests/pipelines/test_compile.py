@@ -1,0 +1,118 @@
+"""The compiled pipeline: the same bytes every time, and what must and must not be in it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import recmill
+from pipelines.commands import PRESETS, compile_pipeline
+from pipelines.train import STEPS
+from recmill.artifacts import InputError
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "pipeline.yaml"
+
+
+def compiled(folder: Path, *args: str) -> bytes:
+    outcome = CliRunner().invoke(compile_pipeline, ["--out", str(folder), *args], catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return (folder / "recmill.yaml").read_bytes()
+
+
+def test_the_compiled_pipeline_is_the_golden_one(tmp_path: Path) -> None:
+    """After a change that is meant: recmill compile --out build && cp build/recmill.yaml tests/golden/pipeline.yaml"""
+    assert compiled(tmp_path).decode() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_compiling_twice_gives_the_same_bytes_and_leaves_one_file(tmp_path: Path) -> None:
+    assert compiled(tmp_path) == compiled(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["recmill.yaml"]
+
+
+def test_the_result_can_be_read_by_a_machine(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(compile_pipeline, ["--out", str(tmp_path), "--json"])
+    told = json.loads(outcome.stdout)
+    assert told["path"] == str(tmp_path / "recmill.yaml")
+    assert told["bytes"] == (tmp_path / "recmill.yaml").stat().st_size
+
+
+def test_the_image_tag_reaches_every_step(tmp_path: Path) -> None:
+    spec = next(yaml.safe_load_all(compiled(tmp_path, "--image-tag", "abc123", "--image-registry", "reg.test/team/")))
+    images = {name: entry["container"]["image"] for name, entry in spec["deploymentSpec"]["executors"].items()}
+    assert images == {
+        "exec-generate-data": "reg.test/team/recmill/data:abc123",
+        "exec-profile-access": "reg.test/team/recmill/data:abc123",
+        "exec-plan-shards": "reg.test/team/recmill/trainer:abc123",
+        "exec-tune-ingest": "reg.test/team/recmill/trainer:abc123",
+        "exec-train-model": "reg.test/team/recmill/trainer:abc123",
+        "exec-report": "reg.test/team/recmill/trainer:abc123",
+    }
+
+
+def test_the_default_tag_is_this_version() -> None:
+    assert f"recmill/trainer:{recmill.__version__}" in GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("tag", ["latest", "", "a b", "-x"])
+def test_a_tag_that_may_move_or_is_none_is_refused(tmp_path: Path, tag: str) -> None:
+    outcome = CliRunner().invoke(compile_pipeline, ["--out", str(tmp_path), "--image-tag", tag])
+    assert isinstance(outcome.exception, InputError)
+    assert "immutable tag" in str(outcome.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    outcome = CliRunner().invoke(compile_pipeline, ["--out", str(tmp_path / "file")])
+    assert isinstance(outcome.exception, InputError)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_no_step_installs_packages_or_takes_the_run_id_as_a_parameter() -> None:
+    """Images bring everything; an id that changes with each run would defeat Kubeflow's cache."""
+    text = GOLDEN.read_text(encoding="utf-8")
+    assert "pip install" not in text
+    assert "pipeline_job_uuid" not in text
+    assert text.count("name: KFP_RUN_ID") == len(STEPS)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_folder_function_and_step_share_one_name_and_the_step_is_thin(step: str) -> None:
+    tree = ast.parse((ROOT / "components" / step / "component.py").read_text(encoding="utf-8"))
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert function.name == step
+    statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    assert len(statements) <= 30
+    spec = next(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8")))
+    assert step.replace("_", "-") in spec["root"]["dag"]["tasks"]
+
+
+def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
+    spec = next(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8")))
+    kinds = {
+        name.removeprefix("comp-"): {
+            output: entry["artifactType"]["schemaTitle"].removeprefix("system.")
+            for output, entry in component["outputDefinitions"]["artifacts"].items()
+        }
+        for name, component in spec["components"].items()
+    }
+    assert kinds == {
+        "generate-data": {"dataset": "Dataset", "summary": "Markdown"},
+        "profile-access": {"profile": "Artifact", "summary": "Markdown"},
+        "plan-shards": {"plan": "Artifact", "summary": "Markdown"},
+        "tune-ingest": {"allocation": "Artifact", "metrics": "Metrics"},
+        "train-model": {"model": "Model", "metrics": "Metrics", "roc": "ClassificationMetrics"},
+        "report": {"page": "HTML", "metrics": "Metrics"},
+    }
+
+
+def test_the_presets_of_run_are_those_of_the_sources() -> None:
+    from recmill.data import sources
+
+    assert set(PRESETS) == set(sources.PRESETS)
