@@ -1,0 +1,261 @@
+"""The data: its shape, how skewed the accesses are, how much the features of a session repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from recmill.report.blocks import Block, Card, Cards, Cell, Chart, Details, Note, Section, Table, heading, same_parts
+from recmill.report.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.runs import Run, mapping, number, records
+from recmill.report.svg import NUM_COLOURS, Legend
+from recmill.report.units import (
+    DASH,
+    format_bytes,
+    format_compact,
+    format_count,
+    format_metric,
+    format_named,
+    format_number,
+    format_share,
+    readable_name,
+)
+
+MAX_BARS = 24  # more features than this are in the table only
+
+
+def best_auc(run: Run) -> float | None:
+    """The AUC nobody can beat on this data, known where the labels were drawn from a hidden model."""
+    info = mapping(run.part("schema").get("info"))
+    return next((number(value) for name, value in info.items() if "best" in name and name.endswith("auc")), None)
+
+
+def data_section(runs: Sequence[Run]) -> Section:
+    blocks: list[Block] = []
+    for run, labels in same_parts(runs, "dataset"):
+        blocks += [*heading(labels), Cards(cards=data_cards(run))]
+    for run, labels in same_parts(runs, "schema"):
+        blocks += [*heading(labels), *schema_blocks(run)]
+    for part, file in (("dataset", "dataset/dataset.json"), ("schema", "dataset/schema.json")):
+        blocks += [Note(text=f"{run.label} has no {file}.") for run in runs if part not in run.parts]
+    return Section(id="data", title="The data", blocks=blocks)
+
+
+def data_cards(run: Run) -> list[Card]:
+    rows, sessions = run.number("dataset", "num_rows"), run.number("dataset", "num_sessions")
+    size, best = run.data_bytes, best_auc(run)
+    parts = records(run.part("dataset").get("parts"))
+    splits: dict[str, float] = {}
+    for part in parts:
+        name = str(part.get("split", "train"))
+        splits[name] = splits.get(name, 0) + (number(part.get("num_rows")) or 0)
+    told = ", ".join(f"{format_compact(count)} {name}" for name, count in splits.items())
+    each = f"{format_number(rows / sessions)} samples each" if rows and sessions else ""
+    per_row = f"{format_bytes(size / rows)} a sample" if rows and size is not None else ""
+    layout = str(run.part("dataset").get("layout", DASH))
+    cards = [
+        Card(
+            label="Samples", value=DASH if rows is None else format_compact(rows), note=told if len(splits) > 1 else ""
+        ),
+        Card(label="Sessions", value=DASH if sessions is None else format_compact(sessions), note=each),
+        Card(label="On disk", value=DASH if size is None else format_bytes(size), note=per_row),
+        Card(label="Layout", value=layout, note=f"{len(parts)} file{'s' if len(parts) != 1 else ''}" if parts else ""),
+    ]
+    if best is not None:
+        cards.append(Card(label="Best reachable AUC", value=format_metric(best), note="known from the hidden model"))
+    return cards
+
+
+def schema_blocks(run: Run) -> list[Block]:
+    features = records(run.part("schema").get("features"))
+    if not features:
+        return [Note(text=f"{run.label}: dataset/schema.json lists no features.")]
+    rows = []
+    for feature in features:
+        is_dense = feature.get("kind") == "dense"
+        numbers = [None if is_dense else number(feature.get(key)) for key in ("num_rows", "dim")]
+        rows.append(
+            [
+                Cell(text=str(feature.get("name", ""))),
+                Cell(text=str(feature.get("kind", ""))),
+                Cell(text="" if is_dense else str(feature.get("table") or feature.get("name", ""))),
+                *(Cell(text=DASH if value is None else format_count(value), sort=value) for value in numbers),
+                Cell(text="" if is_dense else str(feature.get("pooling", ""))),
+                Cell(text=str(feature.get("group", ""))),
+                Cell(text="shifts" if feature.get("shift") else ""),
+            ]
+        )
+    columns = ("Feature", "Kind", "Table", "Rows", "Width", "Pooling", "Group", "History")
+    table = Table(title="Features", columns=columns, rows=rows, numeric=frozenset({3, 4}))
+    info = mapping(run.part("schema").get("info"))
+    facts = [[Cell(text=readable_name(key)), Cell(text=format_named(key, value))] for key, value in info.items()]
+    more = Details(
+        summary="What else is known of the data",
+        blocks=[Table(columns=("Fact", "Value"), rows=facts, is_sortable=False)],
+    )
+    return [
+        Details(summary=f"Features ({len(rows)})", blocks=[table]) if len(rows) > 30 else table,
+        *([more] if facts else []),
+    ]
+
+
+def access_section(runs: Sequence[Run]) -> Section:
+    blocks: list[Block] = []
+    for run, labels in same_parts(runs, "profile"):
+        blocks += [*heading(labels), *skew_blocks(run), *duplication_blocks(run)]
+    blocks += [Note(text=f"{run.label} has no profile/profile.json.") for run in runs if "profile" not in run.parts]
+    return Section(
+        id="access",
+        title="Skew and duplication",
+        intro="How few rows serve most accesses decides what is worth replicating or keeping close; "
+        "how much a session repeats itself decides what deduplication saves.",
+        blocks=blocks,
+    )
+
+
+def skew_blocks(run: Run) -> list[Block]:
+    tables = {name: mapping(entry) for name, entry in mapping(run.part("profile").get("tables")).items()}
+    ranked = sorted(tables, key=lambda name: -(number(tables[name].get("num_accesses")) or 0))
+    series = []
+    for position, name in enumerate(ranked):
+        points = access_curve(tables[name])
+        # More tables than colours: the most read ones have a colour each, the rest share a thin grey.
+        legend = Legend.of(name, position) if position < NUM_COLOURS else Legend(name=name, colour=0)
+        if points:
+            series.append(Series(legend=legend, points=points, marks=tier_marks(run, name, points)))
+    blocks: list[Block] = []
+    if series:
+        svg = line_chart(
+            series[::-1],
+            title="Access skew",
+            description="Share of a table's accesses that its most read rows serve, one line a table.",
+            x=Axis(name="most read rows", format=format_compact, is_log=True, low=1.0),
+            y=Axis(name="share of accesses", format=format_share, low=0.0, high=1.0),
+        )
+        legend_entries = [line.legend for line in series[:NUM_COLOURS]]
+        if len(series) > NUM_COLOURS:
+            legend_entries.append(Legend(name=f"{len(series) - NUM_COLOURS} other tables", colour=0))
+        note = "Rings mark where a tier of the plan ends." if any(line.marks for line in series) else ""
+        blocks.append(Chart(title="Accesses served by the most read rows", svg=svg, legend=legend_entries, note=note))
+    blocks.append(tables_table(tables, ranked))
+    return blocks
+
+
+def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> Table:
+    rows = []
+    for name in ranked:
+        entry = tables[name]
+        values = [number(entry.get(key)) for key in ("num_rows", "num_accesses", "num_distinct")]
+        top = share_at(access_curve(entry), 0.01 * (values[0] or 0))
+        cells = [Cell(text=DASH if value is None else format_compact(value), sort=value) for value in values]
+        share = Cell(text=DASH if top is None else format_share(top), sort=top, bar=top)
+        rows.append([Cell(text=name), *cells, share])
+    columns = ("Table", "Rows", "Accesses", "Rows read", "By top 1% of rows")
+    return Table(title="Tables", columns=columns, rows=rows, numeric=frozenset({1, 2, 3, 4}), is_wide=False)
+
+
+def access_curve(table: Mapping[str, Any]) -> list[Point]:
+    """(rows, share of accesses) from a table's entry of the profile."""
+    curve = mapping(table.get("cumulative"))
+    rows, shares = curve.get("rows"), curve.get("share")
+    if not isinstance(rows, list) or not isinstance(shares, list):
+        return []
+    return [
+        (x, y)
+        for x, y in zip(map(number, rows), map(number, shares), strict=False)
+        if x is not None and y is not None and x > 0
+    ]
+
+
+def share_at(points: Sequence[Point], rows: float) -> float | None:
+    """The share that the most read `rows` serve, between the curve's points by a straight line."""
+    if not points or rows < points[0][0]:
+        return None
+    for (x1, y1), (x2, y2) in pairwise(points):
+        if x1 <= rows <= x2:
+            return y1 + (y2 - y1) * (rows - x1) / (x2 - x1) if x2 > x1 else y2
+    return points[-1][1]
+
+
+def tier_marks(run: Run, table: str, points: Sequence[Point]) -> list[tuple[float, float, str]]:
+    """Where the tiers of a table end on its curve; a table in one piece has no such place."""
+    tiers = records(mapping(mapping(run.part("plan").get("tables")).get(table)).get("tiers"))
+    marks, rows = [], 0.0
+    for tier in tiers[:-1]:
+        rows += number(tier.get("num_rows")) or 0.0
+        share = share_at(points, rows)
+        if share is not None:
+            marks.append(
+                (
+                    rows,
+                    share,
+                    f"{table}: {tier.get('kind', 'tier')} ends at {format_count(rows)} rows, {format_share(share)}",
+                )
+            )
+    return marks
+
+
+def duplication_blocks(run: Run) -> list[Block]:
+    features = {name: mapping(entry) for name, entry in mapping(run.part("profile").get("duplication")).items()}
+    if not features:
+        return [Note(text=f"{run.label}: the profile holds no duplication statistics.")]
+    factors = {name: number(entry.get("dedup_factor")) for name, entry in features.items()}
+    ranked = sorted(features, key=lambda name: -(factors[name] or 0))
+    rows = [
+        [Cell(text=name), *(duplication_cell(key, features[name].get(key)) for key in DUPLICATION)] for name in ranked
+    ]
+    table = Table(
+        columns=("Feature", *(readable_name(key) for key in DUPLICATION)),
+        rows=rows,
+        numeric=frozenset(range(1, len(DUPLICATION) + 1)),
+    )
+    return [
+        *duplication_charts(features, ranked[:MAX_BARS]),
+        Details(summary=f"Duplication of every feature ({len(rows)})", blocks=[table]),
+    ]
+
+
+DUPLICATION = ("dedup_factor", "unchanged_share", "shifted_share")
+
+
+def duplication_cell(key: str, value: Any) -> Cell:
+    known = number(value)
+    return Cell(text=format_named(key, known), sort=known)
+
+
+def duplication_charts(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> list[Block]:
+    factors, shares = [], []
+    for name in ranked:
+        factor = number(features[name].get("dedup_factor"))
+        unchanged = number(features[name].get("unchanged_share")) or 0.0
+        shifted = number(features[name].get("shifted_share")) or 0.0
+        if factor is not None:
+            factors.append(Bar(name=name, values=[factor], text=f"{factor:.2f}×"))
+        titles = [
+            f"{name}: {format_share(value)} {what}" for value, what in ((unchanged, "unchanged"), (shifted, "shifted"))
+        ]
+        shares.append(
+            Bar(name=name, values=[unchanged, shifted], titles=titles, text=format_share(unchanged + shifted))
+        )
+    blocks: list[Block] = []
+    if factors:
+        svg = bar_chart(
+            factors,
+            title="Dedup factor",
+            description="Lists a feature holds for each distinct list it needs to hold.",
+            legend=[Legend(name="dedup factor", colour=1)],
+            axis=Axis(name="lists for each distinct list", format=lambda value: f"{format_number(value)}×"),
+            reference=Reference(name="no repetition", value=1.0),
+        )
+        blocks.append(Chart(title="Dedup factor by feature", svg=svg))
+    legend = [Legend(name="unchanged", colour=1), Legend(name="shifted by one", colour=2)]
+    svg = bar_chart(
+        shares,
+        title="Repetition between neighbours",
+        description="Share of neighbouring samples of a session whose list stayed the same or shifted by one.",
+        legend=legend,
+        axis=Axis(name="share of neighbouring samples", format=format_share, high=1.0),
+    )
+    blocks.append(Chart(title="What stays between neighbouring samples", svg=svg, legend=legend, has_bars=True))
+    return blocks

@@ -1,0 +1,252 @@
+"""The top of the page: what ran, the headline numbers, runs beside one another, the pipeline with its times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from recmill.report.blocks import Block, Card, Cards, Cell, Chart, Details, Note, Section, Table, heading
+from recmill.report.charts import Axis, Bar, bar_chart
+from recmill.report.comparison import Measured, bytes_per_sample, compare_runs, total_seconds
+from recmill.report.data import best_auc
+from recmill.report.flow import Stage, flow_chart
+from recmill.report.runs import STEPS, Run, mapping, number
+from recmill.report.svg import Legend
+from recmill.report.units import (
+    DASH,
+    format_bytes,
+    format_compact,
+    format_count,
+    format_metric,
+    format_named,
+    format_ratio,
+    format_seconds,
+    readable_name,
+)
+
+
+def lede(runs: Sequence[Run]) -> str:
+    """The page in a sentence or two."""
+    if len(runs) > 1:
+        others = ", ".join(run.label for run in runs[1:])
+        return f"{others} against {runs[0].label}, the baseline. A ratio above 1 means better."
+    run = runs[0]
+    samples, ranks = run.number("training", "num_samples"), run.number("training", "world_size")
+    if samples is None:
+        return "This run holds no training result; the page shows the parts it has."
+    model = str(mapping(run.part("training").get("model")).get("name") or "model").upper()
+    text = f"{model} trained on {format_count(samples)} samples"
+    if ranks:
+        text += f" by {processes(ranks)}"
+    seconds = run.number("training", "seconds")
+    return text + (f" in {format_seconds(seconds)}." if seconds is not None else ".")
+
+
+def processes(count: float) -> str:
+    return f"{format_count(count)} process{'' if count == 1 else 'es'}"
+
+
+def started(run: Run) -> str:
+    """When the run began, in UTC; "" where nobody wrote it down."""
+    times = [run.number("run", "started_at"), *(number(step.get("started_at")) for step in run.steps.values())]
+    known = [time for time in times if time is not None]
+    return f"{datetime.fromtimestamp(min(known), tz=UTC):%d %B %Y, %H:%M} UTC" if known else ""
+
+
+def headline(runs: Sequence[Run]) -> Cards:
+    return Cards(cards=run_cards(runs[0]) if len(runs) == 1 else comparison_cards(runs))
+
+
+def run_cards(run: Run) -> list[Card]:
+    auc, best = run.number("training", "metrics", "auc"), best_auc(run)
+    entropy, speed = run.number("training", "metrics", "normalised_entropy"), run.number("training", "samples_per_s")
+    size, each = run.data_bytes, bytes_per_sample(run)
+    memory, tables = run.number("training", "peak_memory_bytes"), run.number("training", "model", "embedding_bytes")
+    whole, ranks = total_seconds(run), run.number("training", "world_size")
+    loss = run.number("training", "metrics", "log_loss")
+    cards = [
+        ("AUC, held-out data", auc, format_metric, "", best and f"best reachable {format_metric(best)}"),
+        ("Normalised entropy", entropy, format_metric, "", loss and f"log loss {format_metric(loss)}"),
+        ("Training throughput", speed, format_compact, "samples/s", ranks and processes(ranks)),
+        ("Data on disk", size, format_bytes, "", each and f"{format_bytes(each)} a sample"),
+        ("Peak memory", memory, format_bytes, "", tables and f"{format_bytes(tables)} in embedding tables"),
+        ("Whole run", whole, format_seconds, "", run.steps and f"{len(run.steps)} steps"),
+    ]
+    return [
+        Card(
+            label=name,
+            value=DASH if value is None else style(value),
+            unit=unit if value is not None else "",
+            note=note or "",
+        )
+        for name, value, style, unit, note in cards
+    ]
+
+
+def comparison_cards(runs: Sequence[Run]) -> list[Card]:
+    """For each main figure the best run, its value and how it stands to the baseline."""
+    wanted = ("samples_per_s", "auc", "normalised_entropy", "data_bytes", "peak_memory_bytes", "total_seconds")
+    table = {row[0].figure.key: row for row in compare_runs(runs)}
+    cards = []
+    for key in wanted:
+        known = [(cell, run) for cell, run in zip(table.get(key, []), runs, strict=False) if cell.value is not None]
+        if not known:
+            continue
+        cell, run = max(known, key=lambda pair: pair[0].ratio or 0.0)
+        unit = cell.figure.unit if cell.figure.unit == "samples/s" else ""
+        if len(known) > 1 and len({other.value for other, _ in known}) == 1:
+            note, change, tone = "the same in every run", "", ""
+        elif run is runs[0]:
+            note, change, tone = "the baseline is best", "", ""
+        else:
+            note, change, tone = run.label, cell.change, cell.tone
+        cards.append(Card(label=cell.figure.title, value=cell.text, unit=unit, note=note, change=change, tone=tone))
+    return cards
+
+
+def comparison_section(runs: Sequence[Run]) -> Section:
+    rows = [
+        [Cell(text=comparison_name(row[0])), *(comparison_cell(cell, n > 0) for n, cell in enumerate(row))]
+        for row in compare_runs(runs)
+    ]
+    table = Table(
+        columns=["", *(run.label for run in runs)],
+        rows=rows,
+        numeric=frozenset(range(1, len(runs) + 1)),
+        is_sortable=False,
+        note=f"Beside each value its ratio to {runs[0].label}, above 1 is better; for AUC, log loss and entropy the "
+        "difference. Every run was measured once, so small changes may be noise: they are left grey.",
+    )
+    return Section(id="comparison", title="Beside the baseline", blocks=[*comparison_charts(runs), table])
+
+
+def comparison_name(cell: Measured) -> str:
+    return cell.figure.title + (f", {cell.figure.unit}" if cell.figure.unit == "samples/s" else "")
+
+
+def comparison_cell(cell: Measured, is_compared: bool) -> Cell:
+    change, tone = (cell.change, cell.tone) if is_compared else ("", "")
+    return Cell(text=cell.text, sort=cell.value, change=change, tone=tone)
+
+
+def comparison_charts(runs: Sequence[Run]) -> list[Block]:
+    charts: list[Block] = []
+    speeds = [run.number("training", "samples_per_s") for run in runs]
+    bars = []
+    for position, (run, speed) in enumerate(zip(runs, speeds, strict=True)):
+        if speed is not None:
+            ratio = f" · {format_ratio(speed / speeds[0])}" if position and speeds[0] else ""
+            colour = Legend.of(run.label, position).colour
+            bars.append(Bar(name=run.label, values=[speed], text=format_compact(speed) + ratio, colour=colour))
+    if bars:
+        axis = Axis(name="samples/s", format=format_compact)
+        told = "Training throughput of every run, in samples a second."
+        svg = bar_chart(bars, title="Training throughput", description=told, legend=(), axis=axis)
+        charts.append(Chart(title="Training throughput", svg=svg))
+    charts += time_chart(runs)
+    return charts
+
+
+def time_chart(runs: Sequence[Run]) -> list[Block]:
+    """Seconds a stage, stacked, one bar a run."""
+    steps = list(dict.fromkeys(step for run in runs for step in run.steps))
+    # The first colours stand for runs in the chart beside it.
+    legend = [Legend.of(readable_name(step), position + 3) for position, step in enumerate(steps)]
+    bars = []
+    for run in runs:
+        seconds = [number(run.steps.get(step, {}).get("seconds")) or 0.0 for step in steps]
+        titles = [f"{run.label}, {entry.name}: {format_seconds(s)}" for entry, s in zip(legend, seconds, strict=True)]
+        if sum(seconds):
+            bars.append(Bar(name=run.label, values=seconds, titles=titles, text=format_seconds(sum(seconds))))
+    if not bars:
+        return []
+    axis = Axis(name="seconds, all stages", format=format_seconds)
+    told = "Seconds that each stage took, stacked, one bar a run."
+    svg = bar_chart(bars, title="Time by stage", description=told, legend=legend, axis=axis)
+    return [Chart(title="Time by stage", svg=svg, legend=legend, has_bars=True)]
+
+
+def pipeline_section(runs: Sequence[Run]) -> Section:
+    blocks: list[Block] = []
+    for run in runs:
+        if run.steps and run is runs[0]:
+            blocks += [*heading(run.label if len(runs) > 1 else ""), *pipeline_blocks(run)]
+        elif run.steps:
+            blocks.append(Details(summary=f"The pipeline of {run.label}", blocks=pipeline_blocks(run)))
+        else:
+            blocks.append(
+                Note(text=f"{run.label}: no steps were recorded (steps/*.json), so there are no times to show.")
+            )
+    return Section(
+        id="pipeline",
+        title="What ran",
+        intro="Each box is a step; the bar at its foot is its share of the time.",
+        blocks=blocks,
+    )
+
+
+def pipeline_blocks(run: Run) -> list[Block]:
+    stages = [
+        stage_of(run, step) for step in dict.fromkeys((*STEPS, *run.steps)) if step in run.steps or step != "report"
+    ]
+    told = "; ".join(f"{stage.title}: {stage.time or 'not recorded'}" for stage in stages)
+    flow = Chart(title="", svg=flow_chart(stages, title=f"Pipeline of {run.label}", description=told), is_wide=True)
+    rows = [
+        [
+            Cell(text=readable_name(step)),
+            Cell(text=readable_name(name)),
+            Cell(text=format_named(name, value), sort=number(value)),
+        ]
+        for step, record in run.steps.items()
+        for name, value in mapping(record.get("metrics")).items()
+    ]
+    table = Table(columns=("Step", "Metric", "Value"), rows=rows, numeric=frozenset({2}))
+    return [flow, Details(summary=f"Every metric the steps recorded ({len(rows)})", blocks=[table])] if rows else [flow]
+
+
+def stage_of(run: Run, step: str) -> Stage:
+    record = run.steps.get(step, {})
+    seconds = number(record.get("seconds"))
+    total = sum(number(each.get("seconds")) or 0.0 for each in run.steps.values())
+    lines = [line for line in (stage_rate(run, step, seconds), stage_bytes(run, step)) if line]
+    return Stage(
+        step=step,
+        title=readable_name(step),
+        time="" if seconds is None else format_seconds(seconds),
+        share=(seconds or 0.0) / total if total else 0.0,
+        lines=lines if seconds is not None else (),
+    )
+
+
+def stage_rate(run: Run, step: str, seconds: float | None) -> str:
+    """What the step says of its rate; else the rows it went over by its time."""
+    metrics = mapping(run.steps.get(step, {}).get("metrics"))
+    for name in preferred(metrics, "rows_per_s", "samples_per_s", ending="_per_s"):
+        what = name.removesuffix("_per_s").replace("num_", "").replace("_", " ")
+        return f"{format_compact(metrics[name])} {what}/s"
+    rows = {
+        "generate_data": run.number("dataset", "num_rows"),
+        "profile_access": run.number("profile", "num_samples"),
+        "train_model": run.number("training", "num_samples"),
+    }.get(step)
+    return f"{format_compact(rows / seconds)} rows/s" if rows and seconds else ""
+
+
+def stage_bytes(run: Run, step: str) -> str:
+    metrics = mapping(run.steps.get(step, {}).get("metrics"))
+    for name in preferred(metrics, "written_bytes", "data_bytes", ending="bytes"):
+        if "memory" not in name:
+            what = name.removesuffix("bytes").replace("_", " ")
+            return f"{format_bytes(metrics[name])} {what}".strip()
+    if step == "generate_data" and run.data_bytes is not None:
+        return f"{format_bytes(run.data_bytes)} written"
+    if step == "train_model" and (tables := run.number("training", "model", "embedding_bytes")) is not None:
+        return f"{format_bytes(tables)} of tables"
+    return ""
+
+
+def preferred(metrics: Mapping[str, Any], *first: str, ending: str) -> list[str]:
+    """Names of the numbers that end so, the given ones first."""
+    found = [name for name, value in metrics.items() if name.endswith(ending) and number(value) is not None]
+    return sorted(found, key=lambda name: first.index(name) if name in first else len(first))

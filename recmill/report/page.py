@@ -1,0 +1,61 @@
+"""The page itself: sections in reading order, put into the template with style and script inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+import recmill
+from recmill.report.blocks import Section
+from recmill.report.data import access_section, data_section
+from recmill.report.overview import comparison_section, headline, lede, pipeline_section, started
+from recmill.report.runs import Run
+from recmill.report.setup import config_section, environment_section, notes_section, plan_section
+from recmill.report.training import ingestion_section, training_section
+
+FOLDER = Path(__file__).parent
+
+
+def page_sections(runs: Sequence[Run]) -> list[Section]:
+    """What the page says, top to bottom."""
+    return [
+        *([comparison_section(runs)] if len(runs) > 1 else []),
+        pipeline_section(runs),
+        training_section(runs),
+        data_section(runs),
+        access_section(runs),
+        ingestion_section(runs),
+        plan_section(runs),
+        config_section(runs),
+        environment_section(runs),
+        notes_section(runs),
+    ]
+
+
+def render_page(runs: Sequence[Run], *, title: str | None = None) -> str:
+    """The whole page as HTML. Names from the data are escaped; only our own style and script are put in as they are."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html.j2").render(
+        title=title or " / ".join(run.label for run in runs),
+        runs=runs,
+        started=started(runs[0]),
+        lede=lede(runs),
+        headline=headline(runs),
+        sections=page_sections(runs),
+        num_missing=sum(len(run.missing) for run in runs),
+        version=recmill.__version__,
+        made_at=f"{datetime.now(tz=UTC):%d %B %Y, %H:%M} UTC",
+        style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
+        script=Markup((FOLDER / "page.js").read_text(encoding="utf-8")),
+    )
+    return page.lstrip()

@@ -1,0 +1,156 @@
+"""A run folder as the report reads it: every part may be missing, none may be broken.
+
+RUN/
+  run.json             name, preset, start, seconds
+  steps/<step>.json    seconds and metrics of each step
+  dataset/  profile/  plan/  allocation/        the artifacts
+  train/result.json    metrics, curves, ROC, ingestion
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from recmill.artifacts import InputError, check_format_version, is_remote, join_path, read_json
+
+STEPS = ("generate_data", "profile_access", "plan_shards", "tune_ingest", "train_model", "report")
+INGEST_STAGES = ("read", "decode", "transform", "batch")
+PARTS = {
+    "run": "run.json",
+    "dataset": "dataset/dataset.json",
+    "schema": "dataset/schema.json",
+    "profile": "profile/profile.json",
+    "plan": "plan/plan.json",
+    "allocation": "allocation/allocation.json",
+    "training": "train/result.json",
+}
+# What the page cannot show without the part, said in the notes.
+SHOWS = {
+    "run": "the run's name, start and whole time",
+    "dataset": "rows, sessions, layout and bytes of the data",
+    "schema": "features, tables and the best reachable AUC",
+    "profile": "access skew and duplication",
+    "plan": "where the tables live",
+    "allocation": "the workers of each ingestion stage",
+    "training": "metrics, curves, ROC and ingestion",
+}
+
+
+def number(value: Any) -> float | None:
+    """The value if it is a finite number; anything else was not measured."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def records(value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list of objects."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def in_order(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """Ingestion stages as rows pass through them; JSON keeps them by name."""
+    known = [name for name in INGEST_STAGES if name in stages]
+    return {name: stages[name] for name in (*known, *(name for name in stages if name not in known))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: its label on the page, the parts that were found, and its steps in the order they ran."""
+
+    path: str
+    label: str
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        return self.parts.get(name, {})
+
+    def number(self, part: str, *keys: str) -> float | None:
+        """A number inside a part: run.number("training", "metrics", "auc")."""
+        value: Any = self.part(part)
+        for key in keys:
+            value = mapping(value).get(key)
+        return number(value)
+
+    @property
+    def missing(self) -> list[str]:
+        """What this run lacks, as sentences for the notes."""
+        lacking = [
+            f"{PARTS[name]} is missing: the page does not show {SHOWS[name]}."
+            for name in PARTS
+            if name not in self.parts
+        ]
+        if not self.steps:
+            lacking.append("steps/*.json are missing: the page does not show what each stage took.")
+        return lacking
+
+    @property
+    def data_bytes(self) -> float | None:
+        sizes = [number(part.get("bytes")) for part in records(self.part("dataset").get("parts"))]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if known and len(known) == len(sizes) else None
+
+
+def load_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs with labels that tell them apart; the first is the baseline."""
+    if not paths:
+        raise InputError("no run folder was given; expected at least one")
+    return label_apart([load_run(path) for path in paths])
+
+
+def load_run(path: str | Path) -> Run:
+    """A run folder, or the folder that `recmill train` wrote (then only the training is there)."""
+    filesystem, root = fsspec.core.url_to_fs(str(path))
+    if not filesystem.exists(root):
+        raise InputError(f"{path}: no such folder; expected a run folder as `recmill run --out` writes it")
+    if not filesystem.isdir(root):
+        raise InputError(f"{path}: is a file; expected a run folder as `recmill run --out` writes it")
+    files = {name: join_path(path, file) for name, file in PARTS.items()}
+    if not filesystem.exists(join_path(root, PARTS["training"])) and filesystem.exists(join_path(root, "result.json")):
+        files["training"] = join_path(path, "result.json")
+    parts = {}
+    for name, file in files.items():
+        if filesystem.exists(fsspec.core.url_to_fs(file)[1]):
+            parts[name] = read_json(file)
+            check_format_version(parts[name], file)
+    found = sorted(filesystem.glob(join_path(root, "steps/*.json")))
+    steps = [read_json(filesystem.unstrip_protocol(file) if is_remote(path) else file) for file in found]
+    if not parts and not steps:
+        raise InputError(f"{path}: not a run: it holds none of {', '.join(PARTS.values())}, steps/*.json")
+    label = mapping(parts.get("run")).get("name") or Path(root).name
+    return Run(path=str(path), label=str(label), parts=parts, steps=order_steps(steps))
+
+
+def order_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Steps by name: the known ones as the pipeline runs them, then others by their start."""
+    named = [step for step in steps if isinstance(step.get("step"), str)]
+
+    def place(step: Mapping[str, Any]) -> tuple[int, float]:
+        known = STEPS.index(step["step"]) if step["step"] in STEPS else len(STEPS)
+        return known, number(step.get("started_at")) or 0.0
+
+    return {step["step"]: step for step in sorted(named, key=place)}
+
+
+def label_apart(runs: list[Run]) -> list[Run]:
+    """Runs that share a name are called by their folder, and by their position if that is the same too."""
+    names = [run.label for run in runs]
+    folders = [Path(run.path).name for run in runs]
+    labelled = []
+    for position, run in enumerate(runs):
+        text = run.label
+        if names.count(text) > 1:
+            text = folders[position] if folders.count(folders[position]) == 1 else f"{text} ({position + 1})"
+        labelled.append(replace(run, label=text))
+    return labelled

@@ -1,0 +1,213 @@
+"""The training: loss, AUC, ROC, final metrics, and whether ingestion kept up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recmill.report.blocks import Block, Cell, Chart, Details, Note, Section, Table, heading
+from recmill.report.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.data import best_auc
+from recmill.report.runs import Run, in_order, mapping, number, records
+from recmill.report.svg import Legend
+from recmill.report.units import format_compact, format_metric, format_named, format_number, format_share, readable_name
+
+MAX_POINTS = 120  # of one line: more than the chart has room for only makes the page heavier
+
+
+def training_section(runs: Sequence[Run]) -> Section:
+    legends = {run.label: Legend.of(run.label, position) for position, run in enumerate(runs)}
+    trained = [run for run in runs if "training" in run.parts]
+    blocks: list[Block] = [Note(text=f"{run.label} has no train/result.json.") for run in runs if run not in trained]
+    if trained:
+        blocks += [*loss_chart(trained, legends), *auc_chart(trained, legends), *roc_chart(trained, legends)]
+        blocks.append(metrics_table(trained))
+    return Section(id="training", title="Training", blocks=blocks)
+
+
+def shown_legend(lines: Sequence[Series]) -> list[Legend]:
+    """One line needs no legend: the title says what it is."""
+    return [line.legend for line in lines] if len(lines) > 1 else []
+
+
+def loss_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]:
+    lines, num_steps = [], 1
+    for run in runs:
+        points = pairs(records(run.part("training").get("curve")), "samples", "loss")
+        num_steps = max(num_steps, -(-len(points) // MAX_POINTS))
+        if points:
+            lines.append(Series(legend=legends[run.label], points=bucket_means(points, MAX_POINTS)))
+    if not lines:
+        return [Note(text="No loss was recorded during training.")]
+    svg = line_chart(
+        lines,
+        title="Training loss",
+        description="Log loss on the training data against samples seen.",
+        x=Axis(name="samples", format=format_compact, low=0.0),
+        y=Axis(name="log loss", format=format_number),
+    )
+    note = f"Each point is the mean of up to {num_steps} recorded steps." if num_steps > 1 else ""
+    return [Chart(title="Training loss", svg=svg, legend=shown_legend(lines), note=note)]
+
+
+def auc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]:
+    lines = []
+    for run in runs:
+        steps = pairs(records(run.part("training").get("curve")), "step", "samples")
+        evaluations = pairs(records(run.part("training").get("evaluations")), "step", "auc")
+        points = [(samples_at(step, steps), auc) for step, auc in evaluations]
+        if points:
+            lines.append(Series(legend=legends[run.label], points=thin(points, MAX_POINTS), has_dots=len(points) <= 30))
+    if not lines:
+        return [Note(text="No AUC was recorded during training.")]
+    best = {best_auc(run) for run in runs} - {None}
+    # Runs on different data have different best values; one line across the chart would be wrong for some of them.
+    references = (
+        [Reference(name="best reachable", value=value) for value in best if value is not None] if len(best) == 1 else []
+    )
+    svg = line_chart(
+        lines,
+        title="AUC on held-out data",
+        description="Area under the ROC curve at each evaluation against samples seen.",
+        x=Axis(name="samples", format=format_compact, low=0.0),
+        y=Axis(name="AUC", format=format_metric),
+        references=references,
+    )
+    return [Chart(title="AUC on held-out data", svg=svg, legend=shown_legend(lines))]
+
+
+def roc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]:
+    lines = []
+    for run in runs:
+        roc = mapping(run.part("training").get("roc"))
+        rates = roc.get("fpr"), roc.get("tpr")
+        if all(isinstance(rate, list) for rate in rates):
+            points = [
+                (x, y)
+                for x, y in zip(map(number, rates[0] or []), map(number, rates[1] or []), strict=False)
+                if x is not None and y is not None
+            ]
+            if points:
+                lines.append(Series(legend=legends[run.label], points=thin(points, MAX_POINTS)))
+    if not lines:
+        return [Note(text="No ROC curve was recorded.")]
+    svg = line_chart(
+        lines,
+        title="ROC on held-out data",
+        description="True positive rate against false positive rate; the dashed diagonal is guessing.",
+        x=Axis(name="false positive rate", format=format_share, low=0.0, high=1.0),
+        y=Axis(name="true positive rate", format=format_share, low=0.0, high=1.0),
+        references=[Reference(name="guessing", points=((0.0, 0.0), (1.0, 1.0)))],
+        height=440,
+    )
+    return [Chart(title="ROC on held-out data", svg=svg, legend=shown_legend(lines))]
+
+
+def pairs(entries: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
+    """(x, y) of the entries that have both."""
+    found = [(number(entry.get(x)), number(entry.get(y))) for entry in entries]
+    return [(px, py) for px, py in found if px is not None and py is not None]
+
+
+def bucket_means(points: Sequence[Point], count: int) -> list[Point]:
+    """At most `count` points, each the mean of its neighbours, so that no step is left out of the picture."""
+    size = -(-len(points) // count)
+    buckets = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(sum(x for x, _ in bucket) / len(bucket), sum(y for _, y in bucket) / len(bucket)) for bucket in buckets]
+
+
+def thin(points: Sequence[Point], count: int) -> list[Point]:
+    """At most `count` of the points, the first and the last among them."""
+    if len(points) <= count:
+        return list(points)
+    return [points[round(position * (len(points) - 1) / (count - 1))] for position in range(count)]
+
+
+def samples_at(step: float, steps: Sequence[Point]) -> float:
+    """Samples seen by a step, from the loss curve; the step itself where there is no curve."""
+    if not steps:
+        return step
+    place = min(bisect_left([known for known, _ in steps], step), len(steps) - 1)
+    known_step, samples = steps[place]
+    # The curve may be sparser than the evaluations: steps are of equal size, so go by the proportion.
+    return samples * step / known_step if known_step else samples
+
+
+def metrics_table(runs: Sequence[Run]) -> Table:
+    """Final metrics and size of each model."""
+    names = {
+        "AUC": ("metrics", "auc"),
+        "Log loss": ("metrics", "log_loss"),
+        "Normalised entropy": ("metrics", "normalised_entropy"),
+        "Evaluated samples": ("metrics", "num_samples"),
+        "Samples trained": ("num_samples",),
+        "Steps": ("num_steps",),
+        "Processes": ("world_size",),
+        "Training time": ("seconds",),
+        "Samples/s": ("samples_per_s",),
+        "Peak memory": ("peak_memory_bytes",),
+        "Dense parameters": ("model", "num_dense_parameters"),
+        "Embedding parameters": ("model", "num_embedding_parameters"),
+        "Embedding tables": ("model", "embedding_bytes"),
+    }
+    rows = []
+    for title, keys in names.items():
+        values = [run.number("training", *keys) for run in runs]
+        if any(value is not None for value in values):
+            rows.append([Cell(text=title), *(Cell(text=format_named(keys[-1], value), sort=value) for value in values)])
+    columns = ["", *(run.label for run in runs)]
+    numeric = frozenset(range(1, len(columns)))
+    return Table(
+        title="In the end", columns=columns, rows=rows, numeric=numeric, is_wide=len(runs) > 3, is_sortable=False
+    )
+
+
+def ingestion_section(runs: Sequence[Run]) -> Section:
+    blocks: list[Block] = []
+    for run in runs:
+        stats = {
+            name: mapping(entry)
+            for name, entry in in_order(mapping(run.part("training").get("ingest"))).items()
+            if mapping(entry)
+        }
+        if stats and run is runs[0]:
+            blocks += [*heading(run.label if len(runs) > 1 else ""), *ingestion_blocks(stats)]
+        elif stats:
+            blocks.append(Details(summary=f"Ingestion of {run.label}", blocks=ingestion_blocks(stats)))
+        elif "training" in run.parts:
+            blocks.append(Note(text=f"{run.label}: the training recorded no ingestion statistics."))
+    blocks = blocks or [Note(text="No run holds a training result, so ingestion is not shown.")]
+    return Section(
+        id="ingestion",
+        title="Ingestion",
+        intro="A stage that is busy all the time is the bottleneck; a trainer that stalls waits for its data.",
+        blocks=blocks,
+    )
+
+
+def ingestion_blocks(stats: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    keys = list(
+        dict.fromkeys(key for entry in stats.values() for key, value in entry.items() if number(value) is not None)
+    )
+    rows = []
+    for stage, entry in stats.items():
+        cells = [Cell(text=format_named(key, number(entry.get(key))), sort=number(entry.get(key))) for key in keys]
+        rows.append([Cell(text=stage), *cells])
+    columns = ("Stage", *(readable_name(key) for key in keys))
+    table = Table(
+        title="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(keys) + 1)), is_wide=len(keys) > 4
+    )
+    busy = [key for key in keys if "busy" in key]
+    if not busy:
+        return [table]
+    bars = [
+        Bar(name=stage, values=[value], text=format_share(value))
+        for stage, entry in stats.items()
+        if (value := number(entry.get(busy[0]))) is not None
+    ]
+    told = "Share of the time that the workers of each ingestion stage were busy."
+    axis = Axis(name="share of the time", format=format_share, high=1.0)
+    legend = [Legend(name="busy", colour=1)]
+    svg = bar_chart(bars, title="Busy share of each stage", description=told, legend=legend, axis=axis)
+    return [Chart(title="How busy each stage was", svg=svg), table]
