@@ -6,7 +6,8 @@ counting numpy arrays does not.
 
 from kernels.count_rows import count_rows
 from kernels.dedup_rows import dedup_rows
+from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.take_rows import take_rows, take_windows
 from kernels.window_rows import window_rows
 
-__all__ = ["count_rows", "dedup_rows", "take_rows", "take_windows", "window_rows"]
+__all__ = ["count_rows", "dedup_rows", "expand_jagged", "expand_rows", "take_rows", "take_windows", "window_rows"]

@@ -1,3 +1,5 @@
+from typing import Protocol
+
 # Addresses, sizes, numbers of threads: the Python functions beside each cpu.cpp check them first.
 def count_rows_int64(counts: int, num_rows: int, ids: int, num_ids: int, num_threads: int) -> None: ...
 def count_rows_int32(counts: int, num_rows: int, ids: int, num_ids: int, num_threads: int) -> None: ...
@@ -27,3 +29,35 @@ def take_windows(
     num_threads: int,
 ) -> None: ...
 def window_rows(columns: list[Lists], num_rows: int, starts: int, added: int, reverse: bool) -> int: ...
+def expand_rows(
+    distinct: int, num_distinct: int, row_bytes: int, inverse: int, num_rows: int, out: int, num_threads: int
+) -> None: ...
+
+class SumRows(Protocol):
+    def __call__(
+        self, gradient: int, num_rows: int, width: int, inverse: int, out: int, num_distinct: int, num_threads: int, /
+    ) -> None: ...
+
+class SumJagged(Protocol):
+    def __call__(
+        self,
+        gradient: int,
+        num_gradients: int,
+        width: int,
+        expanded_offsets: int,
+        inverse: int,
+        num_rows: int,
+        offsets: int,
+        num_distinct: int,
+        out: int,
+        num_values: int,
+        num_threads: int,
+        /,
+    ) -> None: ...
+
+sum_rows_float32: SumRows
+sum_rows_float64: SumRows
+sum_rows_bfloat16: SumRows
+sum_jagged_float32: SumJagged
+sum_jagged_float64: SumJagged
+sum_jagged_bfloat16: SumJagged

@@ -6,6 +6,7 @@ namespace nb = nanobind;
 namespace recmill {
 void bind_count_rows(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
+void bind_expand_rows(nb::module_& m);
 void bind_take_rows(nb::module_& m);
 void bind_window_rows(nb::module_& m);
 }  // namespace recmill
@@ -14,6 +15,7 @@ NB_MODULE(_cpu, m) {
   m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/.";
   recmill::bind_count_rows(m);
   recmill::bind_dedup_rows(m);
+  recmill::bind_expand_rows(m);
   recmill::bind_take_rows(m);
   recmill::bind_window_rows(m);
 }

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="triton is not installed; on a CPU the kernels run in its interpreter")
 
-from kernels import dedup_rows
+from kernels import dedup_rows, expand_jagged, expand_rows
+from kernels.expand_rows import reference
 
 triton_dedup = importlib.import_module("kernels.dedup_rows.triton_impl")
 
@@ -43,3 +44,30 @@ def test_dedup_matches_the_reference_at_every_width(length, dtype):
     found = dedup_rows([values], [offsets], kernel="triton")
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [(), (3,), (300,)])
+def test_dense_expansion_matches_the_reference(width, dtype):
+    generator = torch.Generator().manual_seed(0)
+    distinct = torch.randn(4, *width, generator=generator).to(dtype).requires_grad_()
+    inverse = torch.randint(4, (7,), generator=generator)
+    expanded = expand_rows(distinct, inverse, kernel="triton")
+    assert torch.equal(expanded, reference.expand_rows(distinct, inverse))
+    gradient = torch.randn(expanded.shape, generator=generator).to(dtype)
+    expanded.backward(gradient)
+    assert torch.equal(distinct.grad, reference.sum_rows(gradient, inverse, 4))
+
+
+@pytest.mark.parametrize("width", [(), (5,)])
+def test_jagged_expansion_matches_the_reference(width):
+    generator = torch.Generator().manual_seed(0)
+    offsets, inverse = torch.tensor([0, 2, 2, 150]), torch.tensor([2, 0, 0, 1, 2])
+    values = torch.randn(150, *width, generator=generator).requires_grad_()
+    expanded, expanded_offsets = expand_jagged(values, offsets, inverse, kernel="triton")
+    expected, expected_offsets = expand_jagged(values, offsets, inverse, kernel="reference")
+    assert torch.equal(expanded, expected)
+    assert torch.equal(expanded_offsets, expected_offsets)
+    gradient = torch.randn(expanded.shape, generator=generator)
+    expanded.backward(gradient)
+    assert torch.equal(values.grad, reference.sum_jagged(gradient, offsets, inverse, 150))
