@@ -18,6 +18,7 @@ from recmill.report.units import (
     format_metric,
     format_ratio,
     format_seconds,
+    format_share,
     readable_name,
 )
 
@@ -44,9 +45,8 @@ def bytes_per_sample(run: Run) -> float | None:
 
 def total_seconds(run: Run) -> float | None:
     """The run's own time; while it is not over, the sum of its steps."""
-    recorded = run.number("run", "seconds")
     seconds = [number(step.get("seconds")) for step in run.steps.values()]
-    return recorded if recorded is not None else sum(s for s in seconds if s is not None) or None
+    return run.number("run", "seconds") or sum(s for s in seconds if s is not None) or None
 
 
 def metric(*keys: str) -> Callable[[Run], float | None]:
@@ -89,6 +89,13 @@ FIGURES = (
         format=format_metric,
         by_difference=True,
         noise=0.001,
+    ),
+    Figure(
+        key="stall_share",
+        title="Waiting for data",
+        unit="share of the time",
+        read=lambda run: run.stall_share,
+        format=format_share,
     ),
     Figure(key="data_bytes", title="Data on disk", unit="bytes", read=lambda run: run.data_bytes, format=format_bytes),
     Figure(key="bytes_per_sample", title="Bytes a sample", unit="bytes", read=bytes_per_sample, format=format_bytes),

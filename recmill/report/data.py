@@ -138,34 +138,40 @@ def skew_blocks(run: Run) -> list[Block]:
             legend_entries.append(Legend(name=f"{len(series) - NUM_COLOURS} other tables", colour=0))
         note = "Rings mark where a tier of the plan ends." if any(line.marks for line in series) else ""
         blocks.append(Chart(title="Accesses served by the most read rows", svg=svg, legend=legend_entries, note=note))
-    blocks.append(tables_table(tables, ranked))
+    blocks.append(tables_table(tables, ranked, note=sample_note(run)))
     return blocks
 
 
-def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> Table:
+def sample_note(run: Run) -> str:
+    """What part of the data the counts are of; "" if of all of it."""
+    counted, whole = run.number("profile", "num_samples"), run.number("profile", "num_samples_total")
+    if counted is None or whole is None or counted >= whole:
+        return ""
+    return (
+        f"Counted over {format_compact(counted)} of {format_compact(whole)} samples ({format_share(counted / whole)})."
+    )
+
+
+def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str], *, note: str) -> Table:
     rows = []
     for name in ranked:
         entry = tables[name]
         values = [number(entry.get(key)) for key in ("num_rows", "num_accesses", "num_distinct")]
-        top = share_at(access_curve(entry), 0.01 * (values[0] or 0))
+        top = number(mapping(entry.get("top_share")).get("0.01"))
+        exponent = number(entry.get("zipf_exponent"))
         cells = [Cell(text=DASH if value is None else format_compact(value), sort=value) for value in values]
         share = Cell(text=DASH if top is None else format_share(top), sort=top, bar=top)
-        rows.append([Cell(text=name), *cells, share])
-    columns = ("Table", "Rows", "Accesses", "Rows read", "By top 1% of rows")
-    return Table(title="Tables", columns=columns, rows=rows, numeric=frozenset({1, 2, 3, 4}), is_wide=False)
+        zipf = Cell(text=DASH if exponent is None else f"{exponent:.2f}", sort=exponent)
+        rows.append([Cell(text=name), *cells, zipf, share])
+    columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf", "Top 1% serve")
+    numeric = frozenset(range(1, len(columns)))
+    return Table(title="Tables", columns=columns, rows=rows, numeric=numeric, note=note, is_wide=False)
 
 
 def access_curve(table: Mapping[str, Any]) -> list[Point]:
     """(rows, share of accesses) from a table's entry of the profile."""
-    curve = mapping(table.get("cumulative"))
-    rows, shares = curve.get("rows"), curve.get("share")
-    if not isinstance(rows, list) or not isinstance(shares, list):
-        return []
-    return [
-        (x, y)
-        for x, y in zip(map(number, rows), map(number, shares), strict=False)
-        if x is not None and y is not None and x > 0
-    ]
+    found = [(number(point.get("rows")), number(point.get("share"))) for point in records(table.get("curve"))]
+    return [(x, y) for x, y in found if x is not None and y is not None and x > 0]
 
 
 def share_at(points: Sequence[Point], rows: float) -> float | None:

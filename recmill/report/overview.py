@@ -22,6 +22,7 @@ from recmill.report.units import (
     format_named,
     format_ratio,
     format_seconds,
+    format_share,
     readable_name,
 )
 
@@ -47,6 +48,12 @@ def processes(count: float) -> str:
     return f"{format_count(count)} process{'' if count == 1 else 'es'}"
 
 
+def training_note(run: Run) -> str:
+    ranks, stall = run.number("training", "world_size"), run.stall_share
+    parts = [processes(ranks) if ranks else "", f"{format_share(stall)} waiting for data" if stall is not None else ""]
+    return ", ".join(part for part in parts if part)
+
+
 def started(run: Run) -> str:
     """When the run began, in UTC; "" where nobody wrote it down."""
     times = [run.number("run", "started_at"), *(number(step.get("started_at")) for step in run.steps.values())]
@@ -63,12 +70,12 @@ def run_cards(run: Run) -> list[Card]:
     entropy, speed = run.number("training", "metrics", "normalised_entropy"), run.number("training", "samples_per_s")
     size, each = run.data_bytes, bytes_per_sample(run)
     memory, tables = run.number("training", "peak_memory_bytes"), run.number("training", "model", "embedding_bytes")
-    whole, ranks = total_seconds(run), run.number("training", "world_size")
+    whole = total_seconds(run)
     loss = run.number("training", "metrics", "log_loss")
     cards = [
         ("AUC, held-out data", auc, format_metric, "", best and f"best reachable {format_metric(best)}"),
         ("Normalised entropy", entropy, format_metric, "", loss and f"log loss {format_metric(loss)}"),
-        ("Training throughput", speed, format_compact, "samples/s", ranks and processes(ranks)),
+        ("Training throughput", speed, format_compact, "samples/s", training_note(run)),
         ("Data on disk", size, format_bytes, "", each and f"{format_bytes(each)} a sample"),
         ("Peak memory", memory, format_bytes, "", tables and f"{format_bytes(tables)} in embedding tables"),
         ("Whole run", whole, format_seconds, "", run.steps and f"{len(run.steps)} steps"),

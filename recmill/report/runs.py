@@ -101,6 +101,12 @@ class Run:
         known = [size for size in sizes if size is not None]
         return sum(known) if known and len(known) == len(sizes) else None
 
+    @property
+    def stall_share(self) -> float | None:
+        """Share of the time in which the trainer waited for its next batch."""
+        waited, whole = (self.number("training", "ingest", "consumer", key) for key in ("stall_seconds", "seconds"))
+        return waited / whole if waited is not None and whole else None
+
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
     """The runs with labels that tell them apart; the first is the baseline."""

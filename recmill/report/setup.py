@@ -113,23 +113,30 @@ def allocation_blocks(run: Run) -> list[Block]:
 
 
 def config_section(runs: Sequence[Run]) -> Section:
-    """Settings; with several runs first those that differ, because they are what is compared."""
-    configs = [mapping(run.part("training").get("config")) for run in runs]
+    """Settings of the training and arguments of the pipeline."""
+    training = [mapping(run.part("training").get("config")) for run in runs]
+    pipeline = [mapping(run.part("run").get("arguments")) for run in runs]
+    blocks = [*settings_blocks(runs, training, "training"), *settings_blocks(runs, pipeline, "pipeline")]
+    missing: list[Block] = [Note(text="No run holds a configuration.")]
+    return Section(id="config", title="Configuration", blocks=blocks or missing)
+
+
+def settings_blocks(runs: Sequence[Run], configs: Sequence[Mapping[str, Any]], what: str) -> list[Block]:
+    """With several runs first the settings that differ, because they are what is compared."""
     keys = list(dict.fromkeys(key for config in configs for key in config))
     if not keys:
-        return Section(id="config", title="Configuration", blocks=[Note(text="No run holds a training configuration.")])
+        return []
     differing = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
     blocks: list[Block] = []
-    if len(runs) > 1 and differing:
+    if differing:
         rows = [text_cells([key, *(setting(config, key) for config in configs)]) for key in differing]
         columns = ["Setting", *(run.label for run in runs)]
-        blocks.append(Table(title="Where the runs differ", columns=columns, rows=rows, is_sortable=False))
-    elif len(runs) > 1:
-        blocks.append(Note(text="The runs were trained with the same settings."))
-    same = {key: setting(configs[0], key) for key in keys if len(runs) == 1 or key not in differing}
-    summary = f"Settings of the training ({len(same)})" if len(runs) == 1 else f"The same in all runs ({len(same)})"
-    blocks.append(Details(summary=summary, blocks=[Facts(pairs=same)]))
-    return Section(id="config", title="Configuration", blocks=blocks)
+        blocks.append(Table(title=f"Where the {what}s differ", columns=columns, rows=rows, is_sortable=False))
+    same = {key: setting(configs[0], key) for key in keys if key not in differing}
+    shared = ", the same in all runs" if len(runs) > 1 else ""
+    if same:
+        blocks.append(Details(summary=f"Settings of the {what}{shared} ({len(same)})", blocks=[Facts(pairs=same)]))
+    return blocks
 
 
 def setting(config: Mapping[str, Any], key: str) -> str:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recmill.report.blocks import Block, Cell, Chart, Details, Note, Section, Table, heading
+from recmill.report.blocks import Block, Cell, Chart, Details, Facts, Note, Section, Table, heading
 from recmill.report.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
 from recmill.report.data import best_auc
 from recmill.report.runs import Run, in_order, mapping, number, records
@@ -166,48 +166,61 @@ def metrics_table(runs: Sequence[Run]) -> Table:
 def ingestion_section(runs: Sequence[Run]) -> Section:
     blocks: list[Block] = []
     for run in runs:
-        stats = {
-            name: mapping(entry)
-            for name, entry in in_order(mapping(run.part("training").get("ingest"))).items()
-            if mapping(entry)
-        }
-        if stats and run is runs[0]:
-            blocks += [*heading(run.label if len(runs) > 1 else ""), *ingestion_blocks(stats)]
-        elif stats:
-            blocks.append(Details(summary=f"Ingestion of {run.label}", blocks=ingestion_blocks(stats)))
-        elif "training" in run.parts:
-            blocks.append(Note(text=f"{run.label}: the training recorded no ingestion statistics."))
-    blocks = blocks or [Note(text="No run holds a training result, so ingestion is not shown.")]
+        if not mapping(run.part("training").get("ingest")):
+            blocks.append(Note(text=f"{run.label} holds no ingestion statistics."))
+        elif run is runs[0]:
+            blocks += [*heading(run.label if len(runs) > 1 else ""), *ingestion_blocks(run)]
+        else:
+            blocks.append(Details(summary=f"Ingestion of {run.label}", blocks=ingestion_blocks(run)))
     return Section(
         id="ingestion",
         title="Ingestion",
-        intro="A stage that is busy all the time is the bottleneck; a trainer that stalls waits for its data.",
+        intro="A stage that is busy all the time is the bottleneck; a trainer that waits lacks data. "
+        "These are the figures of the first process.",
         blocks=blocks,
     )
 
 
-def ingestion_blocks(stats: Mapping[str, Mapping[str, Any]]) -> list[Block]:
-    keys = list(
-        dict.fromkeys(key for entry in stats.values() for key, value in entry.items() if number(value) is not None)
-    )
+def ingestion_blocks(run: Run) -> list[Block]:
+    stats = {name: mapping(entry) for name, entry in in_order(mapping(run.part("training").get("ingest"))).items()}
+    # What stands beside the stages: the consumer (how long it waited) and the memory.
+    stages = {name: entry for name, entry in stats.items() if "workers" in entry}
+    named = {
+        readable_name(f"{name}_{key}"): format_named(key, value)
+        for name, entry in stats.items()
+        for key, value in entry.items()
+        if name not in stages and number(value) is not None
+    }
+    if (stall := run.stall_share) is not None:
+        named = {"Trainer waited": format_share(stall), **named}
+    facts = [Facts(title="Trainer and memory", pairs=named)] if named else []
+    return [*busy_chart(stages), *([stages_table(stages)] if stages else []), *facts]
+
+
+STAGE_KEYS = ("workers", "busy_share", "rows_per_s", "cpu_seconds", "bytes")
+
+
+def stages_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
+    keys = [key for key in STAGE_KEYS if any(number(entry.get(key)) is not None for entry in stages.values())]
     rows = []
-    for stage, entry in stats.items():
-        cells = [Cell(text=format_named(key, number(entry.get(key))), sort=number(entry.get(key))) for key in keys]
+    for stage, entry in stages.items():
+        values = [number(entry.get(key)) for key in keys]
+        cells = [Cell(text=format_named(key, value), sort=value) for key, value in zip(keys, values, strict=True)]
         rows.append([Cell(text=stage), *cells])
     columns = ("Stage", *(readable_name(key) for key in keys))
-    table = Table(
-        title="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(keys) + 1)), is_wide=len(keys) > 4
-    )
-    busy = [key for key in keys if "busy" in key]
-    if not busy:
-        return [table]
+    return Table(title="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))), is_wide=False)
+
+
+def busy_chart(stages: Mapping[str, Mapping[str, Any]]) -> list[Block]:
     bars = [
         Bar(name=stage, values=[value], text=format_share(value))
-        for stage, entry in stats.items()
-        if (value := number(entry.get(busy[0]))) is not None
+        for stage, entry in stages.items()
+        if (value := number(entry.get("busy_share"))) is not None
     ]
+    if not bars:
+        return []
     told = "Share of the time that the workers of each ingestion stage were busy."
     axis = Axis(name="share of the time", format=format_share, high=1.0)
     legend = [Legend(name="busy", colour=1)]
     svg = bar_chart(bars, title="Busy share of each stage", description=told, legend=legend, axis=axis)
-    return [Chart(title="How busy each stage was", svg=svg), table]
+    return [Chart(title="How busy each stage was", svg=svg)]

@@ -82,7 +82,7 @@ _SUFFIXES: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
     (("_per_s",), format_rate),
     (("bytes",), format_bytes),
     (("_s", "seconds"), format_seconds),
-    (("_share", "share", "_fraction"), format_share),
+    (("share", "_fraction", "_fill"), format_share),
     (("auc", "loss", "entropy"), format_metric),
 )
 
@@ -97,7 +97,7 @@ def format_named(name: str, value: Any) -> str:
         if not math.isfinite(value):
             return DASH
         for endings, format_value in _SUFFIXES:
-            if name.removesuffix("_per_step").endswith(endings):
+            if name.removesuffix("_per_step").removesuffix("_per_item").endswith(endings):
                 return format_value(value)
         return format_count(value)
     if isinstance(value, (list, tuple)):

@@ -61,6 +61,7 @@ def write_run(
         "kind": "run",
         "name": name or path.name,
         "preset": "tiny",
+        "arguments": {"preset": "tiny", "layout": "session", "nproc": 2, "eval_fraction": 0.1},
         "pipeline_run_id": "8f1c7a52",
         "mlflow": {"tracking_uri": "sqlite:///mlflow.db", "experiment_id": "1", "run_id": "0c9be1d3a4"},
         "started_at": STARTED_AT,
@@ -116,7 +117,12 @@ def write_profile(path: Path, schema: Schema) -> None:
             "features": list(table.features),
             "num_accesses": NUM_ROWS * (12 if table.name == "items" else 1),
             "num_distinct": table.num_rows * 7 // 10,
-            "cumulative": {"rows": rows, "share": [float(cumulative[row - 1]) for row in rows]},
+            "top_share": {
+                share: float(cumulative[math.ceil(float(share) * table.num_rows) - 1])
+                for share in ("0.001", "0.01", "0.1")
+            },
+            "zipf_exponent": 1.25 - 0.12 * position,
+            "curve": [{"rows": row, "share": float(cumulative[row - 1])} for row in rows],
         }
     duplication = {
         feature.name: {
@@ -128,7 +134,17 @@ def write_profile(path: Path, schema: Schema) -> None:
         for feature in schema.id_features
     }
     with write_folder(path, manifest_name="profile.json") as folder:
-        AccessProfile.seal(folder, body={"num_samples": 360_000, "tables": tables, "duplication": duplication})
+        AccessProfile.seal(
+            folder,
+            body={
+                "num_samples": 360_000,
+                "num_samples_total": 360_000,
+                "split": "train",
+                "sample": 1.0,
+                "tables": tables,
+                "duplication": duplication,
+            },
+        )
 
 
 def write_plan(path: Path, schema: Schema) -> None:
@@ -217,15 +233,7 @@ def write_training(path: Path, *, speed: float, auc: float, num_steps: int, conf
             "tpr": [rate ** (1 / auc - 1) for rate in false_positives],
             "threshold": [1 - rate for rate in false_positives],
         },
-        "ingest": {
-            stage: {"workers": workers, "busy_share": busy, "rows_per_s": rows, "queue_s": 0.4}
-            for stage, workers, busy, rows in (
-                ("read", 1, 0.31, 1.9e6),
-                ("decode", 2, 0.66, 7.2e5),
-                ("transform", 3, 0.93, 5.1e5),
-                ("batch", 1, 0.22, 2.4e6),
-            )
-        },
+        "ingest": ingest_statistics(seconds=360_000 / samples_per_s),
         "model": {
             "name": "dlrm",
             "num_dense_parameters": 182_401,
@@ -257,3 +265,33 @@ def write_steps(path: Path, seconds: dict[str, float], *, speed: float) -> None:
         }
         write_json(path / f"{step}.json", record)
         start += taken
+
+
+def ingest_statistics(*, seconds: float) -> dict[str, Any]:
+    stages = {"read": (1, 0.31), "decode": (2, 0.66), "transform": (3, 0.93), "batch": (1, 0.22)}
+    consumer = {
+        "batches": 176,
+        "rows": 180_000,
+        "rows_per_s": 180_000 / seconds,
+        "seconds": seconds,
+        "stall_seconds": 0.04 * seconds,
+    }
+    return {
+        stage: {
+            "workers": workers,
+            "items": 44,
+            "rows": 180_000,
+            "bytes": 17_280_000,
+            "seconds": busy * workers * seconds,
+            "cpu_seconds": 0.9 * busy * workers * seconds,
+            "seconds_per_item": busy * workers * seconds / 44,
+            "rows_per_s": 180_000 / seconds,
+            "busy_share": busy,
+            "queue": 2,
+            "queue_fill": 0.25,
+        }
+        for stage, (workers, busy) in stages.items()
+    } | {
+        "consumer": consumer | {"queue": 3, "queue_fill": 0.75},
+        "memory": {"bytes": 9_000_000, "peak_bytes": 61_000_000, "limit_bytes": 512 * 2**20},
+    }

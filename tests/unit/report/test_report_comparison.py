@@ -160,3 +160,8 @@ def test_compare_of_a_missing_run_ends_with_one_line_and_no_page(
     assert ended.value.code == 2
     assert "nowhere: no such folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_waiting_for_data_is_compared(baseline: Path, faster: Path) -> None:
+    table = {row[0].figure.key: row for row in compare_runs(load_runs([baseline, faster]))}
+    assert [cell.value for cell in table["stall_share"]] == pytest.approx([0.04, 0.04])

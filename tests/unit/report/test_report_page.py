@@ -89,7 +89,7 @@ def test_several_runs_show_the_ratio_to_the_first(several: Path) -> None:
 
 def test_settings_that_differ_come_first(several: Path) -> None:
     text = re.sub(r"\s+", " ", Page(several).text)
-    assert "Where the runs differ" in text
+    assert "Where the trainings differ" in text
     assert "batch_size 2048 4096" in text
 
 
