@@ -10,12 +10,16 @@ import builtins
 import io
 import os
 import re
+import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
+
+import psutil
 
 from recmill.artifacts import InputError
 
@@ -88,6 +92,7 @@ def run_locally(
         tempfile.TemporaryDirectory(prefix="recmill-kfp-") as scratch,
         open(log_path, "w", encoding="utf-8") as file,
         changed_environment(environment),
+        steps_stopped_by_sigterm(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # that our image is not called python
@@ -109,6 +114,23 @@ def run_locally(
         finally:
             builtins.print = original_print  # ParallelFor leaves its indenting print behind
             config.LocalExecutionConfig.instance = None  # or later calls of a component would run it
+
+
+@contextmanager
+def steps_stopped_by_sigterm() -> Iterator[None]:
+    """Hand SIGTERM on to the steps as the interrupt that Ctrl-C is: kfp waits for them, and orphans would go on."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

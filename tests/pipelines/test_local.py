@@ -2,12 +2,15 @@
 
 import builtins
 import os
+import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from kfp import dsl
 
-from pipelines.local import StepFailed, run_locally
+from pipelines.local import Follow, StepFailed, run_locally
 from recmill.artifacts import InputError, read_json
 
 
@@ -15,6 +18,7 @@ from recmill.artifacts import InputError, read_json
 def one_step(workdir: str, behaviour: str, output: dsl.Output[dsl.Dataset]):
     """A step that does as it is told."""
     import os
+    import time
 
     from components.outputs import publish
     from recmill.artifacts import InputError
@@ -31,6 +35,8 @@ def one_step(workdir: str, behaviour: str, output: dsl.Output[dsl.Dataset]):
             raise KeyError("lost")
         if behaviour == "die":
             os._exit(9)
+        if behaviour == "sleep":
+            time.sleep(120)
         publish(output, {"path": behaviour, "content_hash": os.environ["KFP_RUN_ID"]})
 
 
@@ -51,7 +57,7 @@ def two_steps(workdir: str, behaviour: str):
     read_step(workdir=workdir, dataset=made.outputs["output"])
 
 
-def run_two_steps(folder: Path, behaviour: str) -> list[tuple[str, str]]:
+def run_two_steps(folder: Path, behaviour: str, follow: Follow | None = None) -> list[tuple[str, str]]:
     heard: list[tuple[str, str]] = []
     run_locally(
         two_steps,
@@ -59,7 +65,7 @@ def run_two_steps(folder: Path, behaviour: str) -> list[tuple[str, str]]:
         steps=("one_step", "read_step"),
         log_path=folder / "run.log",
         environment={"KFP_RUN_ID": "id-7", "RECMILL_TRACKING": "off"},
-        follow=lambda step, text: heard.append((step, text)),
+        follow=follow or (lambda step, text: heard.append((step, text))),
     )
     return heard
 
@@ -116,3 +122,15 @@ def test_nothing_of_the_runner_stays_behind(tmp_path: Path, monkeypatch: pytest.
     assert LocalExecutionConfig.instance is None
     assert "KFP_RUN_ID" not in os.environ
     assert list(scratch.iterdir()) == []
+
+
+def test_a_terminated_run_takes_its_steps_with_it(tmp_path: Path) -> None:
+    def terminate_once_it_works(step: str, text: str) -> None:
+        if text.startswith("work"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_two_steps(tmp_path, "sleep", follow=terminate_once_it_works)
+    assert time.monotonic() - begin < 60
+    assert psutil.Process().children(recursive=True) == []
