@@ -1,0 +1,182 @@
+"""News clicks of Globo.com: real sessions with a history, a context and sampled negatives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recmill.artifacts import InputError
+from recmill.data.schema import Feature, Schema
+from recmill.data.sources.lists import (
+    IntArray,
+    id_column,
+    plain_column,
+    position_in_run,
+    space_out,
+    starts_of_runs,
+    window_column,
+)
+from recmill.data.sources.locate import read_whole_numbers
+from recmill.data.sources.log_writer import ROWS_PER_GROUP, LogWriter, write_log
+from recmill.progress import Progress, no_progress
+
+CONTEXT = ("environment", "deviceGroup", "os", "country", "region")  # the same in 99.9% of neighbouring clicks
+CHANGING = "referrer_type"  # the same in 90% of them
+COLUMNS = (
+    "user_id",
+    "session_id",
+    "click_article_id",
+    "click_timestamp",
+    *(f"click_{name}" for name in (*CONTEXT, CHANGING)),
+)
+DIM = 16
+
+Clicks = dict[str, npt.NDArray[np.int64]]
+
+
+def convert_globo(
+    path: str | Path,
+    *,
+    out: str | Path,
+    negatives: int = 1,
+    negative_window: int | None = 10_000,
+    history_length: int = 50,
+    limit: int | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> str | Path:
+    """A raw log of clicks (label 1) and, after each, `negatives` articles that were not clicked (label 0).
+
+    The data has no impressions. A negative is the article of a click drawn from the last `negative_window` clicks of
+    everybody, so popular and fresh articles come up as they would on the page; None draws from all clicks. `limit`
+    takes the sessions that start first. `path` is clicks.parquet, or a folder with it or with clicks_hour_*.csv.
+    """
+    progress("read clicks", 0, 0)
+    clicks = _in_time_order(_read_clicks(Path(path)), spacing=negatives + 1)
+    articles, clicks["article"] = np.unique(clicks["click_article_id"], return_inverse=True)
+    stream, starts, lengths = _histories(clicks, history_length)
+    drawn = _draw_negatives(clicks["article"], count=negatives, window=negative_window, seed=seed)
+    rows = np.arange(len(clicks["session_id"])) if limit is None else _first_sessions(clicks, limit)
+    schema = _schema(clicks, num_articles=len(articles))
+    with write_log(out, schema) as writer:
+        # Row r of the log is variant r % (1 + negatives) of a click; variant 0 is the click itself.
+        variants = 1 + negatives
+        click = np.repeat(rows, variants)
+        variant = np.tile(np.arange(variants), len(rows))
+        timestamp = clicks["timestamp"][click] + variant
+        order = np.lexsort((clicks["session_id"][click], timestamp))
+        shown = np.concatenate([clicks["article"][:, None], drawn], axis=1)
+        for begin in range(0, len(order), ROWS_PER_GROUP):
+            chunk = order[begin : begin + ROWS_PER_GROUP]
+            at, which = click[chunk], variant[chunk]
+            columns = {
+                "session_id": plain_column(clicks["session_id"][at]),
+                "timestamp": plain_column(timestamp[chunk]),
+                "label": plain_column((which == 0).astype(np.float32)),
+                "session_position": plain_column(np.log1p(clicks["position"][at]).astype(np.float32)),
+                "user": id_column(clicks["user_id"][at]),
+                **{name: id_column(clicks[f"click_{name}"][at]) for name in (*CONTEXT, CHANGING)},
+                "history": window_column(stream, starts[at], lengths[at]),
+                "article": id_column(shown[at, which]),
+            }
+            writer.write(_record_batch(columns, writer))
+            progress("write samples", begin + len(chunk), len(order))
+        writer.info |= {
+            "num_sessions": int((clicks["position"][rows] == 0).sum()),
+            "negatives": negatives,
+            "seed": seed,
+        }
+    return out
+
+
+def _record_batch(columns: dict[str, pa.Array], writer: LogWriter) -> pa.RecordBatch:
+    arrow_schema = writer.schema.arrow_schema()
+    return pa.RecordBatch.from_arrays([columns[name] for name in arrow_schema.names], schema=arrow_schema)
+
+
+def _read_clicks(path: Path) -> Clicks:
+    if path.is_dir():
+        single = path / "clicks.parquet"
+        files = [single] if single.exists() else sorted(path.rglob("clicks_hour_*.csv"))
+        if not files:
+            raise InputError(f"{path}: holds neither clicks.parquet nor clicks_hour_*.csv files of the globo data")
+    else:
+        files = [path]
+    table = pa.concat_tables([read_whole_numbers(file, COLUMNS) for file in files])
+    if table.num_rows == 0:
+        raise InputError(f"{path}: holds no clicks")
+    clicks = {name: table[name].to_numpy() for name in COLUMNS}
+    for name in COLUMNS:
+        if clicks[name].min() < 0:
+            row = int(np.argmax(clicks[name] < 0))
+            raise InputError(f"{path}: column {name!r}, row {row}: is {clicks[name][row]}, expected at least 0")
+    return clicks
+
+
+def _in_time_order(clicks: Clicks, *, spacing: int) -> Clicks:
+    """Clicks by time, with their `position` in the session and a `timestamp` that leaves room for negatives."""
+    by_session = np.lexsort((clicks["click_timestamp"], clicks["session_id"]))
+    clicks = {name: column[by_session] for name, column in clicks.items()}
+    is_start = starts_of_runs(clicks["session_id"])
+    clicks["timestamp"] = space_out(clicks["click_timestamp"], is_start, spacing=spacing)
+    clicks["position"] = position_in_run(is_start)
+    by_time = np.lexsort((clicks["session_id"], clicks["timestamp"]))
+    return {name: column[by_time] for name, column in clicks.items()}
+
+
+def _histories(clicks: Clicks, history_length: int) -> tuple[IntArray, IntArray, IntArray]:
+    """All articles user by user in time order, and each click's window of those its user clicked before."""
+    by_user = np.argsort(clicks["user_id"], kind="stable")
+    position = position_in_run(starts_of_runs(clicks["user_id"][by_user]))
+    lengths, starts = np.empty_like(position), np.empty_like(position)
+    lengths[by_user] = np.minimum(position, history_length)
+    starts[by_user] = np.arange(len(by_user)) - lengths[by_user]
+    return clicks["article"][by_user], starts, lengths
+
+
+def _draw_negatives(articles: IntArray, *, count: int, window: int | None, seed: int) -> IntArray:
+    """For every click `count` other articles, each the article of a random click among those before it."""
+    rng = np.random.default_rng(seed)
+    position = np.arange(len(articles))[:, None]
+    size = len(articles) if window is None else min(window, len(articles))
+    # The first clicks have too little past: they draw from the first window, which holds articles just as fresh.
+    low = np.zeros_like(position) if window is None else np.maximum(position - size, 0)
+    drawn = articles[low + rng.integers(0, size, (len(articles), count))]
+    for _ in range(8):
+        clash = np.nonzero(drawn == articles[:, None])
+        if len(clash[0]) == 0:
+            break
+        drawn[clash] = articles[low[clash[0], 0] + rng.integers(0, size, len(clash[0]))]
+    # A window in which one article has nearly all clicks: any other article will do.
+    num_articles = int(articles.max()) + 1
+    if num_articles > 1:
+        clash = np.nonzero(drawn == articles[:, None])
+        drawn[clash] = (drawn[clash] + rng.integers(1, num_articles, len(clash[0]))) % num_articles
+    return drawn
+
+
+def _first_sessions(clicks: Clicks, limit: int) -> IntArray:
+    """The clicks of the `limit` sessions that start first."""
+    sessions, first_row = np.unique(clicks["session_id"], return_index=True)  # clicks are in time order
+    chosen = sessions[np.argsort(first_row)[:limit]]
+    return np.flatnonzero(np.isin(clicks["session_id"], chosen))
+
+
+def _schema(clicks: Clicks, *, num_articles: int) -> Schema:
+    def context(name: str, column: str, group: str) -> Feature:
+        return Feature(name=name, kind="sparse", num_rows=int(clicks[column].max()) + 1, dim=DIM, group=group)
+
+    return Schema(
+        features=(
+            Feature(name="session_position", kind="dense"),
+            context("user", "user_id", "context"),
+            *(context(name, f"click_{name}", "context") for name in CONTEXT),
+            context(CHANGING, f"click_{CHANGING}", CHANGING),
+            Feature(name="history", kind="sequence", table="article", num_rows=num_articles, dim=DIM, shift=True),
+            Feature(name="article", kind="sparse", num_rows=num_articles, dim=DIM),
+        ),
+        info={"source": "globo"},
+    )
