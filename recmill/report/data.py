@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ from recmill.report.units import (
     format_metric,
     format_named,
     format_number,
+    format_ratio,
     format_share,
     readable_name,
 )
@@ -80,7 +81,7 @@ def schema_blocks(run: Run) -> list[Block]:
                 Cell(text=str(feature.get("name", ""))),
                 Cell(text=str(feature.get("kind", ""))),
                 Cell(text="" if is_dense else str(feature.get("table") or feature.get("name", ""))),
-                *(Cell(text=DASH if value is None else format_count(value), sort=value) for value in numbers),
+                *(value_cell(value, format_count) for value in numbers),
                 Cell(text="" if is_dense else str(feature.get("pooling", ""))),
                 Cell(text=str(feature.get("group", ""))),
                 Cell(text="shifts" if feature.get("shift") else ""),
@@ -159,10 +160,9 @@ def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str],
         values = [number(entry.get(key)) for key in ("num_rows", "num_accesses", "num_distinct")]
         top = number(mapping(entry.get("top_share")).get("0.01"))
         exponent = number(entry.get("zipf_exponent"))
-        cells = [Cell(text=DASH if value is None else format_compact(value), sort=value) for value in values]
+        cells = [value_cell(value, format_compact) for value in values]
         share = Cell(text=DASH if top is None else format_share(top), sort=top, bar=top)
-        zipf = Cell(text=DASH if exponent is None else f"{exponent:.2f}", sort=exponent)
-        rows.append([Cell(text=name), *cells, zipf, share])
+        rows.append([Cell(text=name), *cells, value_cell(exponent, format_number), share])
     columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf", "Top 1% serve")
     numeric = frozenset(range(1, len(columns)))
     return Table(title="Tables", columns=columns, rows=rows, numeric=numeric, note=note, is_wide=False)
@@ -202,42 +202,54 @@ def tier_marks(run: Run, table: str, points: Sequence[Point]) -> list[tuple[floa
     return marks
 
 
+# Key of the profile, what the column is called, how its values read.
+DUPLICATION: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("dedup_factor", "Dedup factor", format_ratio),
+    ("same_as_previous", "Unchanged", format_share),
+    ("shifted_by_one", "Shifted by one", format_share),
+    ("distinct_per_session", "Distinct a session", format_number),
+    ("mean_length", "Mean length", format_number),
+)
+
+
 def duplication_blocks(run: Run) -> list[Block]:
     features = {name: mapping(entry) for name, entry in mapping(run.part("profile").get("duplication")).items()}
     if not features:
         return [Note(text=f"{run.label}: the profile holds no duplication statistics.")]
-    factors = {name: number(entry.get("dedup_factor")) for name, entry in features.items()}
-    ranked = sorted(features, key=lambda name: -(factors[name] or 0))
-    rows = [
-        [Cell(text=name), *(duplication_cell(key, features[name].get(key)) for key in DUPLICATION)] for name in ranked
-    ]
-    table = Table(
-        columns=("Feature", *(readable_name(key) for key in DUPLICATION)),
-        rows=rows,
-        numeric=frozenset(range(1, len(DUPLICATION) + 1)),
-    )
+    ranked = sorted(features, key=lambda name: -(number(features[name].get("dedup_factor")) or 0))
+    charted = [name for name in ranked if features[name].get("kind") != "dense"][:MAX_BARS]
+    table = duplication_table(features, ranked)
     return [
-        *duplication_charts(features, ranked[:MAX_BARS]),
-        Details(summary=f"Duplication of every feature ({len(rows)})", blocks=[table]),
+        *duplication_charts(features, charted),
+        Details(summary=f"Duplication of every feature ({len(ranked)})", blocks=[table]),
     ]
 
 
-DUPLICATION = ("dedup_factor", "unchanged_share", "shifted_share")
+def duplication_table(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> Table:
+    factors = {name: mapping(features[name].get("batch_dedup_factor")) for name in ranked}
+    sizes = sorted({size for entry in factors.values() for size in entry}, key=lambda size: (len(size), size))
+    rows = []
+    for name in ranked:
+        cells = [value_cell(number(features[name].get(key)), style) for key, _, style in DUPLICATION]
+        rows.append(
+            [Cell(text=name), *cells, *(value_cell(number(factors[name].get(size)), format_ratio) for size in sizes)]
+        )
+    columns = ("Feature", *(title for _, title, _ in DUPLICATION), *(f"In batches of {size}" for size in sizes))
+    return Table(columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))))
 
 
-def duplication_cell(key: str, value: Any) -> Cell:
-    known = number(value)
-    return Cell(text=format_named(key, known), sort=known)
+def value_cell(value: float | None, style: Callable[[float], str]) -> Cell:
+    return Cell(text=DASH if value is None else style(value), sort=value)
 
 
 def duplication_charts(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> list[Block]:
     factors, shares = [], []
     for name in ranked:
         factor = number(features[name].get("dedup_factor"))
-        unchanged = number(features[name].get("unchanged_share")) or 0.0
-        shifted = number(features[name].get("shifted_share")) or 0.0
+        unchanged = number(features[name].get("same_as_previous")) or 0.0
+        shifted = number(features[name].get("shifted_by_one")) or 0.0
         if factor is not None:
-            factors.append(Bar(name=name, values=[factor], text=f"{factor:.2f}×"))
+            factors.append(Bar(name=name, values=[factor], text=format_ratio(factor)))
         titles = [
             f"{name}: {format_share(value)} {what}" for value, what in ((unchanged, "unchanged"), (shifted, "shifted"))
         ]

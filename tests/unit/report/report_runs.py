@@ -126,12 +126,16 @@ def write_profile(path: Path, schema: Schema) -> None:
         }
     duplication = {
         feature.name: {
-            "dedup_factor": 6.4 if feature.group == "user" else 1.05,
-            "unchanged_share": 0.87 if feature.group == "user" else 0.04,
-            "shifted_share": 0.81 if feature.shift else 0.0,
+            "kind": feature.kind,
             "mean_length": 20.0 if feature.kind == "sequence" else 1.0,
+            "samples_per_session": 7.8,
+            "same_as_previous": 0.87 if feature.group == "user" else 0.04,
+            "shifted_by_one": 0.81 if feature.shift else 0.0,
+            "distinct_per_session": 1.22 if feature.group == "user" else 7.4,
+            "dedup_factor": 6.4 if feature.group == "user" else 1.05,
+            "batch_dedup_factor": {"1024": 5.9, "4096": 6.1, "16384": 6.3},
         }
-        for feature in schema.id_features
+        for feature in schema.features
     }
     with write_folder(path, manifest_name="profile.json") as folder:
         AccessProfile.seal(
