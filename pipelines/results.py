@@ -78,13 +78,16 @@ class Follower:
         self.workdir, self.steps, self.is_silent = workdir, steps, is_silent
         self.is_terminal = sys.stderr.isatty()
         self.shown = 0.0
+        self.num_started = 0
 
     def __call__(self, step: str, text: str) -> None:
         if self.is_silent:
             return
-        place = f"[{self.steps.index(step) + 1}/{len(self.steps)}]"
         if text == "started":
+            self.num_started += 1  # kfp may swap steps that do not depend on one another
             self.shown = time.monotonic()
+        place = f"[{self.num_started}/{len(self.steps)}]"
+        if text == "started":
             self._show(f"{place} {step} ...", is_last=False)
         elif text.startswith("done in"):
             self._show(f"{place} {step}  {text}{self._measured(step)}", is_last=True)

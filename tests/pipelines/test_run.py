@@ -104,7 +104,7 @@ def test_the_same_call_again_is_safe_and_other_arguments_are_refused(
     assert again.returncode == 0, again.stderr
     assert f"{results['metrics']['auc']:.4f}" in again.stdout
     assert f"report: {folder / 'report.html'}" in again.stdout
-    assert [line.split()[1] for line in again.stderr.splitlines() if "done in" in line] == list(STEPS)
+    assert {line.split()[1] for line in again.stderr.splitlines() if "done in" in line} == set(STEPS)
 
 
 def test_wrong_data_ends_in_one_line_and_exit_code_2(tmp_path: Path) -> None:
