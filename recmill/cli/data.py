@@ -1,0 +1,132 @@
+"""`recmill cluster` and `recmill profile`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_for
+
+
+@click.command()
+@click.argument("raw", type=str)
+@click.option("--out", required=True, help="Folder (or URL) of the dataset; replaced if it is one already.")
+@click.option("--layout", type=click.Choice(["session", "time"]), default="session", show_default=True)
+@click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True)
+@click.option(
+    "--memory-limit", type=BYTES, default="2GB", show_default=True, help="Memory of the sort; it spills to disk."
+)
+@click.option(
+    "--eval-fraction",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Share of the sessions, those that start last, held out as 'test'; ignored if the schema names splits.",
+)
+@click.option("--rows-per-group", type=int, default=8192, show_default=True, help="Rows of a Parquet row group.")
+@click.option("--schema", "schema_path", help="The schema, if there is no schema.json beside the Parquet files.")
+@json_option
+def cluster(
+    raw: str,
+    out: str,
+    layout: str,
+    engine: str,
+    memory_limit: int,
+    eval_fraction: float,
+    rows_per_group: int,
+    schema_path: str | None,
+    as_json: bool,
+) -> None:
+    """Turn a raw log RAW (a Parquet file or a folder of them) into a dataset.
+
+    Layout 'session' puts the rows of a session next to each other, in time order, never across a row group; 'time'
+    keeps time order, as a baseline. Engine 'spark' uses your Spark settings (spark.master, SPARK_REMOTE).
+    """
+    from recmill.data.cluster import cluster_sessions
+    from recmill.data.log import RawLog
+
+    started = time.perf_counter()
+    log = RawLog.open(raw, schema_path)
+    dataset = cluster_sessions(
+        log,
+        out=out,
+        layout=layout,
+        engine=engine,
+        memory_limit_bytes=memory_limit,
+        eval_fraction=eval_fraction,
+        rows_per_group=rows_per_group,
+        rows_per_part=max(1_000_000, rows_per_group),
+        progress=progress_for(as_json),
+    )
+    seconds = time.perf_counter() - started
+    splits = {split: sum(part["num_rows"] for part in dataset.split_parts(split)) for split in dataset.splits}
+    result = {
+        "dataset": str(out),
+        "layout": layout,
+        "engine": engine,
+        "num_rows": dataset.num_rows,
+        "num_sessions": dataset.num_sessions,
+        "num_parts": len(dataset.parts),
+        "splits": splits,
+        "raw_bytes": log.num_bytes,
+        "bytes": dataset.data_bytes,
+        "seconds": seconds,
+        "rows_per_s": dataset.num_rows / seconds,
+        "content_hash": dataset.content_hash,
+    }
+    shown = ", ".join(f"{name} {rows:,}" for name, rows in splits.items())
+    lines = [
+        f"{out}: {dataset.num_rows:,} rows of {dataset.num_sessions:,} sessions ({shown}), layout {layout}",
+        f"  {format_bytes(log.num_bytes)} raw -> {format_bytes(dataset.data_bytes)}, "
+        f"{seconds:.1f} s, {dataset.num_rows / seconds:,.0f} rows/s",
+    ]
+    emit(result, lines, as_json=as_json)
+
+
+@click.command()
+@click.argument("data", type=str)
+@click.option("--out", required=True, help="Folder (or URL) of the profile; replaced if it is one already.")
+@click.option("--sample", type=float, default=1.0, show_default=True, help="Share of the rows to read.")
+@click.option("--confidence", type=float, default=0.999, show_default=True, help="Of the intervals when sampling.")
+@click.option("--split", help="The split to profile; default: train where there are several, else all rows.")
+@json_option
+def profile(data: str, out: str, sample: float, confidence: float, split: str | None, as_json: bool) -> None:
+    """Count how often every row of every table of dataset DATA is read, and how much the lists of a session repeat.
+
+    Writes profile.json and, a table, counts/TABLE.parquet (row, count; most read first).
+    """
+    from recmill.profiling.access import profile_access
+
+    started = time.perf_counter()
+    found = profile_access(
+        data, out=out, split=split, sample=sample, confidence=confidence, progress=progress_for(as_json)
+    )
+    seconds = time.perf_counter() - started
+    body = found.body
+    kept = ("num_samples", "num_sessions", "samples_per_session", "split", "sample", "tables", "duplication")
+    result = {
+        "profile": str(out),
+        **{key: body[key] for key in kept},
+        "seconds": seconds,
+        "rows_per_s": body["num_samples"] / seconds,
+        "content_hash": found.content_hash,
+    }
+    lines = [
+        f"{out}: {body['num_samples']:,} samples, {body['samples_per_session']:.2f} a session, {seconds:.1f} s",
+        f"  {'table':<20} {'rows':>12} {'accesses':>14} {'read':>12} {'top 1%':>7} {'Zipf':>6}",
+    ]
+    for name, table in body["tables"].items():
+        zipf = "-" if table["zipf_exponent"] is None else f"{table['zipf_exponent']:.2f}"
+        lines.append(
+            f"  {name:<20} {table['num_rows']:>12,} {table['num_accesses']:>14,} {table['num_distinct']:>12,} "
+            f"{table['top_share']['0.01']:>7.1%} {zipf:>6}"
+        )
+    lines.append(f"  {'feature':<20} {'length':>12} {'same as before':>14} {'shifted':>12} {'dedup factor':>14}")
+    for name, feature in body["duplication"].items():
+        same, shifted = (feature[key] for key in ("same_as_previous", "shifted_by_one"))
+        lines.append(
+            f"  {name:<20} {feature['mean_length']:>12.2f} {'-' if same is None else f'{same:.1%}':>14} "
+            f"{'-' if shifted is None else f'{shifted:.1%}':>12} {feature['dedup_factor']:>14.2f}"
+        )
+    emit(result, lines, as_json=as_json)

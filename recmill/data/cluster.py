@@ -1,0 +1,153 @@
+"""Turns a raw log into a dataset: rows clustered by session (or in time order), cut into splits, in Parquet parts.
+
+What is done to the rows is written once, in Ibis (cluster_query.py); DuckDB runs it here, out of core, and Spark on a
+cluster:
+
+    canonical_rows   one type a column, a plain id becomes a list of one
+    with_split       a session belongs to the split of its first timestamp
+    SORT_KEYS        the order of the layout
+
+Both engines hand sorted rows to the same writer (parquet_writer.py), so they give the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
+from recmill.data.cluster_query import Boundary, ClusterPlan, session_starts, with_split
+from recmill.data.duckdb_engine import DuckDBEngine
+from recmill.data.log import RawLog
+from recmill.data.parquet_writer import SORT_KEYS
+from recmill.data.schema import Schema
+from recmill.progress import Progress, no_progress
+
+CLUSTER_LAYOUTS = tuple(SORT_KEYS)
+ENGINES = ("duckdb", "spark")
+
+
+class Engine(Protocol):
+    """Runs Ibis expressions over the rows of a log."""
+
+    rows: Any  # ibis table of the canonical rows
+
+    def fetch_row(self, query: Any) -> tuple[Any, ...]:
+        """The one row that `query` gives."""
+
+    def write_parts(self, query: Any, *, split_names: Sequence[str]) -> list[dict[str, Any]]:
+        """Sort `query` by split and SORT_KEYS and write it; the parts as the manifest lists them."""
+
+    def close(self) -> None: ...
+
+
+def cluster_sessions(
+    raw: str | Path | RawLog,
+    *,
+    out: str | Path,
+    layout: str = "session",
+    engine: str = "duckdb",
+    memory_limit_bytes: int = 2 * 10**9,
+    rows_per_group: int = 8192,
+    rows_per_part: int = 1_000_000,
+    eval_fraction: float = 0.0,
+    schema: Schema | str | Path | None = None,
+    progress: Progress = no_progress,
+) -> Dataset:
+    """Write the log as a dataset in the given layout.
+
+    Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last,
+    become "test". `memory_limit_bytes` bounds the sort, which spills to disk; the process itself needs some 200 MB
+    besides.
+    """
+    _check_choices(layout, engine, eval_fraction, rows_per_group, rows_per_part)
+    refuse_foreign_folder(out, Dataset.manifest_name)
+    log = raw if isinstance(raw, RawLog) else RawLog.open(raw, schema)
+    log.validate(progress=progress)
+    with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
+        plan = ClusterPlan(
+            log=log,
+            folder=folder,
+            out=str(out),
+            layout=layout,
+            rows_per_group=rows_per_group,
+            rows_per_part=rows_per_part,
+            memory_limit_bytes=memory_limit_bytes,
+            progress=progress,
+        )
+        with explain_write_errors(out):
+            parts, num_sessions = _run(plan, engine, eval_fraction)
+        body = {
+            "layout": layout,
+            "num_rows": sum(part["num_rows"] for part in parts),
+            "num_sessions": num_sessions,
+            "parts": parts,
+            "source": {"name": Path(log.path).name, "num_files": len(log.files), "bytes": log.num_bytes},
+        }
+        assert body["num_rows"] == log.num_rows, f"wrote {body['num_rows']} of {log.num_rows} rows"
+        log.schema.save(folder)
+        Dataset.seal(folder, body=body, inputs={"raw": log.content_hash})
+    return Dataset.load(out)
+
+
+def _check_choices(layout: str, engine: str, eval_fraction: float, rows_per_group: int, rows_per_part: int) -> None:
+    if layout not in CLUSTER_LAYOUTS:
+        raise InputError(f"layout is {layout!r}, expected one of {', '.join(CLUSTER_LAYOUTS)}")
+    if engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
+    if not 0 <= eval_fraction < 1:
+        raise InputError(f"eval_fraction is {eval_fraction}, expected at least 0 and less than 1")
+    if not 1 <= rows_per_group <= rows_per_part:
+        raise InputError(
+            f"rows_per_group is {rows_per_group}, expected at least 1 and at most rows_per_part ({rows_per_part})"
+        )
+
+
+def _run(plan: ClusterPlan, engine_name: str, eval_fraction: float) -> tuple[list[dict[str, Any]], int]:
+    plan.spill_folder.mkdir()
+    engine = _open_engine(plan, engine_name)
+    try:
+        split_names, boundaries = find_splits(engine, plan.log, eval_fraction)
+        query = with_split(engine.rows, boundaries) if boundaries else engine.rows
+        parts = engine.write_parts(query, split_names=split_names)
+        if plan.layout == "session":
+            num_sessions = sum(part["num_sessions"] for part in parts)
+        else:
+            num_sessions = engine.fetch_row(engine.rows.aggregate(n=engine.rows.session_id.nunique()))[0]
+    finally:
+        engine.close()
+        shutil.rmtree(plan.spill_folder, ignore_errors=True)
+    return parts, int(num_sessions)
+
+
+def _open_engine(plan: ClusterPlan, name: str) -> Engine:
+    if name == "spark":
+        from recmill.data.spark_engine import SparkEngine
+
+        return SparkEngine(plan)
+    return DuckDBEngine(plan)
+
+
+def find_splits(engine: Engine, log: RawLog, eval_fraction: float) -> tuple[list[str], list[Boundary]]:
+    """Names of the splits, "train" first, and where each but the first begins."""
+    starts = session_starts(engine.rows)
+    if log.schema.splits:
+        first_time = engine.fetch_row(engine.rows.aggregate(first=engine.rows.timestamp.min()))[0]
+        names, times = list(log.schema.splits), list(log.schema.splits.values())
+        if first_time >= times[0]:
+            raise InputError(
+                f"{log.path}: no session starts before {times[0]}, where split {names[0]!r} begins, so nothing is "
+                f"left to train on; the first starts at {first_time} (splits in schema.json are in ms, as timestamp is)"
+            )
+        return ["train", *names], [(time, None) for time in times]
+    if eval_fraction == 0:
+        return ["train"], []
+    num_sessions = int(engine.fetch_row(starts.count().as_table())[0])
+    if num_sessions < 2:
+        raise InputError(f"{log.path}: eval_fraction needs at least 2 sessions to divide, found {num_sessions}")
+    num_test = min(max(1, round(eval_fraction * num_sessions)), num_sessions - 1)
+    ordered = starts.order_by("start", "session_id").limit(1, offset=num_sessions - num_test)
+    start, session = engine.fetch_row(ordered.select("start", "session_id"))
+    return ["train", "test"], [(int(start), int(session))]

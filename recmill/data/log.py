@@ -1,0 +1,247 @@
+"""Raw interaction logs: Parquet files of the user's own, opened and checked before anything is made from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recmill.artifacts import InputError, hash_json, is_remote
+from recmill.data.schema import Feature, Schema
+from recmill.progress import Progress, no_progress
+
+VALIDATE_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFile:
+    """One Parquet file of a log, known from its footer."""
+
+    path: str
+    num_rows: int
+    num_bytes: int
+    footer_hash: str
+    types: tuple[pa.DataType, ...]  # of the schema's columns, in their order
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawLog:
+    """A log whose files, columns and types fit its schema. `validate` looks at the values as well."""
+
+    path: str
+    schema: Schema
+    files: tuple[LogFile, ...]
+
+    @classmethod
+    def open(cls, path: str | Path, schema: Schema | str | Path | None = None) -> Self:
+        """Open a Parquet file or a folder of them, with `schema.json` beside them unless `schema` is given."""
+        filesystem, root = fsspec.core.url_to_fs(str(path))
+        if not filesystem.exists(root):
+            raise InputError(f"{path}: no such file or folder; expected Parquet files with a schema.json beside them")
+        is_folder = filesystem.isdir(root)
+        if not isinstance(schema, Schema):
+            schema = Schema.load(schema or (str(path) if is_folder else str(path).rpartition("/")[0] or "."))
+        names = sorted(_parquet_files(filesystem, root)) if is_folder else [root]
+        if not names:
+            raise InputError(f"{path}: the folder holds no *.parquet file")
+        shown = filesystem.unstrip_protocol if is_remote(path) else str
+        files = tuple(_open_file(filesystem, shown(name), schema) for name in names)
+        if sum(file.num_rows for file in files) == 0:
+            raise InputError(f"{path}: the log is empty: 0 rows in {len(files)} file(s)")
+        return cls(path=str(path), schema=schema, files=files)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(file.num_rows for file in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def content_hash(self) -> str:
+        """A hash over the footers, which hold the statistics and sizes of every column: cheap at any size."""
+        return hash_json([[file.num_bytes, file.footer_hash] for file in self.files])
+
+    def validate(self, *, progress: Progress = no_progress) -> None:
+        """Look at every value once, in bounded memory; the first that is wrong raises InputError."""
+        done = 0
+        for file in self.files:
+            row = 0
+            for batch in read_file(file.path, columns=self.schema.columns, batch_rows=VALIDATE_BATCH_ROWS):
+                _check_values(batch, self.schema, file=file.path, first_row=row)
+                row += batch.num_rows
+                progress("check the log", done + row, self.num_rows)
+            done += file.num_rows
+
+
+def read_file(
+    path: str,
+    *,
+    columns: Sequence[str] | None = None,
+    row_groups: Sequence[int] | None = None,
+    batch_rows: int = 65_536,
+) -> Iterator[pa.RecordBatch]:
+    """Stream a local or remote Parquet file; data that cannot be decoded raises InputError naming the file."""
+    try:
+        with fsspec.open(path, "rb") as source:
+            file = pq.ParquetFile(path if not is_remote(path) else source)
+            yield from file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=row_groups)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path}: the Parquet data cannot be read ({_first_line(error)})") from None
+
+
+def _parquet_files(filesystem: Any, root: str) -> list[str]:
+    """Every *.parquet below `root`, without what Spark and we ourselves leave hidden (_temporary, .out.tmp)."""
+    return [
+        name
+        for name in filesystem.find(root)
+        if name.endswith(".parquet") and not any(p.startswith((".", "_")) for p in name[len(root) :].split("/"))
+    ]
+
+
+def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
+    try:
+        with filesystem.open(path, "rb") as source:
+            num_bytes = source.seek(0, 2)
+            source.seek(max(0, num_bytes - 8))
+            length = int.from_bytes(source.read(4), "little")
+            source.seek(max(0, num_bytes - 8 - length))
+            footer_hash = hashlib.sha256(source.read(length)).hexdigest()
+            source.seek(0)
+            file = pq.ParquetFile(source)
+            arrow_schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise InputError(f"{path}: not a readable Parquet file, or cut short ({_first_line(error)})") from None
+    types = tuple(_check_column(arrow_schema, name, schema, path) for name in schema.columns)
+    return LogFile(path=path, num_rows=num_rows, num_bytes=num_bytes, footer_hash=footer_hash, types=types)
+
+
+def _check_column(found: pa.Schema, name: str, schema: Schema, path: str) -> pa.DataType:
+    # DuckDB and Spark fold case: with both `Item` and `item` in a file they would read one for the other.
+    alike = [column for column in found.names if column.casefold() == name.casefold()]
+    if name not in alike:
+        hint = f" (did you mean {alike[0]!r}?)" if alike else ""
+        raise InputError(f"{path}: column {name!r} is missing{hint}; the file has {', '.join(found.names)}")
+    if len(alike) > 1:
+        raise InputError(
+            f"{path}: columns {', '.join(map(repr, alike))} cannot be told apart; names must differ beyond case"
+        )
+    if (count := Counter(found.names)[name]) > 1:
+        raise InputError(f"{path}: column {name!r} is there {count} times")
+    column_type = found.field(name).type
+    expected, is_fine = _expected_type(name, schema, column_type)
+    if not is_fine:
+        raise InputError(f"{path}: column {name!r} is {column_type}, expected {expected}")
+    return column_type
+
+
+def _expected_type(name: str, schema: Schema, found: pa.DataType) -> tuple[str, bool]:
+    """What a column should hold, in words, and whether `found` can be turned into it without loss."""
+    if name in ("session_id", "timestamp"):
+        meaning = " (milliseconds since 1970)" if name == "timestamp" else ""
+        return f"int64{meaning}", pa.types.is_integer(found)
+    if name == "label" or schema.feature(name).kind == "dense":
+        return "float32", pa.types.is_floating(found) or pa.types.is_integer(found) or pa.types.is_boolean(found)
+    is_list = pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
+    if schema.feature(name).kind == "sequence":
+        return "list<int64>", is_list and pa.types.is_integer(found.value_type)
+    return "list<int64> or int64", pa.types.is_integer(found.value_type if is_list else found)
+
+
+def _check_values(batch: pa.RecordBatch, schema: Schema, *, file: str, first_row: int) -> None:
+    for name in schema.columns:
+        column = batch.column(name)
+        if name in ("session_id", "timestamp"):
+            fault = _whole_number_fault(column)
+        elif name == "label":
+            fault = _label_fault(column)
+        elif schema.feature(name).kind == "dense":
+            fault = _number_fault(column)
+        else:
+            fault = _ids_fault(column, schema.feature(name))
+        if fault:
+            row, message = fault
+            raise InputError(f"{file}: column {name!r}, row {first_row + row} (counted from 0 in this file): {message}")
+
+
+# A fault is the first wrong row of a batch and what is wrong with it.
+Fault = tuple[int, str] | None
+
+
+def _first(mask: np.ndarray) -> int | None:
+    position = int(mask.argmax()) if len(mask) else 0
+    return position if len(mask) and mask[position] else None
+
+
+def _null_fault(column: pa.Array, expected: str) -> Fault:
+    if column.null_count == 0:
+        return None
+    row = _first(pc.is_null(column).to_numpy(zero_copy_only=False))
+    return (row or 0), f"is null, expected {expected}"
+
+
+def _whole_number_fault(column: pa.Array) -> Fault:
+    if fault := _null_fault(column, "a whole number"):
+        return fault
+    return _too_large_fault(column.to_numpy(zero_copy_only=False))
+
+
+def _too_large_fault(values: np.ndarray) -> Fault:
+    if values.dtype != np.uint64 or (row := _first(values > np.iinfo(np.int64).max)) is None:
+        return None
+    return row, f"{values[row]} does not fit int64, expected at most {np.iinfo(np.int64).max}"
+
+
+def _number_fault(column: pa.Array) -> Fault:
+    if fault := _null_fault(column, "a finite number"):
+        return fault
+    numbers = column.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        row = _first(~np.isfinite(numbers.astype(np.float32)))
+    return None if row is None else (row, f"{numbers[row]} is not a finite float32, expected a finite number")
+
+
+def _label_fault(column: pa.Array) -> Fault:
+    expected = "a number between 0 and 1"
+    if fault := _null_fault(column, expected):
+        return fault
+    labels = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    row = _first(~((labels >= 0) & (labels <= 1)))
+    return None if row is None else (row, f"label {labels[row]:g} is not {expected}")
+
+
+def _ids_fault(column: pa.Array, feature: Feature) -> Fault:
+    is_list = not pa.types.is_integer(column.type)
+    if fault := _null_fault(column, "a list of ids (an empty one is fine)" if is_list else "an id"):
+        return fault
+    ids = column.flatten() if is_list else column
+    if ids.null_count:
+        position = _first(pc.is_null(ids).to_numpy(zero_copy_only=False)) or 0
+        return _row_of(column, position), "holds a null inside the list, expected ids"
+    values = ids.to_numpy(zero_copy_only=False)
+    wrong = _first((values < 0) | (values >= feature.num_rows))
+    if wrong is None:
+        return None
+    row = _row_of(column, wrong) if is_list else wrong
+    problem = "is negative" if values[wrong] < 0 else "is out of range"
+    return row, f"id {values[wrong]} {problem}, expected 0 <= id < {feature.num_rows} (num_rows of {feature.name!r})"
+
+
+def _row_of(lists: pa.Array, position: int) -> int:
+    """The row whose list holds the flattened value at `position`."""
+    ends = np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False))
+    return int(np.searchsorted(ends, position, side="right"))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

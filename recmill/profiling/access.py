@@ -1,0 +1,182 @@
+"""Profiles a dataset: how often every row of every table is read, and how much the features of a session repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recmill.artifacts import AccessProfile, Dataset, InputError, refuse_foreign_folder, write_folder
+from recmill.data.dataset import open_dataset, read_rows
+from recmill.data.schema import Schema, Table
+from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts
+from recmill.profiling.duplication import BATCH_SIZES, duplication_statistics
+from recmill.profiling.sampling import Group, by_file, ratio_half_width, row_groups, sample_groups
+from recmill.profiling.skew import SkewSummary, top_ranks
+from recmill.progress import Progress, no_progress
+
+# Rows of all tables together that are counted in arrays (8 bytes a row, twice while a batch is added); the tables
+# beyond that are counted by DuckDB, which spills.
+MAX_ARRAY_ROWS = 200_000_000
+
+
+def profile_access(
+    data: Dataset | str | Path,
+    *,
+    out: str | Path,
+    split: str | None = None,
+    sample: float = 1.0,
+    confidence: float = 0.999,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    max_array_rows: int = MAX_ARRAY_ROWS,
+    progress: Progress = no_progress,
+) -> AccessProfile:
+    """Write the profile of a split ("train" where there are several, else all rows).
+
+    With `sample` < 1 a seeded choice of row groups is read: counts and curve are those of the sample, and `top_share`,
+    the share of accesses of the most read rows, is an estimate with the half-width of its interval at `confidence`.
+    """
+    if not 0 < sample <= 1 or not 0 < confidence < 1:
+        raise InputError(
+            f"sample is {sample} and confidence {confidence}, expected 0 < sample <= 1 and 0 < confidence < 1"
+        )
+    refuse_foreign_folder(out, AccessProfile.manifest_name)
+    dataset = open_dataset(data)
+    schema = Schema.load(dataset.path)
+    split = split or ("train" if len(dataset.splits) > 1 else None)
+    every_group = row_groups(dataset, split)
+    groups = every_group if sample == 1 else sample_groups(every_group, sample)
+    num_samples = sum(rows for _, _, rows in groups)
+    with write_folder(out, manifest_name=AccessProfile.manifest_name) as folder:
+        counter = AccessCounter(
+            dataset, schema, groups, is_sample=len(groups) < len(every_group), confidence=confidence
+        )
+        tables = counter.run(folder, max_array_rows=max_array_rows, progress=progress)
+        duplication = duplication_statistics(
+            dataset, split=split, groups=groups, sample=sample, batch_sizes=batch_sizes, progress=progress
+        )
+        body = {
+            "num_samples": num_samples,
+            "num_samples_total": sum(rows for _, _, rows in every_group),
+            "split": split,
+            "sample": sample,
+            "confidence": confidence if counter.is_sample else None,
+            "layout": dataset.layout,
+            "tables": tables,
+            **duplication,
+        }
+        AccessProfile.seal(folder, body=body, inputs={"dataset": dataset.content_hash})
+    return AccessProfile.load(out)
+
+
+class AccessCounter:
+    """Counts the reads of every table over the given row groups and writes `counts/<table>.parquet`."""
+
+    def __init__(
+        self, dataset: Dataset, schema: Schema, groups: Sequence[Group], *, is_sample: bool, confidence: float
+    ) -> None:
+        self.dataset, self.schema, self.groups = dataset, schema, groups
+        self.is_sample, self.confidence = is_sample, confidence
+
+    def run(self, folder: Path, *, max_array_rows: int, progress: Progress) -> dict[str, Any]:
+        """Per table, the figures for profile.json."""
+        (folder / "counts").mkdir()
+        small, large = choose_counting(self.schema.tables, max_array_rows)
+        counters = {table.name: RowCounter(table.num_rows) for table in small}
+        estimates = self._count(small, counters, progress)
+        figures: dict[str, Any] = {}
+        for table in self.schema.tables:
+            summary = SkewSummary(table.num_rows)
+            path = folder / "counts" / f"{table.name}.parquet"
+            if table in large:
+                pieces: Iterator[tuple[np.ndarray, np.ndarray]] = count_out_of_core(
+                    self._ids(table), spill_parent=folder
+                )
+            else:
+                pieces = iter([counters.pop(table.name).ranked()])
+            write_counts(path, summarised(pieces, summary))
+            shape = {"num_rows": table.num_rows, "dim": table.dim, "features": list(table.features)}
+            figures[table.name] = {**shape, **summary.figures()}
+            figures[table.name] |= estimates.get(table.name, {})
+        return figures
+
+    def _count(self, tables: Sequence[Table], counters: dict[str, RowCounter], progress: Progress) -> dict[str, Any]:
+        if not self.is_sample:
+            self._add_groups(tables, counters, self.groups, progress)
+            return {}
+        # The most read rows of one half of the sample are looked up in the other half: measured on the half that chose
+        # them, their share would come out too high.
+        half = len(self.groups) // 2
+        self._add_groups(tables, counters, self.groups[:half], progress)
+        ranks = {table.name: _rank_of_rows(counters[table.name]) for table in tables}
+        hits: dict[str, list[list[int]]] = {table.name: [] for table in tables}
+        for group in self.groups[half:]:
+            for table in tables:
+                ids = np.concatenate(list(self._ids(table, [group])) or [np.zeros(0, np.int64)])
+                counters[table.name].add(ids)
+                ids_ranks = ranks[table.name][ids]
+                inside = [int((ids_ranks < top).sum()) for top in top_ranks(table.num_rows).values()]
+                hits[table.name].append([*inside, len(ids)])
+        return {table.name: self._estimate(np.array(hits[table.name]), table) for table in tables}
+
+    def _estimate(self, hits: np.ndarray, table: Table) -> dict[str, Any]:
+        """Shares of the most read rows as they hold beyond the sample, and the half-width of their intervals."""
+        shares, totals = list(top_ranks(table.num_rows)), hits[:, -1].astype(np.float64)
+        inside = dict(zip(shares, hits[:, :-1].T.astype(np.float64), strict=True))
+        return {
+            "top_share": {share: float(inside[share].sum() / max(1.0, totals.sum())) for share in shares},
+            "top_share_half_width": {s: ratio_half_width(inside[s], totals, self.confidence) for s in shares},
+        }
+
+    def _add_groups(
+        self, tables: Sequence[Table], counters: dict[str, RowCounter], groups: Sequence[Group], progress: Progress
+    ) -> None:
+        features = [name for table in tables for name in table.features]
+        if not features or not groups:
+            return
+        done, total = 0, sum(rows for _, _, rows in groups)
+        for batch in read_rows(self.dataset, columns=features, row_groups=by_file(groups)):
+            for table in tables:
+                for name in table.features:
+                    counters[table.name].add(flat_ids(batch.column(name)))
+            done += batch.num_rows
+            progress("count accesses", done, total)
+
+    def _ids(self, table: Table, groups: Sequence[Group] | None = None) -> Iterator[np.ndarray]:
+        for batch in read_rows(self.dataset, columns=table.features, row_groups=by_file(groups or self.groups)):
+            for column in batch.columns:
+                yield flat_ids(column)
+
+
+def choose_counting(tables: Sequence[Table], max_array_rows: int) -> tuple[list[Table], list[Table]]:
+    """The tables that are counted in arrays, the smallest first until the rows are used up, and the others."""
+    small: list[Table] = []
+    for table in sorted(tables, key=lambda table: table.num_rows):
+        if sum(chosen.num_rows for chosen in small) + table.num_rows <= max_array_rows:
+            small.append(table)
+    return small, [table for table in tables if table not in small]
+
+
+def flat_ids(lists: pa.Array) -> np.ndarray:
+    ids: np.ndarray = lists.flatten().to_numpy()
+    return ids
+
+
+def summarised(
+    pieces: Iterator[tuple[np.ndarray, np.ndarray]], summary: SkewSummary
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The pieces as they are, their counts shown to `summary` on the way."""
+    for rows, counts in pieces:
+        summary.add(counts)
+        yield rows, counts
+
+
+def _rank_of_rows(counter: RowCounter) -> np.ndarray:
+    """Where every row of the table stands, 0 for the most read; rows never read come last."""
+    rows, _ = counter.ranked()
+    ranks = np.full(len(counter.counts), len(counter.counts), np.int64)
+    ranks[rows] = np.arange(len(rows))
+    return ranks

@@ -1,0 +1,76 @@
+"""Counts how often every row of a table is read, exactly and in bounded memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recmill.data.duckdb_engine import connect
+
+COUNT_SCHEMA = pa.schema([pa.field("row", pa.int64()), pa.field("count", pa.int64())])
+ROWS_PER_GROUP = 1 << 20
+SPILL_MEMORY_BYTES = 1_000_000_000
+
+
+def count_rows(counts: np.ndarray, ids: np.ndarray) -> None:
+    """Add one to `counts` at every id."""
+    counts += np.bincount(ids, minlength=len(counts))
+
+
+class RowCounter:
+    """Counts of one table in an array, for tables whose rows fit in memory."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.counts = np.zeros(num_rows, np.int64)
+        self._pending: list[np.ndarray] = []
+        self._num_pending = 0
+
+    def add(self, ids: np.ndarray) -> None:
+        self._pending.append(ids)
+        self._num_pending += len(ids)
+        # A pass over all rows of the table for every small batch would cost more than the counting itself.
+        if self._num_pending >= max(1 << 20, len(self.counts) // 4):
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending:
+            count_rows(self.counts, np.concatenate(self._pending))
+        self._pending, self._num_pending = [], 0
+
+    def ranked(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows that were read and their counts: most read first, ties by row."""
+        self.flush()
+        rows = np.flatnonzero(self.counts)
+        counts = self.counts[rows]
+        order = np.argsort(-counts, kind="stable")
+        return rows[order], counts[order]
+
+
+def write_counts(path: Path, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Write ranked counts as `counts/<table>.parquet`."""
+    with pq.ParquetWriter(path, COUNT_SCHEMA, compression="zstd", use_dictionary=False) as writer:
+        for rows, counts in batches:
+            for start in range(0, len(rows), ROWS_PER_GROUP):
+                chunk = slice(start, start + ROWS_PER_GROUP)
+                writer.write_table(pa.table({"row": rows[chunk], "count": counts[chunk]}, schema=COUNT_SCHEMA))
+
+
+def count_out_of_core(ids: Iterable[np.ndarray], *, spill_parent: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ranked counts, in pieces, of a table too large for an array: DuckDB groups the ids and spills to disk."""
+    schema = pa.schema([pa.field("row", pa.int64())])
+    reader = pa.RecordBatchReader.from_batches(schema, (pa.record_batch([pa.array(i)], schema=schema) for i in ids))
+    with tempfile.TemporaryDirectory(prefix=".spill-", dir=spill_parent) as spill:
+        connection: Any = connect(memory_limit_bytes=SPILL_MEMORY_BYTES, spill_folder=spill)
+        try:
+            connection.con.register("ids", reader)
+            query = "SELECT row, count(*) AS count FROM ids GROUP BY row ORDER BY count DESC, row"
+            for batch in connection.con.sql(query).to_arrow_reader(ROWS_PER_GROUP):
+                yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
+        finally:
+            connection.disconnect()
