@@ -45,6 +45,11 @@ def join_path(folder: str | Path, name: str) -> str:
     return f"{str(folder).rstrip('/')}/{name}"
 
 
+def module_name(name: str) -> str:
+    """The name a table or feature has as a torch module, where `items` or `a.b` would clash with torch's own names."""
+    return "m_" + name.replace("_", "__").replace(".", "_d")
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object in a local or remote file."""
     try:
@@ -119,6 +124,7 @@ def write_folder(out: str | Path, *, manifest_name: str) -> Iterator[Path]:
     An `out` that exists is replaced only if it is empty or was written by us before (it holds `manifest_name`).
     A remote `out` is uploaded at the end, the manifest last, so that a reader never finds a manifest without its files.
     """
+    refuse_foreign_folder(out, manifest_name)
     if is_remote(out):
         with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
             folder = Path(scratch)
@@ -126,7 +132,6 @@ def write_folder(out: str | Path, *, manifest_name: str) -> Iterator[Path]:
             _upload(folder, str(out), manifest_name)
         return
     target = Path(out).absolute()
-    refuse_foreign_folder(target, manifest_name)
     with explain_write_errors(out):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
@@ -138,17 +143,22 @@ def write_folder(out: str | Path, *, manifest_name: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def refuse_foreign_folder(target: Path, manifest_name: str) -> None:
+def refuse_foreign_folder(target: str | Path, manifest_name: str) -> None:
     """Raise if `target` holds something that we did not write, so that no user's file is ever overwritten."""
+    foreign = f"exists, is not empty and holds no {manifest_name}; give another --out or empty it first"
+    if is_remote(target):
+        filesystem, root = fsspec.core.url_to_fs(str(target))
+        if filesystem.exists(root) and filesystem.ls(root) and not filesystem.exists(join_path(root, manifest_name)):
+            raise InputError(f"{target}: {foreign}")
+        return
+    folder = Path(target).absolute()
     try:
-        if target.is_file():
-            raise InputError(f"{target}: exists and is a file; --out wants a folder")
-        if target.is_dir() and any(target.iterdir()) and not (target / manifest_name).exists():
-            raise InputError(
-                f"{target}: exists, is not empty and holds no {manifest_name}; give another --out or empty it first"
-            )
+        if folder.is_file():
+            raise InputError(f"{folder}: exists and is a file; --out wants a folder")
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / manifest_name).exists():
+            raise InputError(f"{folder}: {foreign}")
     except PermissionError:
-        raise InputError(f"{target}: cannot be written: permission denied") from None
+        raise InputError(f"{folder}: cannot be written: permission denied") from None
 
 
 def _swap_in(folder: Path, target: Path) -> None:
@@ -163,8 +173,6 @@ def _swap_in(folder: Path, target: Path) -> None:
 
 def _upload(folder: Path, url: str, manifest_name: str) -> None:
     filesystem, root = fsspec.core.url_to_fs(url)
-    if filesystem.exists(root) and filesystem.ls(root) and not filesystem.exists(join_path(root, manifest_name)):
-        raise InputError(f"{url}: exists, is not empty and holds no {manifest_name}; give another --out")
     if filesystem.exists(root):
         filesystem.rm(root, recursive=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -232,9 +240,9 @@ class Artifact:
         check_format_version(manifest, manifest_path)
         if manifest.get("kind") != cls.kind:
             raise InputError(f"{manifest_path}: is a {manifest.get('kind')!r}, expected a {cls.kind!r}")
-        for key in ("content_hash", "inputs", "files"):
-            if key not in manifest:
-                raise InputError(f"{manifest_path}: {key!r} is missing")
+        check_fields(manifest, {"content_hash": str, "inputs": dict, "files": list}, where=manifest_path)
+        for number, entry in enumerate(manifest["files"]):
+            check_fields(entry, {"name": str, "bytes": int, "sha256": str}, where=f"{manifest_path}: files[{number}]")
         shared = {"format_version", "kind", "content_hash", "inputs", "files"}
         artifact = cls(
             path=str(path),
@@ -273,10 +281,23 @@ class Artifact:
     def validate(self) -> None:
         """Check what only this kind knows; raise InputError."""
 
-    def require(self, *keys: str) -> None:
-        for key in keys:
-            if key not in self.body:
-                raise InputError(f"{join_path(self.path, self.manifest_name)}: {key!r} is missing")
+    def require(self, **types: type) -> None:
+        """Raise unless the body has these keys with values of these types."""
+        check_fields(self.body, types, where=join_path(self.path, self.manifest_name))
+
+
+def check_fields(value: Any, types: Mapping[str, type], *, where: str) -> None:
+    """Raise unless `value` is a JSON object with these keys and types; whole numbers count from 0."""
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: expected an object, found {value!r}")
+    words = {str: "a string", int: "a whole number of at least 0", float: "a number", dict: "an object", list: "a list"}
+    for key, wanted in types.items():
+        if key not in value:
+            raise InputError(f"{where}: {key!r} is missing")
+        found = value[key]
+        is_fine = isinstance(found, (int, float) if wanted is float else wanted) and not isinstance(found, bool)
+        if not is_fine or (wanted is int and found < 0):
+            raise InputError(f"{where}: {key!r} is {found!r}, expected {words[wanted]}")
 
 
 def check_format_version(loaded: Mapping[str, Any], path: str | Path) -> None:
@@ -296,13 +317,30 @@ class Dataset(Artifact):
     manifest_name: ClassVar[str] = "dataset.json"
 
     def validate(self) -> None:
-        self.require("layout", "num_rows", "num_sessions", "parts")
+        self.require(layout=str, num_rows=int, num_sessions=int, parts=list)
+        where = join_path(self.path, self.manifest_name)
         if self.layout not in LAYOUTS:
-            raise InputError(
-                f"{self.path}/dataset.json: layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}"
-            )
+            raise InputError(f"{where}: layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
         if self.num_rows == 0:
             raise InputError(f"{self.path}: the dataset is empty (0 rows)")
+        part_types = {
+            "file": str,
+            "split": str,
+            "num_rows": int,
+            "num_sessions": int,
+            "bytes": int,
+            "row_group_rows": list,
+        }
+        for number, part in enumerate(self.parts):
+            check_fields(part, part_types, where=f"{where}: parts[{number}]")
+            if any(type(rows) is not int or rows < 0 for rows in part["row_group_rows"]):
+                raise InputError(f"{where}: parts[{number}]: 'row_group_rows' must list whole numbers")
+            if sum(part["row_group_rows"]) != part["num_rows"]:
+                raise InputError(
+                    f"{where}: parts[{number}]: its row groups do not add up to its {part['num_rows']} rows"
+                )
+        if sum(part["num_rows"] for part in self.parts) != self.num_rows:
+            raise InputError(f"{where}: the parts do not add up to {self.num_rows} rows")
 
     @property
     def layout(self) -> str:
@@ -344,7 +382,10 @@ class AccessProfile(Artifact):
     manifest_name: ClassVar[str] = "profile.json"
 
     def validate(self) -> None:
-        self.require("num_samples", "tables", "duplication")
+        self.require(num_samples=int, tables=dict, duplication=dict)
+        shape = {"num_rows": int, "dim": int, "features": list, "num_accesses": int, "num_distinct": int}
+        for name, table in self.body["tables"].items():
+            check_fields(table, shape, where=f"{join_path(self.path, self.manifest_name)}: table {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +400,7 @@ class ShardPlan(Artifact):
     manifest_name: ClassVar[str] = "plan.json"
 
     def validate(self) -> None:
-        self.require("topology", "tables", "solver", "objective")
+        self.require(topology=dict, tables=dict)
 
     @property
     def world_size(self) -> int:
@@ -390,7 +431,7 @@ class ShardPlan(Artifact):
                 for shard in table["shards"]
             ]
             module = modules.setdefault(f"embeddings.{table['collection']}", EmbeddingModuleShardingPlan())
-            module[name] = ParameterSharding(
+            module[module_name(name)] = ParameterSharding(
                 sharding_type=table["sharding"],
                 compute_kernel="fused",
                 ranks=[shard["rank"] for shard in table["shards"]],
@@ -407,9 +448,9 @@ class WorkerAllocation(Artifact):
     manifest_name: ClassVar[str] = "allocation.json"
 
     def validate(self) -> None:
-        self.require("stages", "rows_per_s", "memory_bytes")
+        self.require(stages=dict, rows_per_s=float, memory_bytes=float)
         for stage, workers in self.body["stages"].items():
-            if not isinstance(workers, int) or workers < 1:
+            if type(workers) is not int or workers < 1:
                 raise InputError(
                     f"{self.path}/allocation.json: stage {stage!r} has {workers!r} workers, expected at least 1"
                 )
@@ -430,4 +471,4 @@ class Checkpoint(Artifact):
     manifest_name: ClassVar[str] = "checkpoint.json"
 
     def validate(self) -> None:
-        self.require("step", "config", "schema")
+        self.require(step=int, config=dict, schema=dict)

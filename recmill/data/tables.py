@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
+from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 
 # Where the two collections sit inside the model; plans name them by these paths.
@@ -17,11 +18,16 @@ SEQUENCE_PATH = "embeddings.sequence"
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
+def logical_names(schema: Schema) -> dict[str, str]:
+    """The name of a table's module -> the table's name."""
+    return {module_name(table.name): table.name for table in schema.tables}
+
+
 def bag_configs(schema: Schema) -> list[EmbeddingBagConfig]:
     """Tables that only sparse features read."""
     return [
         EmbeddingBagConfig(
-            name=table.name,
+            name=module_name(table.name),
             num_embeddings=table.num_rows,
             embedding_dim=table.dim,
             feature_names=list(table.features),
@@ -36,7 +42,7 @@ def row_configs(schema: Schema) -> list[EmbeddingConfig]:
     """Tables that some sequence feature reads."""
     return [
         EmbeddingConfig(
-            name=table.name,
+            name=module_name(table.name),
             num_embeddings=table.num_rows,
             embedding_dim=table.dim,
             feature_names=list(table.features),

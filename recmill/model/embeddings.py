@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 
 from recmill.data.schema import Schema
-from recmill.data.tables import bag_configs, row_configs
+from recmill.data.tables import bag_configs, logical_names, row_configs
 
 INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows
 
@@ -36,6 +36,11 @@ class TableEmbeddings(nn.Module):
         where = device or torch.device("meta")
         self.pooled = EmbeddingBagCollection(tables=bag_configs(schema), device=where) if self.bag_features else None
         self.sequence = EmbeddingCollection(tables=row_configs(schema), device=where) if self.row_features else None
+
+    def table_weights(self) -> dict[str, Tensor]:
+        """Every table's weight by the table's name (of an unsharded collection)."""
+        names = logical_names(self.schema)
+        return {names[path.split(".")[-2]]: parameter.data for path, parameter in self.named_parameters()}
 
     def forward(self, ids: KeyedJaggedTensor) -> tuple[Pooled, Sequences]:
         pooled: Pooled = {}

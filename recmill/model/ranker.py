@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.layers import MLP, AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
 
@@ -57,12 +57,14 @@ class Ranker(nn.Module):
         self.width = config.interaction_dim or max(feature.dim for feature in schema.id_features)
         self.projections = nn.ModuleDict(
             {
-                _key(feature): nn.Linear(feature.dim, self.width, bias=False)
+                module_name(feature.name): nn.Linear(feature.dim, self.width, bias=False)
                 for feature in schema.id_features
                 if feature.dim != self.width
             }
         )
-        self.encoders = nn.ModuleDict({_key(feature): _encoder(feature, config) for feature in schema.sequence})
+        self.encoders = nn.ModuleDict(
+            {module_name(feature.name): _encoder(feature, config) for feature in schema.sequence}
+        )
         num_dense = len(schema.dense)
         self.bottom = MLP(num_dense, (*config.bottom_layers, self.width)) if num_dense else None
         num_vectors = len(schema.id_features) + (1 if num_dense else 0)
@@ -86,11 +88,11 @@ class Ranker(nn.Module):
         vectors = [self.bottom(dense_BF)] if self.bottom is not None else []
         for feature in self.schema.id_features:
             if feature.kind == "sequence":
-                vector_BD = self.encoders[_key(feature)](*sequences[feature.name])
+                vector_BD = self.encoders[module_name(feature.name)](*sequences[feature.name])
             else:
                 vector_BD = pooled[feature.name]
-            if _key(feature) in self.projections:
-                vector_BD = self.projections[_key(feature)](vector_BD)
+            if module_name(feature.name) in self.projections:
+                vector_BD = self.projections[module_name(feature.name)](vector_BD)
             vectors.append(vector_BD)
         stacked_BFD = torch.stack(vectors, dim=1)
         flat_BD = stacked_BFD.flatten(1)
@@ -100,11 +102,6 @@ class Ranker(nn.Module):
         else:
             logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
         return logit_B1.squeeze(1)
-
-
-def _key(feature: Feature) -> str:
-    # Module names must not contain dots; feature names may.
-    return feature.name.replace(".", "__dot__")
 
 
 def _encoder(feature: Feature, config: RankerConfig) -> nn.Module:

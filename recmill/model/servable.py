@@ -27,7 +27,7 @@ class ServableModel(nn.Module):
         self.schema: Schema = model.embeddings.schema
         self.ranker: Ranker = model.ranker
         self.max_sequence_length = model.embeddings.max_sequence_length
-        weights = {name.split(".")[-2]: parameter.data for name, parameter in model.embeddings.named_parameters()}
+        weights = model.embeddings.table_weights()
         order = {table.name: position for position, table in enumerate(self.schema.tables)}
         self.table_of = {feature.name: order[feature.table] for feature in self.schema.id_features}
         self.tables = nn.ParameterList(nn.Parameter(weights[name], requires_grad=False) for name in order)

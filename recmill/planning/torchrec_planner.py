@@ -17,9 +17,9 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingType
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Schema
-from recmill.data.tables import bag_configs, row_configs
+from recmill.data.tables import bag_configs, logical_names, row_configs
 from recmill.planning.topology import Topology
 
 MS_PER_S = 1e3  # TorchRec states bandwidth in bytes a millisecond and time in milliseconds
@@ -51,7 +51,7 @@ def plan_with_torchrec(
     Pooled tables stay whole (TorchRec's row-wise bags do not plan on a CPU); sequence tables may be split by rows.
     """
     constraints = {
-        table.name: ParameterConstraints(
+        module_name(table.name): ParameterConstraints(
             sharding_types=[ShardingType.TABLE_WISE.value]
             + ([ShardingType.ROW_WISE.value] if table.name in schema.sequence_tables else []),
             compute_kernels=["fused"],
@@ -85,12 +85,15 @@ def plan_with_torchrec(
             f"TorchRec's planner finds no placement within {memory_budget_bytes:,} B a rank on {topology.world_size} "
             f"ranks (it counts activations of {batch_size} samples too): {reason}"
         ) from error
-    return {option.name: _placement(option, schema, topology) for option in planner._best_plan}
-
-
-def _placement(option: Any, schema: Schema, topology: Topology) -> dict[str, Any]:
+    names = logical_names(schema)
     return {
-        "collection": "sequence" if option.name in schema.sequence_tables else "pooled",
+        names[option.name]: _placement(names[option.name], option, schema, topology) for option in planner._best_plan
+    }
+
+
+def _placement(table: str, option: Any, schema: Schema, topology: Topology) -> dict[str, Any]:
+    return {
+        "collection": "sequence" if table in schema.sequence_tables else "pooled",
         "sharding": option.sharding_type,
         "shards": [
             {

@@ -59,8 +59,8 @@ def load_checkpoint(path: Path, sharded: ShardedModel) -> Mapping[str, Any]:
         state["rng"] = {rank: _random_state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # Tensors are filled in place: tables and dense weights of the state are views of the live model.
         dcp.load(state, checkpoint_id=str(path))
-    sharded.module.load_state_dict(state["dense"], strict=False)
     _load_dense_optimiser(sharded.dense_optimiser, state["dense_optimiser"])
     if has_random_state:
         torch.set_rng_state(state["rng"][rank])
@@ -72,8 +72,10 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
     checkpoint = Checkpoint.load(path)
     schema = Schema.from_json(checkpoint.body["schema"], where=f"{path}/checkpoint.json")
     model = RankingModel(schema, RankerConfig.of(checkpoint.body["config"]), table_device=torch.device("cpu"))
-    tables = {name.split(".")[-2]: p.data for name, p in model.embeddings.named_parameters()}
-    state = {"tables": tables, "dense": {f"ranker.{k}": v for k, v in model.ranker.state_dict().items()}}
+    state = {
+        "tables": model.embeddings.table_weights(),
+        "dense": {f"ranker.{k}": v for k, v in model.ranker.state_dict().items()},
+    }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

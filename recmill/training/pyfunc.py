@@ -20,7 +20,7 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
             self.signature = json.load(file)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> np.ndarray:
-        dense = model_input[self.signature["dense"]].to_numpy(dtype=np.float32).reshape(len(model_input), -1)
+        dense = model_input[self.signature["dense"]].to_numpy(dtype=np.float32, copy=True).reshape(len(model_input), -1)
         ids = [pad_ids(model_input[entry["name"]].tolist(), entry) for entry in self.signature["ids"]]
         with torch.no_grad():
             probabilities: np.ndarray = self.program(torch.from_numpy(dense), ids).numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recmill.artifacts import ShardPlan
 from recmill.data.schema import Schema
+from recmill.data.tables import logical_names
 from recmill.model.embeddings import initial_rows
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
@@ -39,23 +39,26 @@ class ShardedModel:
 
     def table_weights(self) -> dict[str, Any]:
         """Every table as a ShardedTensor in row order; the rank's own shards are views of the live weights."""
-        return {name.split(".")[-2]: value for name, value in self._table_state() if name.endswith(".weight")}
+        return {
+            self._table_of(path): value
+            for path, value in self.module.state_dict().items()
+            if path.startswith("embeddings.")
+        }
 
     def table_optimiser_state(self) -> dict[str, Any]:
         """The optimiser state of the tables this rank holds, by table and name of the state."""
         state = self.module.fused_optimizer.state_dict()["state"]
         return {
-            name.split(".")[-2]: {key.split(".")[-1]: value for key, value in entry.items()}
-            for name, entry in state.items()
+            self._table_of(path): {key.split(".")[-1]: value for key, value in entry.items()}
+            for path, entry in state.items()
         }
+
+    def _table_of(self, path: str) -> str:
+        # embeddings.pooled.embedding_bags.<module name>.weight
+        return logical_names(self.schema)[path.split(".")[-2]]
 
     def dense_state(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.module.state_dict().items() if name.startswith("ranker.")}
-
-    def _table_state(self) -> Iterator[tuple[str, Any]]:
-        for name, value in self.module.state_dict().items():
-            if name.startswith("embeddings."):
-                yield name, value
 
 
 def shard_model(schema: Schema, config: TrainConfig, plan: ShardPlan, device: torch.device) -> ShardedModel:

@@ -32,7 +32,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.worker import PROGRESS_MARK, die_with_parent
+from recmill.training.processes import PROGRESS_MARK, die_with_parent
 
 JOB = "job.json"
 LOCK_WAIT_S = 15

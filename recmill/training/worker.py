@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from datetime import timedelta
@@ -28,9 +26,8 @@ from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.loop import TrainingRun
+from recmill.training.processes import PROGRESS_MARK, die_with_parent
 from recmill.training.sharding import shard_model
-
-PROGRESS_MARK = "@progress "
 
 
 def main(job_path: str) -> None:
@@ -76,13 +73,6 @@ def run_rank(job: dict[str, Any]) -> None:
         run.train()
     finally:
         dist.destroy_process_group()
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that no orphan goes on writing into the run."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def _device() -> torch.device:

@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torchrec import JaggedTensor, KeyedJaggedTensor
+
+from recmill.artifacts import InputError
+from recmill.data.schema import Feature, Schema
+from recmill.model.embeddings import initial_rows, pad_sequence, pool_rows
+from recmill.model.ranker import Ranker, RankerConfig
+from recmill.model.ranking_model import RankingModel
+from recmill.model.servable import ServableModel
+
+SCHEMA = Schema(
+    features=(
+        Feature(name="age", kind="dense"),
+        Feature(name="tags", kind="sparse", num_rows=10, dim=4, pooling="mean"),
+        Feature(name="item", kind="sparse", table="items", num_rows=20, dim=8),
+        Feature(name="seen", kind="sequence", table="items", num_rows=20, dim=8),
+    )
+)
+TAGS = [[1, 2], [], [3]]
+ITEM = [[4], [5], [6]]
+SEEN = [[7, 8, 9], [], [4, 5]]
+
+
+def model_of(config: RankerConfig) -> RankingModel:
+    torch.manual_seed(0)
+    return RankingModel(SCHEMA, config, table_device=torch.device("cpu")).eval()
+
+
+def ids_of(*features: list[list[int]]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        keys=["tags", "item", "seen"],
+        values=torch.tensor([i for lists in features for row in lists for i in row]),
+        lengths=torch.tensor([len(row) for lists in features for row in lists], dtype=torch.int32),
+    )
+
+
+def padded(lists: list[list[int]]) -> torch.Tensor:
+    width = max(len(row) for row in lists)
+    return torch.tensor([row + [-1] * (width - len(row)) for row in lists])
+
+
+@pytest.mark.parametrize("name", ["dlrm", "dcn"])
+@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer"])
+def test_the_served_model_equals_the_trained_one(name, encoder):
+    model = model_of(RankerConfig(model=name, sequence_encoder=encoder))
+    dense = torch.randn(3, 1)
+    trained = torch.sigmoid(model(dense, ids_of(TAGS, ITEM, SEEN)))
+    served = ServableModel(model)(dense, [padded(TAGS), padded(ITEM), padded(SEEN)])
+    torch.testing.assert_close(served, trained)
+
+
+def test_the_exported_program_takes_any_batch_and_length():
+    model = model_of(RankerConfig(sequence_encoder="transformer", max_sequence_length=8))
+    servable = ServableModel(model)
+    program = servable.export().module()
+    for num_rows, length in ((1, 1), (5, 8)):
+        dense = torch.randn(num_rows, 1)
+        ids = [torch.randint(-1, 10, (num_rows, 3)).sort(1, descending=True).values, torch.ones(num_rows, 1).long()]
+        ids.append(torch.randint(0, 20, (num_rows, length)))
+        torch.testing.assert_close(program(dense, ids), servable(dense, ids))
+
+
+def test_one_table_serves_sparse_and_sequence_features():
+    model = model_of(RankerConfig())
+    assert sorted(model.embeddings.table_weights()) == ["items", "tags"]
+    pooled, sequences = model.embeddings(ids_of(TAGS, ITEM, SEEN))
+    weight = model.embeddings.table_weights()["items"]
+    torch.testing.assert_close(pooled["item"], weight[[4, 5, 6]])
+    torch.testing.assert_close(sequences["seen"][0][0], weight[[7, 8, 9]])
+    assert sequences["seen"][1].tolist() == [3, 0, 2]
+
+
+def test_a_long_sequence_keeps_its_last_elements():
+    rows = JaggedTensor(values=torch.arange(6.0)[:, None], lengths=torch.tensor([4, 0, 2]))
+    padded_rows, lengths = pad_sequence(rows, 3)
+    assert lengths.tolist() == [3, 0, 2]
+    assert padded_rows[:, :, 0].tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 0]]
+
+
+def test_pool_rows_sums_and_averages():
+    rows = JaggedTensor(values=torch.tensor([[1.0], [3.0], [5.0]]), lengths=torch.tensor([2, 0, 1]))
+    assert pool_rows(rows, is_mean=False).tolist() == [[4.0], [0.0], [5.0]]
+    assert pool_rows(rows, is_mean=True).tolist() == [[2.0], [0.0], [5.0]]
+
+
+def test_a_shard_draws_the_rows_it_would_have_in_the_whole_table():
+    whole = initial_rows("t", start=0, stop=140_000, dim=4, scale=0.1, seed=3)
+    part = initial_rows("t", start=65_000, stop=132_000, dim=4, scale=0.1, seed=3)
+    assert torch.equal(part, whole[65_000:132_000])
+    assert not torch.equal(initial_rows("u", start=0, stop=8, dim=4, scale=0.1, seed=3), whole[:8])
+    assert whole.abs().max() <= 0.1
+
+
+def test_a_width_the_heads_cannot_share_is_named():
+    with pytest.raises(InputError, match="'seen': dim 8 cannot be split over attention_heads=3"):
+        Ranker(SCHEMA, replace(RankerConfig(), sequence_encoder="transformer", attention_heads=3))
+
+
+def test_a_schema_without_ids_is_refused():
+    with pytest.raises(InputError, match="nothing to embed"):
+        Ranker(Schema(features=(Feature(name="age", kind="dense"),)), RankerConfig())

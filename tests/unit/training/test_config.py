@@ -1,0 +1,41 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recmill.artifacts import InputError
+from recmill.training.config import TrainConfig, settings_from_flags
+
+
+def test_overrides_are_parsed_by_the_type_of_the_setting():
+    config = TrainConfig.from_overrides({"epochs": "3", "dense_lr": "1e-2", "shuffle": "false", "top_layers": "8,4"})
+    assert (config.epochs, config.dense_lr, config.shuffle, config.top_layers) == (3, 0.01, False, (8, 4))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"epoch": "3"}, "unknown setting 'epoch'"),
+        ({"epochs": "three"}, "expected a whole number"),
+        ({"epochs": "0"}, "epochs is 0"),
+        ({"dropout": "1"}, "dropout is 1.0"),
+        ({"model": "gpt"}, "expected one of dlrm, dcn"),
+        ({"shuffle": "maybe"}, "expected true or false"),
+        ({"top_layers": "8,-4"}, "widths of 1 or more"),
+        ({"dense_lr": "nan"}, "dense_lr is nan"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(overrides, words):
+    with pytest.raises(InputError, match=words):
+        TrainConfig.from_overrides(overrides)
+
+
+@given(st.integers(1, 10**6), st.floats(1e-9, 10), st.lists(st.integers(1, 4096), max_size=4))
+def test_config_survives_json(batch_size, table_lr, top_layers):
+    config = TrainConfig(batch_size=batch_size, table_lr=table_lr, top_layers=tuple(top_layers))
+    assert TrainConfig.from_json(config.to_json()) == config
+
+
+def test_set_flags_need_a_name_and_a_value():
+    assert settings_from_flags(["a=1", "b=x=y"]) == {"a": "1", "b": "x=y"}
+    with pytest.raises(InputError, match="name=value"):
+        settings_from_flags(["epochs"])
