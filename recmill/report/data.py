@@ -162,7 +162,7 @@ def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str],
         exponent = number(entry.get("zipf_exponent"))
         cells = [value_cell(value, format_compact) for value in values]
         share = Cell(text=DASH if top is None else format_share(top), sort=top, bar=top)
-        rows.append([Cell(text=name), *cells, value_cell(exponent, format_number), share])
+        rows.append([Cell(text=name), *cells, value_cell(exponent, "{:.2f}".format), share])
     columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf", "Top 1% serve")
     numeric = frozenset(range(1, len(columns)))
     return Table(title="Tables", columns=columns, rows=rows, numeric=numeric, note=note, is_wide=False)
