@@ -1,0 +1,256 @@
+"""How lists become the groups of an InverseKeyedJaggedTensor: which features share an inverse, and what pays.
+
+Shape suffixes: F = features of a group, B = samples, U = distinct rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from kernels import dedup_rows, take_rows, window_rows
+from recmill.artifacts import InputError
+
+# Below this, the copies saved do not pay for the inverse and the expansion.
+MIN_FACTOR = 1.25
+# Features share an inverse if storing them together adds at most this share of rows to either.
+GROUP_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lists:
+    """One feature before deduplication: sample b holds values[offsets[b] : offsets[b + 1]]."""
+
+    key: str
+    values: Tensor
+    offsets: Tensor  # int64, B + 1
+    weights: Tensor | None = None
+
+    @property
+    def columns(self) -> list[Tensor]:
+        return [self.values] if self.weights is None else [self.values, self.weights]
+
+    @property
+    def num_values(self) -> int:
+        return int(self.offsets[-1] - self.offsets[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """Features that share one inverse, each distinct row stored once.
+
+    Row u of the f-th feature has `lengths_FU[f * U + u]` values. They follow one another in `values`, feature by
+    feature; or, where `starts_FU` is given, they are the windows of `values` that begin there.
+    `inverse_B` maps a sample to its row; None means that every sample has its own (U = B).
+    """
+
+    keys: tuple[str, ...]
+    values: Tensor
+    lengths_FU: Tensor
+    num_stored: tuple[int, ...]  # how many of `values` belong to each feature
+    weights: Tensor | None = None
+    inverse_B: Tensor | None = None  # int32: it is stored and sent for every sample
+    starts_FU: Tensor | None = None  # int64
+
+    @property
+    def num_rows(self) -> int:
+        return self.lengths_FU.numel() // len(self.keys)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        names = ("values", "lengths_FU", "weights", "inverse_B", "starts_FU")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Group:
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
+        return replace(self, **changed)
+
+    def list_starts_FU(self) -> Tensor:
+        """Where each stored list begins in `values`."""
+        if self.starts_FU is not None:
+            return self.starts_FU
+        ends_FU = torch.cumsum(self.lengths_FU, 0, dtype=torch.int64)
+        return ends_FU - self.lengths_FU
+
+
+def lists_of_kjt(kjt: KeyedJaggedTensor) -> list[Lists]:
+    """The features of a KeyedJaggedTensor, as views."""
+    if kjt.variable_stride_per_key():
+        raise ValueError(f"the keys have {kjt.stride_per_key()} rows, expected a KeyedJaggedTensor with one batch size")
+    offsets, stride = kjt.offsets().long(), kjt.stride()
+    values, weights = kjt.values().contiguous(), kjt.weights_or_none()
+    return [
+        Lists(
+            key=key,
+            values=values,
+            weights=None if weights is None else weights.contiguous(),
+            offsets=offsets[position * stride : (position + 1) * stride + 1],
+        )
+        for position, key in enumerate(kjt.keys())
+    ]
+
+
+def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> Lists:
+    """A list column (or a column of single ids) as views of its Arrow buffers; an absent list is an empty one."""
+    position = batch.schema.get_field_index(key)
+    if position < 0:
+        raise InputError(f"column {key!r} is missing; the batch has {', '.join(batch.schema.names)}")
+    column = batch.column(position)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    values, offsets = _split_column(column, key)
+    if values.null_count:
+        at = int(pc.index(pc.is_null(values), True).as_py())
+        row = int(torch.searchsorted(offsets, at, right=True)) - 1
+        raise InputError(f"column {key!r}, row {row}: holds a missing id, expected numbers")
+    ids = values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64())
+    return Lists(key=key, values=from_dlpack(ids), offsets=offsets)
+
+
+def _split_column(column: pa.Array, key: str) -> tuple[pa.Array, Tensor]:
+    kind = column.type
+    if pa.types.is_integer(kind):
+        return column, torch.arange(len(column) + 1)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not pa.types.is_integer(kind.value_type):
+        raise InputError(f"column {key!r} is {kind}, expected list<int64>")
+    if column.null_count or pa.types.is_fixed_size_list(kind):
+        # A null list may still cover values of the child array; flatten() drops those.
+        lengths = pc.fill_null(pc.cast(pc.list_value_length(column), pa.int64()), 0)
+        ends = torch.cumsum(from_dlpack(lengths), 0)
+        return column.flatten(), torch.cat([ends.new_zeros(1), ends])
+    offsets = from_dlpack(column.offsets).long()
+    first, last = int(offsets[0]), int(offsets[-1])
+    return column.values.slice(first, last - first), offsets - first
+
+
+def choose_groups(features: Sequence[Lists], *, num_threads: int = 0) -> list[list[str]]:
+    """Groups of features that change together, found from the lists themselves.
+
+    Every feature is deduplicated alone; it joins the first group whose rows it hardly splits, and whose rows hardly
+    split it. This costs a dedup a feature and a cheap one a pair of similar features: choose once, then pass them on.
+    """
+    groups: list[list[str]] = []
+    joint: list[tuple[Tensor, int]] = []  # of each group: its inverse and its number of distinct rows
+    for feature in features:
+        columns = feature.columns
+        unique_U, inverse_B = dedup_rows(columns, [feature.offsets] * len(columns), num_threads=num_threads)
+        num_distinct = len(unique_U)
+        for position, (group_inverse_B, group_distinct) in enumerate(joint):
+            most = int((1 + GROUP_TOLERANCE) * min(num_distinct, group_distinct))
+            if max(num_distinct, group_distinct) > most:
+                continue
+            each = torch.arange(len(inverse_B) + 1, device=inverse_B.device)
+            both_U, both_B = dedup_rows([group_inverse_B, inverse_B], [each, each], num_threads=num_threads)
+            if len(both_U) <= most:
+                groups[position].append(feature.key)
+                joint[position] = (both_B, len(both_U))
+                break
+        else:
+            groups.append([feature.key])
+            joint.append((inverse_B, num_distinct))
+    return groups
+
+
+def build_group(
+    features: Sequence[Lists], *, min_factor: float, use_windows: bool, lengths_dtype: torch.dtype, num_threads: int
+) -> Group:
+    """The features as one group: deduplicated and as windows, each only where it saves `min_factor`."""
+    columns = [column for feature in features for column in feature.columns]
+    offsets = [feature.offsets for feature in features for _ in feature.columns]
+    unique_U, inverse_B = dedup_rows(columns, offsets, num_threads=num_threads)
+    num_before = sum(feature.num_values for feature in features)
+    num_after = sum(int(feature.offsets.diff().index_select(0, unique_U).sum()) for feature in features)
+    if _factor(num_before, num_after, len(inverse_B), len(unique_U)) < min_factor:
+        group = _plain_group(features, lengths_dtype)
+    else:
+        group = _distinct_group(features, unique_U, inverse_B, lengths_dtype, num_threads)
+    return _as_windows(group, min_factor) if use_windows else group
+
+
+def _factor(num_before: int, num_after: int, num_samples: int, num_rows: int) -> float:
+    if num_after:
+        return num_before / num_after
+    return num_samples / num_rows if num_rows else 1.0
+
+
+def _plain_group(features: Sequence[Lists], lengths_dtype: torch.dtype) -> Group:
+    """One row a sample. Neighbours in one buffer stay where they are, others are put one after another."""
+    first, last = features[0], features[-1]
+    is_one_run = all(
+        after.values is before.values
+        and after.weights is before.weights
+        and after.offsets.data_ptr() == before.offsets[-1:].data_ptr()
+        for before, after in pairwise(features)
+    )
+    if is_one_run:
+        run = slice(int(first.offsets[0]), int(last.offsets[-1]))
+        values, weights = first.values[run], None if first.weights is None else first.weights[run]
+    else:
+        runs = [slice(int(feature.offsets[0]), int(feature.offsets[-1])) for feature in features]
+        values = torch.cat([feature.values[run] for feature, run in zip(features, runs, strict=True)])
+        pieces = [f.weights[run] for f, run in zip(features, runs, strict=True) if f.weights is not None]
+        weights = torch.cat(pieces) if pieces else None
+    return Group(
+        keys=tuple(feature.key for feature in features),
+        values=values,
+        weights=weights,
+        lengths_FU=torch.cat([feature.offsets.diff() for feature in features]).to(lengths_dtype),
+        num_stored=tuple(feature.num_values for feature in features),
+    )
+
+
+def _distinct_group(
+    features: Sequence[Lists], unique_U: Tensor, inverse_B: Tensor, lengths_dtype: torch.dtype, num_threads: int
+) -> Group:
+    offsets = [feature.offsets for feature in features]
+    values, lengths_FU = take_rows([f.values for f in features], offsets, unique_U, num_threads=num_threads)
+    weights = None
+    if features[0].weights is not None:
+        all_weights = [feature.weights for feature in features if feature.weights is not None]
+        weights, _ = take_rows(all_weights, offsets, unique_U, num_threads=num_threads)
+    return Group(
+        keys=tuple(feature.key for feature in features),
+        values=values,
+        weights=weights,
+        lengths_FU=lengths_FU.to(lengths_dtype),
+        num_stored=tuple(lengths_FU.view(len(features), len(unique_U)).sum(1).tolist()),
+        inverse_B=inverse_B.int(),
+    )
+
+
+def _as_windows(group: Group, min_factor: float) -> Group:
+    """The same group with its lists as windows into one buffer a feature, if the buffers are that much smaller."""
+    values, weights, starts = [], [], []
+    sizes: list[int] = []
+    begin = 0
+    starts_FU = group.list_starts_FU().view(len(group.keys), group.num_rows)
+    for starts_U, num_stored in zip(starts_FU, group.num_stored, strict=True):
+        offsets = torch.cat([starts_U, starts_U.new_tensor([begin + num_stored])])
+        begin += num_stored
+        buffer, buffer_weights, window_starts_U = window_rows(group.values, offsets, weights=group.weights)
+        starts.append(window_starts_U + sum(sizes))
+        sizes.append(len(buffer))
+        values.append(buffer)
+        if buffer_weights is not None:
+            weights.append(buffer_weights)
+    if begin < min_factor * max(sum(sizes), 1):
+        return group
+    return Group(
+        keys=group.keys,
+        values=torch.cat(values),
+        weights=torch.cat(weights) if weights else None,
+        lengths_FU=group.lengths_FU,
+        num_stored=tuple(sizes),
+        inverse_B=group.inverse_B,
+        starts_FU=torch.cat(starts),
+    )
