@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset, InputError, dump_json, write_text_atomically
 from recmill.data.batch import Batch
@@ -132,7 +133,7 @@ class TrainingRun:
     def _step(self, batch: Batch) -> None:
         started = time.perf_counter()
         batch = batch.to(self.device)
-        logits_B = self.sharded.module(batch.dense_BF, batch.ids)
+        logits_B = self._forward(batch)
         loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
         # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
         torch.autograd.backward(loss_sum * (self.world_size / batch.num_global))
@@ -142,6 +143,18 @@ class TrainingRun:
         self.state.num_samples += batch.num_global
         self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
         self.state.seconds += time.perf_counter() - started
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """Logits of the batch. A rank without samples passes a blank one and drops it: every rank must take part."""
+        if len(batch):
+            return self.sharded.module(batch.dense_BF, batch.ids)
+        keys = batch.ids.keys()
+        blank = KeyedJaggedTensor(
+            keys=keys,
+            values=batch.ids.values(),
+            lengths=torch.zeros(len(keys), dtype=torch.int32, device=self.device),
+        )
+        return self.sharded.module(batch.dense_BF.new_zeros(1, batch.dense_BF.shape[1]), blank)[:0]
 
     def _flush_losses(self) -> None:
         """Sum the pending losses over ranks and append them to the curve and its file."""
@@ -192,7 +205,7 @@ class TrainingRun:
         with self._open(split, self.config.eval_batch_size) as batches:
             for done, batch in enumerate(batches):
                 moved = batch.to(self.device)
-                logits.append(self.sharded.module(moved.dense_BF, moved.ids).cpu())
+                logits.append(self._forward(moved).cpu())
                 labels.append(batch.label_B)
                 if self.rank == 0:
                     self.report(f"evaluate {split}", done + 1, len(batches))
