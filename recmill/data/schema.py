@@ -144,7 +144,7 @@ class Schema:
 
     @property
     def sequence_tables(self) -> frozenset[str]:
-        """Tables that some sequence feature reads, and so are looked up a row at a time and not pooled in the lookup."""
+        """Tables that some sequence feature reads: looked up a row at a time and not pooled in the lookup."""
         return frozenset(feature.table for feature in self.sequence)
 
     def feature(self, name: str) -> Feature:

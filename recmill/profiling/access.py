@@ -68,6 +68,7 @@ def profile_access(
             "tables": tables,
             **duplication,
         }
+        schema.save(folder)  # planning needs what the tables are, not only how they are read
         AccessProfile.seal(folder, body=body, inputs={"dataset": dataset.content_hash})
     return AccessProfile.load(out)
 
