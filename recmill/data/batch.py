@@ -141,9 +141,9 @@ def assemble_batch(slices: Sequence[tuple[RowBlock, int, int]], schema: Schema, 
         num_values = 0
         for block, start, stop in slices:
             offsets = block.offsets[key]
-            first, last = offsets[start], offsets[stop]
+            first, last = offsets.item(start), offsets.item(stop)
             pieces.append(block.values[key][first:last])
-            num_values += int(last - first)
+            num_values += last - first
         length_per_key.append(num_values)
     lengths_KB = np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1)
     values = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

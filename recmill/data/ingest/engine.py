@@ -70,6 +70,8 @@ class Engine:
         self._memory = MemoryCounter()
         self._queues: dict[str, list[tuple[int, _Job]]] = {"decode": [], "transform": []}
         self._num_admitted = self._num_ready = 0  # row groups admitted; ready without a gap
+        self._num_unsettled = 0  # row groups between admission and the end of their transformation
+        self._is_batch_waiting = False  # for bytes
         self._blocks: dict[int, _Job] = {}
         self._retire: list[tuple[int, int]] = []  # heap of (last batch that needs it, sequence)
         self._next_cut = self._num_cut = self._next_out = schedule.batches.start
@@ -155,6 +157,7 @@ class Engine:
             self._rows_out += len(batch)
             self._memory.add(batches=-num_bytes)
             self._wake["batch"].notify()
+            self._wake["read"].notify()
             return batch
 
     def stats(self) -> dict[str, Any]:
@@ -254,16 +257,21 @@ class Engine:
         return self._schedule.num_needed(self._next_cut)
 
     def _admit(self) -> _Job | None:
-        entry = self._schedule.entry(self._num_admitted)
-        if entry is None or self._memory.items + entry.charge_bytes > self._schedule.item_bytes:
+        entry = None if self._is_batch_waiting else self._schedule.entry(self._num_admitted)
+        if entry is None:
+            return None
+        item_bytes = self._schedule.item_bytes
+        free_bytes = min(item_bytes - self._memory.items, max(item_bytes, self._limit_bytes) - self._memory.total)
+        if entry.charge.admitted_bytes > free_bytes:
             return None
         num_ahead = self._num_admitted - self._num_needed()
         if num_ahead >= self._read_ahead() or (num_ahead >= 0 and self._guard.is_short()):
             return None
         self._num_admitted += 1
-        self._memory.add(items=entry.charge_bytes)
+        self._num_unsettled += 1
+        self._memory.add(items=entry.charge.admitted_bytes)
         heapq.heappush(self._retire, (entry.last_batch, entry.sequence))
-        return _Job(entry=entry, charge_bytes=entry.charge_bytes)
+        return _Job(entry=entry, charge_bytes=entry.charge.admitted_bytes)
 
     def _pop(self, stage: str) -> _Job | None:
         queue = self._queues[stage]
@@ -275,9 +283,11 @@ class Engine:
             heapq.heappush(self._queues[following], (job.entry.sequence, job))
             self._wake[following].notify()
             return
-        self._give_back(job, job.charge_bytes - min(job.charge_bytes, job.payload.nbytes))
+        # Never more than the settled charge: the budget was checked against it.
+        self._give_back(job, job.charge_bytes - min(job.entry.charge.settled_bytes, job.payload.nbytes))
         self._blocks[job.entry.sequence] = job
-        if job.entry.sequence == self._num_ready:
+        self._num_unsettled -= 1
+        if job.entry.sequence == self._num_ready or self._is_batch_waiting:
             while self._num_ready in self._blocks:
                 self._num_ready += 1
             self._wake["batch"].notify_all()
@@ -297,7 +307,10 @@ class Engine:
         cut = self._schedule.cut(number)
         slices = [(self._blocks[sequence].payload, start, stop) for sequence, start, stop in cut.slices]
         num_bytes = sum(block.batch_bytes(start, stop) for block, start, stop in slices)
-        if self._memory.batches and self._memory.total + num_bytes > self._limit_bytes:
+        fits = self._memory.total + num_bytes <= self._limit_bytes
+        # A batch of unusually wide rows takes precedence over new row groups: those on their way settle meanwhile.
+        self._is_batch_waiting = not fits and (self._memory.batches > 0 or self._num_unsettled > 0)
+        if self._is_batch_waiting:
             return None
         self._next_cut += 1
         self._memory.add(batches=num_bytes)

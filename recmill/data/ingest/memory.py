@@ -14,6 +14,10 @@ from recmill.data.ingest.order import EpochPlan, Order
 
 MAX_DEFAULT_LIMIT_BYTES = 4 * 2**30  # beyond this, more read-ahead buys nothing
 GUARD_INTERVAL_S = 0.5
+CGROUP_FILES = (  # version 2, version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 
 def available_memory_bytes(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -22,17 +26,14 @@ def available_memory_bytes(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _cgroup_headrooms(root: Path) -> list[int]:
-    """Limit less use of every control group above this process (version 2, then version 1)."""
+    """Limit less use of every control group that this process is in."""
     own = Path("/proc/self/cgroup")
     lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
     names = [line.split(":", 2)[2].strip("/") for line in lines if line.startswith("0::")] or [""]
     folders = [root / names[0], *(root / names[0]).parents]
     headrooms = []
     for folder in [folder for folder in folders if folder.is_relative_to(root)]:
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-        ):
+        for limit_name, used_name in CGROUP_FILES:
             limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
             if limit is not None and used is not None:
                 # The page cache counts as used but gives way to an allocation.
@@ -47,7 +48,8 @@ def _read_number(path: Path) -> int | None:
 
 def _cached_bytes(path: Path) -> int:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file"))
+    entries = dict(line.split()[:2] for line in lines)
+    return int(entries.get("total_inactive_file", entries.get("inactive_file", 0)))
 
 
 def default_memory_limit(world_size: int = 1) -> int:
@@ -70,28 +72,51 @@ class MemoryGuard:
         return self._is_short
 
 
-def peak_live_bytes(plan: EpochPlan, charges: Sequence[int]) -> int:
-    """The most that the items in use at the same batch take together."""
-    events = sorted(
-        [(item.first_batch, 1, charges[item.group]) for item in plan.items]
-        + [(item.last_batch + 1, 0, -charges[item.group]) for item in plan.items]
-    )
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """What a row group is charged: the most it takes on its way, and what it keeps once it is transformed."""
+
+    admitted_bytes: int
+    settled_bytes: int
+
+
+def peak_live_bytes(plan: EpochPlan, charges: Sequence[Charge]) -> int:
+    """The budget with which every batch of the plan can be cut.
+
+    Before a batch's last row group is admitted all its others settle, whatever else happens; so they count as settled,
+    and one more as it is when it is admitted.
+    """
+    if not plan.items:
+        return 0
+    begins = [(item.first_batch, 1, charges[item.group].settled_bytes) for item in plan.items]
+    ends = [(item.last_batch + 1, 0, -charges[item.group].settled_bytes) for item in plan.items]
     peak = live = 0
-    for _, _, charge in events:
-        live += charge
+    for _, _, change in sorted(begins + ends):
+        live += change
         peak = max(peak, live)
-    return peak
+    return peak + max(_decoding_bytes(charges[item.group]) for item in plan.items)
 
 
-def live_bytes_bound(order: Order, charges: Sequence[int]) -> int:
+def live_bytes_bound(order: Order, charges: Sequence[Charge]) -> int:
     """What `peak_live_bytes` cannot exceed in any epoch, however the row groups are permuted.
 
     The groups that one lane's share of a batch touches have at most its rows and two row groups more; and each
     boundary between lanes may keep one shared row group alive.
     """
-    row_bytes = max(charge / rows for charge, rows in zip(charges, order.group_rows, strict=True))
     touched_rows = order.batch_size + 2 * order.num_own_lanes * max(order.group_rows)
-    return min(sum(charges), int(touched_rows * row_bytes) + order.num_own_lanes * max(charges))
+    shared_bytes = order.num_own_lanes * max(charge.settled_bytes for charge in charges)
+    touched_bytes = int(touched_rows * _row_bytes(order, charges)) + shared_bytes
+    all_bytes = sum(charge.settled_bytes for charge in charges)
+    return min(all_bytes, touched_bytes) + max(_decoding_bytes(charge) for charge in charges)
+
+
+def _decoding_bytes(charge: Charge) -> int:
+    return charge.admitted_bytes - charge.settled_bytes
+
+
+def _row_bytes(order: Order, charges: Sequence[Charge]) -> float:
+    """Bytes of a row in the row group that has the widest ones."""
+    return max(charge.settled_bytes / rows for charge, rows in zip(charges, order.group_rows, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,24 +125,19 @@ class Budget:
 
     limit_bytes: int
     item_bytes: int  # admission of row groups stops here
-    required_bytes: int  # the smallest limit this order can run with
 
 
-def split_budget(order: Order, charges: Sequence[int], *, limit_bytes: int, prefetch: int, epochs: range) -> Budget:
+def split_budget(order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range) -> Budget:
     """Share the limit out, or raise if not even one batch and the row groups it is cut from fit."""
-    own_rows = -(-order.batch_size // order.world_size)
-    row_bytes = max(charge / rows for charge, rows in zip(charges, order.group_rows, strict=True))
-    batch_bytes = int(min(own_rows, order.num_rows) * row_bytes)
-    bound = live_bytes_bound(order, charges)
-    if bound + prefetch * batch_bytes <= limit_bytes:
-        return Budget(
-            limit_bytes=limit_bytes, item_bytes=limit_bytes - prefetch * batch_bytes, required_bytes=bound + batch_bytes
-        )
-    live = max(peak_live_bytes(order.plan(epoch, share_items=False), charges) for epoch in epochs)
-    if live + batch_bytes > limit_bytes:
+    own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
+    batch_bytes = int(own_rows * _row_bytes(order, charges))
+    live_bytes = live_bytes_bound(order, charges)
+    if live_bytes + prefetch * batch_bytes > limit_bytes:
+        live_bytes = max(peak_live_bytes(order.plan(epoch, share_items=False), charges) for epoch in epochs)
+    if live_bytes + batch_bytes > limit_bytes:
         raise InputError(
             f"the memory limit of {limit_bytes:,} bytes is too small: one batch of {order.batch_size:,} rows and the "
-            f"row groups it is cut from take {live + batch_bytes:,} bytes"
+            f"row groups it is cut from take {live_bytes + batch_bytes:,} bytes"
         )
-    reserved = min(prefetch * batch_bytes, limit_bytes - live)
-    return Budget(limit_bytes=limit_bytes, item_bytes=limit_bytes - reserved, required_bytes=live + batch_bytes)
+    reserved_bytes = min(prefetch * batch_bytes, limit_bytes - live_bytes)
+    return Budget(limit_bytes=limit_bytes, item_bytes=limit_bytes - reserved_bytes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recmill.artifacts import InputError
-from recmill.data.ingest.memory import Budget, peak_live_bytes
+from recmill.data.ingest.memory import Budget, Charge, peak_live_bytes
 from recmill.data.ingest.order import EpochPlan, Order, global_batch_rows
 from recmill.data.ingest.splits import RowGroup
 
@@ -18,7 +18,7 @@ class Entry:
 
     sequence: int
     group: RowGroup
-    charge_bytes: int
+    charge: Charge
     first_batch: int
     last_batch: int
 
@@ -44,7 +44,7 @@ class Schedule:
     """Plans one epoch after the other, as far as it is asked. Not thread-safe: the engine calls it under its lock."""
 
     def __init__(
-        self, order: Order, groups: Sequence[RowGroup], charges: Sequence[int], *, budget: Budget, batches: range
+        self, order: Order, groups: Sequence[RowGroup], charges: Sequence[Charge], *, budget: Budget, batches: range
     ) -> None:
         self.order = order
         self.batches = batches  # numbers of the batches to hand out, counted over all epochs
@@ -64,7 +64,7 @@ class Schedule:
         return Entry(
             sequence=sequence,
             group=self._groups[item.group],
-            charge_bytes=self._charges[item.group],
+            charge=self._charges[item.group],
             first_batch=first_of_epoch + item.first_batch,
             last_batch=first_of_epoch + item.last_batch,
         )

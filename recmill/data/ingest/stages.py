@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.batch import RowBlock, decode_block
+from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import RowGroup
 from recmill.data.schema import Schema
@@ -48,8 +49,8 @@ class PlainReader:
                 self._parts.popitem(last=False)  # its file closes when the last worker lets go of it
         return opened
 
-    def charges(self, groups: Sequence[RowGroup]) -> list[int]:
-        """What each row group is charged when it is admitted: the most it takes on its way."""
+    def charges(self, groups: Sequence[RowGroup]) -> list[Charge]:
+        """What each row group is charged on its way."""
         by_part: dict[str, list[RowGroup]] = {}
         for group in groups:
             by_part.setdefault(group.file, []).append(group)
@@ -58,11 +59,11 @@ class PlainReader:
         charges = dict(found)
         return [charges[group] for group in groups]
 
-    def _part_charges(self, groups: Sequence[RowGroup]) -> list[tuple[RowGroup, int]]:
+    def _part_charges(self, groups: Sequence[RowGroup]) -> list[tuple[RowGroup, Charge]]:
         part = self.part(groups[0].file)
         for group in groups:
             part.check(group)
-        return [(group, part.expanded_bytes(group.index)) for group in groups]
+        return [(group, part.charge(group.index)) for group in groups]
 
     def read(self, group: RowGroup) -> RawGroup:
         try:

@@ -1,0 +1,142 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recmill.data.ingest.order import Order, lane_bounds, lane_quotas, num_lanes_for, permute_groups
+
+group_sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(tuple)
+
+
+def make_order(group_rows, *, batch_size, num_lanes=8, rank=0, world_size=1, seed=5, shuffle=True) -> Order:
+    return Order(
+        group_rows=group_rows,
+        batch_size=batch_size,
+        num_lanes=num_lanes,
+        rank=rank,
+        world_size=world_size,
+        seed=seed,
+        shuffle=shuffle,
+    )
+
+
+def rows_of_batches(order: Order, epoch: int, *, first_batch: int = 0, share_items: bool = True):
+    """The (group, row) pairs of every batch of a rank."""
+    plan = order.plan(epoch, first_batch=first_batch, share_items=share_items)
+    return [
+        [
+            (plan.items[source.item].group, row)
+            for source in plan.sources(batch)
+            for row in range(source.start, source.stop)
+        ]
+        for batch in range(first_batch, plan.num_batches)
+    ]
+
+
+def global_batches(group_rows, *, batch_size, num_lanes, world_size, **options):
+    ranks = [
+        rows_of_batches(
+            make_order(group_rows, batch_size=batch_size, num_lanes=num_lanes, rank=rank, world_size=world_size),
+            epoch=1,
+            **options,
+        )
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1, "every rank has the same number of batches"
+    return [[row for share in shares for row in share] for shares in zip(*ranks, strict=True)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(group_rows=group_sizes, batch_size=st.integers(1, 100), world_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16]))
+def test_an_epoch_gives_every_row_to_one_batch_of_one_rank(group_rows, batch_size, world_size):
+    batches = global_batches(
+        group_rows, batch_size=batch_size, num_lanes=num_lanes_for(world_size), world_size=world_size
+    )
+    expected = {(group, row): 1 for group, num_rows in enumerate(group_rows) for row in range(num_rows)}
+    assert Counter(row for batch in batches for row in batch) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(group_rows=group_sizes, batch_size=st.integers(1, 100), share_items=st.booleans())
+def test_a_global_batch_is_the_same_at_every_number_of_ranks(group_rows, batch_size, share_items):
+    alone = global_batches(group_rows, batch_size=batch_size, num_lanes=8, world_size=1)
+    for world_size in (2, 4, 8):
+        together = global_batches(
+            group_rows, batch_size=batch_size, num_lanes=8, world_size=world_size, share_items=share_items
+        )
+        assert together == alone
+
+
+@settings(max_examples=100, deadline=None)
+@given(group_rows=group_sizes, batch_size=st.integers(1, 100), num_lanes=st.sampled_from([8, 9, 10, 16]))
+def test_only_the_last_batch_is_short(group_rows, batch_size, num_lanes):
+    batches = global_batches(group_rows, batch_size=batch_size, num_lanes=num_lanes, world_size=1)
+    num_rows = sum(group_rows)
+    assert len(batches) == -(-num_rows // batch_size)
+    assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
+    assert len(batches[-1]) == num_rows - batch_size * (len(batches) - 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    group_rows=group_sizes,
+    batch_size=st.integers(1, 60),
+    worlds=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
+    data=st.data(),
+)
+def test_an_epoch_resumes_at_any_batch_with_another_number_of_ranks(group_rows, batch_size, worlds, data):
+    whole = global_batches(group_rows, batch_size=batch_size, num_lanes=8, world_size=worlds[0])
+    first_batch = data.draw(st.integers(0, len(whole)))
+    rest = global_batches(group_rows, batch_size=batch_size, num_lanes=8, world_size=worlds[1], first_batch=first_batch)
+    assert whole[:first_batch] + rest == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(group_rows=group_sizes, batch_size=st.integers(1, 60), share_items=st.booleans(), data=st.data())
+def test_a_batch_needs_only_the_items_before_its_mark(group_rows, batch_size, share_items, data):
+    order = make_order(group_rows, batch_size=batch_size)
+    first_batch = data.draw(st.integers(0, order.batches_per_epoch - 1))
+    plan = order.plan(0, first_batch=first_batch, share_items=share_items)
+    used = set()
+    for batch in range(first_batch, plan.num_batches):
+        for source in plan.sources(batch):
+            item = plan.items[source.item]
+            assert source.item < plan.num_needed(batch)
+            assert item.first_batch <= batch <= item.last_batch
+            assert 0 <= source.start < source.stop <= group_rows[item.group]
+            used.add(source.item)
+    assert used == set(range(len(plan.items))), "nothing is read that no batch uses"
+
+
+def test_a_row_group_in_two_lanes_is_read_once_when_shared_and_twice_when_not():
+    order = make_order((100,), batch_size=8, shuffle=False)
+    assert len(order.plan(0, share_items=True).items) == 1
+    assert len(order.plan(0, share_items=False).items) == 8
+
+
+def test_a_rank_reads_its_own_row_groups_only():
+    order = make_order((10,) * 16, batch_size=16, rank=1, world_size=4, shuffle=False)
+    assert sorted(item.group for item in order.plan(0).items) == [4, 5, 6, 7]
+
+
+def test_lanes_are_cut_as_documented():
+    assert lane_bounds(100, 16, 8) == [lane * 100 // 8 for lane in range(9)]
+    assert lane_quotas(16, 8) == [2] * 8
+    assert lane_quotas(20, 8) == [2, 3, 2, 3, 2, 3, 2, 3]
+    assert lane_quotas(3, 8) == [0, 0, 1, 0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("world_size", "num_lanes"), [(1, 8), (2, 8), (3, 9), (5, 10), (8, 8), (12, 12)])
+def test_lanes_are_the_smallest_multiple_of_the_ranks_from_eight_on(world_size, num_lanes):
+    assert num_lanes_for(world_size) == num_lanes
+
+
+def test_the_permutation_depends_on_seed_and_epoch_alone():
+    first = permute_groups(50, seed=1, epoch=0)
+    assert sorted(first) == list(range(50))
+    assert np.array_equal(first, permute_groups(50, seed=1, epoch=0))
+    assert not np.array_equal(first, permute_groups(50, seed=1, epoch=1))
+    assert not np.array_equal(first, permute_groups(50, seed=2, epoch=0))
+    assert np.array_equal(permute_groups(50, seed=1, epoch=1, shuffle=False), np.arange(50))
