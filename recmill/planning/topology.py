@@ -12,6 +12,14 @@ import yaml
 from recmill.artifacts import InputError
 
 
+def _number(value: Any) -> Any:
+    """YAML takes 10e9 for text (it wants 10.0e+9); people mean a number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """`nodes` machines with `ranks_per_node` training processes each. Bandwidths are bytes a second of one rank."""
@@ -71,6 +79,6 @@ class Topology:
                 f"{path}: unknown keys {', '.join(map(str, unknown))}; known are {', '.join(sorted(known))}"
             )
         try:
-            return cls(**loaded)
+            return cls(**{name: _number(value) for name, value in loaded.items()})
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
