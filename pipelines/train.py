@@ -49,9 +49,13 @@ def build_pipeline(*, image_tag: str = TAG, registry: str = "") -> BaseComponent
         )
         profiled = profile_access(dataset=generated.outputs["dataset"], **where)
         planned = plan_shards(
-            profile=profiled.outputs["profile"], nproc=nproc, memory_budget_bytes=memory_budget_bytes, **where
+            profile=profiled.outputs["profile"],
+            nproc=nproc,
+            memory_budget_bytes=memory_budget_bytes,
+            settings=settings,
+            **where,
         )
-        tuned = tune_ingest(dataset=generated.outputs["dataset"], **where)
+        tuned = tune_ingest(dataset=generated.outputs["dataset"], settings=settings, **where)
         trained = train_model(
             dataset=generated.outputs["dataset"],
             plan=planned.outputs["plan"],

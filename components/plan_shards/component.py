@@ -11,15 +11,19 @@ def plan_shards(
     summary: Output[Markdown],
     nproc: int,
     memory_budget_bytes: int,
+    settings: str,
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
 ):
     """Decide which rows of which table live on which rank."""
+    import json
+
     from components.outputs import path_of, publish, write_table
     from recmill.planning.planner import Topology
     from recmill.planning.planner import plan_shards as plan_tables
     from recmill.tracking import step_run
+    from recmill.training.config import TrainConfig
 
     inputs = {"profile": path_of(profile), "nproc": nproc, "memory_budget_bytes": memory_budget_bytes}
     with step_run(
@@ -30,6 +34,8 @@ def plan_shards(
             out=step.path("plan"),
             topology=Topology.local(nproc),
             memory_budget_bytes=memory_budget_bytes,
+            batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
+            progress=step.progress,
         )
         step.record({"num_tables": len(planned.body["tables"]), "objective": planned.body["objective"]})
         publish(plan, step.wrote("plan", planned))

@@ -9,20 +9,29 @@ def tune_ingest(
     dataset: Input[Dataset],
     allocation: Output[Artifact],
     metrics: Output[Metrics],
+    settings: str,
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
 ):
     """Give each ingestion stage its number of workers."""
+    import json
+
     from components.outputs import log_numbers, path_of, publish
     from recmill.tracking import step_run
+    from recmill.training.config import TrainConfig
     from recmill.tuning.allocation import tune_ingest as allocate_workers
 
     inputs = {"dataset": path_of(dataset)}
     with step_run(
         "tune_ingest", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
     ) as step:
-        allocated = allocate_workers(path_of(dataset), out=step.path("allocation"), progress=step.progress)
+        allocated = allocate_workers(
+            path_of(dataset),
+            out=step.path("allocation"),
+            batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
+            progress=step.progress,
+        )
         step.record({"rows_per_s": allocated.body["rows_per_s"], "memory_bytes": allocated.body["memory_bytes"]})
         step.record({f"workers_{stage}": workers for stage, workers in allocated.stages.items()})
         publish(allocation, step.wrote("allocation", allocated))
