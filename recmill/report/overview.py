@@ -12,7 +12,7 @@ from recmill.report.comparison import Measured, bytes_per_sample, compare_runs, 
 from recmill.report.data import best_auc
 from recmill.report.flow import Stage, flow_chart
 from recmill.report.runs import STEPS, Run, mapping, number
-from recmill.report.svg import Legend
+from recmill.report.svg import NUM_COLOURS, Legend
 from recmill.report.units import (
     DASH,
     format_bytes,
@@ -159,7 +159,9 @@ def time_chart(runs: Sequence[Run]) -> list[Block]:
     """Seconds a stage, stacked, one bar a run."""
     steps = list(dict.fromkeys(step for run in runs for step in run.steps))
     # The first colours stand for runs in the chart beside it.
-    legend = [Legend.of(readable_name(step), position + 3) for position, step in enumerate(steps)]
+    legend = [
+        Legend(name=readable_name(step), colour=(position + 3) % NUM_COLOURS + 1) for position, step in enumerate(steps)
+    ]
     bars = []
     for run in runs:
         seconds = [number(run.steps.get(step, {}).get("seconds")) or 0.0 for step in steps]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-NUM_COLOURS = 8  # `--c1` to `--c8` in page.css
-# After the eight colours the line style changes, so that a ninth series is not mistaken for the first.
+NUM_COLOURS = 6  # `--c1` to `--c6` in page.css
+# After the six colours the line style changes, so that a seventh series is not mistaken for the first.
 DASHES = ("", "6 3", "2 3")
 
 

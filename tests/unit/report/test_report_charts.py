@@ -92,10 +92,10 @@ def test_stacked_parts_stand_side_by_side() -> None:
     assert float(second.get("x", "")) == pytest.approx(end + 2, abs=0.02)
 
 
-def test_the_ninth_series_differs_from_the_first_by_its_line() -> None:
-    first, ninth = Legend.of("a", 0), Legend.of("i", NUM_COLOURS)
-    assert first.colour == ninth.colour
-    assert first.dash != ninth.dash
+def test_the_seventh_series_differs_from_the_first_by_its_line() -> None:
+    first, seventh = Legend.of("a", 0), Legend.of("g", NUM_COLOURS)
+    assert first.colour == seventh.colour
+    assert first.dash != seventh.dash
 
 
 def test_the_flow_marks_a_stage_that_was_not_recorded() -> None:
