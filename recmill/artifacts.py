@@ -94,6 +94,7 @@ def explain_write_errors(path: str | Path) -> Iterator[None]:
             errno.EPERM: "permission denied",
             errno.EROFS: "the file system is read-only",
             errno.ENOTDIR: "a parent of it is a file, not a folder",
+            errno.EEXIST: "a parent of it is a file, not a folder",
         }
         if error.errno not in reasons:
             raise
@@ -406,8 +407,11 @@ class ShardPlan(Artifact):
     def world_size(self) -> int:
         return int(self.body["topology"]["nodes"]) * int(self.body["topology"]["ranks_per_node"])
 
-    def to_torchrec(self, device: str = "cpu") -> Any:
-        """The plan as TorchRec's ShardingPlan, by the paths of our model's two collections."""
+    def to_torchrec(self, device: str = "cpu", *, distinct: frozenset[str] = frozenset()) -> Any:
+        """The plan as TorchRec's ShardingPlan, by the paths of our model's collections.
+
+        `distinct` names the pooled tables that this run looks up over deduplicated rows.
+        """
         from torchrec.distributed.types import (
             EmbeddingModuleShardingPlan,
             EnumerableShardingSpec,
@@ -430,7 +434,8 @@ class ShardPlan(Artifact):
                 )
                 for shard in table["shards"]
             ]
-            module = modules.setdefault(f"embeddings.{table['collection']}", EmbeddingModuleShardingPlan())
+            collection = "distinct" if name in distinct else table["collection"]
+            module = modules.setdefault(f"embeddings.{collection}", EmbeddingModuleShardingPlan())
             module[module_name(name)] = ParameterSharding(
                 sharding_type=table["sharding"],
                 compute_kernel="fused",

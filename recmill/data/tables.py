@@ -11,16 +11,21 @@ from torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 
-# Where the two collections sit inside the model; plans name them by these paths.
-POOLED_PATH = "embeddings.pooled"
-SEQUENCE_PATH = "embeddings.sequence"
-
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
 def logical_names(schema: Schema) -> dict[str, str]:
     """The name of a table's module -> the table's name."""
     return {module_name(table.name): table.name for table in schema.tables}
+
+
+def distinct_tables(schema: Schema, deduplicated: frozenset[str]) -> frozenset[str]:
+    """Pooled tables whose every reader arrives deduplicated, so that they can be looked up over distinct rows."""
+    return frozenset(
+        table.name
+        for table in schema.tables
+        if table.name not in schema.sequence_tables and deduplicated.issuperset(table.features)
+    )
 
 
 def bag_configs(schema: Schema) -> list[EmbeddingBagConfig]:

@@ -1,40 +1,67 @@
-"""The sparse half of the model: TorchRec collections over all tables of a schema."""
+"""The sparse half of the model: TorchRec collections over all tables of a schema.
+
+pooled     tables whose features come one list a sample: bags at stride B
+distinct   tables whose features come deduplicated: bags at stride U, expanded after the lookup
+sequence   tables that some sequence feature reads: rows, pooled or padded after the lookup
+"""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 
+from kernels import expand_rows
 from recmill.data.schema import Schema
-from recmill.data.tables import bag_configs, logical_names, row_configs
+from recmill.data.tables import bag_configs, distinct_tables, logical_names, row_configs
 
+# B = batch, U = distinct rows of a feature (B where nothing is deduplicated), L = padded length, D = embedding width
 INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows
 
-Pooled = dict[str, Tensor]  # sparse feature -> [B, D]
-Sequences = dict[str, tuple[Tensor, Tensor]]  # sequence feature -> ([B, L, D], lengths [B])
+Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, so a union would say no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookups:
+    """What the tables gave for a batch, still over distinct rows where the batch is deduplicated."""
+
+    pooled: dict[str, Tensor] = field(default_factory=dict)  # sparse feature -> [U, D]
+    sequences: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # -> ([U, L, D], lengths [U])
+    inverse: dict[str, Tensor] = field(default_factory=dict)  # deduplicated feature -> [B], sample to distinct row
 
 
 class TableEmbeddings(nn.Module):
     """Looks up every id feature of a batch: pooled vectors for sparse features, padded ones for sequences.
 
-    Tables stay on the meta device unless one is given: sharding materialises only what a rank holds.
+    Tables stay on the meta device unless one is given: sharding materialises only what a rank holds. `deduplicated`
+    names the features that arrive as distinct rows; what they give is the same, each row looked up once.
     """
 
-    def __init__(self, schema: Schema, *, max_sequence_length: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        max_sequence_length: int,
+        deduplicated: frozenset[str] = frozenset(),
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
         self.schema = schema
         self.max_sequence_length = max_sequence_length
-        unpooled = schema.sequence_tables
-        self.bag_features = [f.name for f in schema.id_features if f.table not in unpooled]
-        self.row_features = [f.name for f in schema.id_features if f.table in unpooled]
-        keys = [feature.name for feature in schema.id_features]
-        self.bag_order = [keys.index(name) for name in self.bag_features]
-        self.row_order = [keys.index(name) for name in self.row_features]
         where = device or torch.device("meta")
-        self.pooled = EmbeddingBagCollection(tables=bag_configs(schema), device=where) if self.bag_features else None
+        distinct, unpooled = distinct_tables(schema, deduplicated), schema.sequence_tables
+        features = schema.id_features
+        self.bag_features = [f.name for f in features if f.table not in unpooled | distinct]
+        self.distinct_features = [f.name for f in features if f.table in distinct]
+        self.row_features = [f.name for f in features if f.table in unpooled]
+        bags = [config for config in bag_configs(schema) if logical_names(schema)[config.name] not in distinct]
+        shared = [config for config in bag_configs(schema) if logical_names(schema)[config.name] in distinct]
+        self.pooled = EmbeddingBagCollection(tables=bags, device=where) if bags else None
+        self.distinct = EmbeddingBagCollection(tables=shared, device=where) if shared else None
         self.sequence = EmbeddingCollection(tables=row_configs(schema), device=where) if self.row_features else None
 
     def table_weights(self) -> dict[str, Tensor]:
@@ -42,22 +69,112 @@ class TableEmbeddings(nn.Module):
         names = logical_names(self.schema)
         return {names[path.split(".")[-2]]: parameter.data for path, parameter in self.named_parameters()}
 
-    def forward(self, ids: KeyedJaggedTensor) -> tuple[Pooled, Sequences]:
-        pooled: Pooled = {}
-        sequences: Sequences = {}
-        # Both lookups start before either is waited for: sharded collections answer with an awaitable.
-        bags = self.pooled(ids.permute(self.bag_order)) if self.pooled is not None else None
-        rows = self.sequence(ids.permute(self.row_order)) if self.sequence is not None else None
-        if bags is not None:
-            pooled.update(bags.to_dict())
-        if rows is not None:
-            for name in self.row_features:
-                feature = self.schema.feature(name)
-                if feature.kind == "sequence":
-                    sequences[name] = pad_sequence(rows[name], self.max_sequence_length)
-                else:
-                    pooled[name] = pool_rows(rows[name], is_mean=feature.pooling == "mean")
-        return pooled, sequences
+    def forward(self, ids: Ids) -> Lookups:
+        batch = _Features(ids)
+        # All lookups start before any is waited for: sharded collections answer with an awaitable.
+        bags = self.pooled(batch.expanded(self.bag_features)) if self.pooled is not None else None
+        shared = self.distinct(batch.aligned(self.distinct_features)) if self.distinct is not None else None
+        rows = self.sequence(batch.aligned(self.row_features, windows=True)) if self.sequence is not None else {}
+        pooled: dict[str, Tensor] = dict(bags.to_dict()) if bags is not None else {}
+        inverse: dict[str, Tensor] = {}
+        sequences: dict[str, tuple[Tensor, Tensor]] = {}
+        if shared is not None:
+            for name, vectors in shared.to_dict().items():
+                pooled[name] = vectors[: batch.num_rows(name)]
+        for name in self.row_features:
+            feature = self.schema.feature(name)
+            if feature.kind == "sequence":
+                sequences[name] = self._pad(batch, name, rows[name])
+            else:
+                found = JaggedTensor(values=rows[name].values(), lengths=batch.lists(name)[1])
+                pooled[name] = pool_rows(found, is_mean=feature.pooling == "mean")
+        for name in (*self.distinct_features, *self.row_features):
+            if (mapping := batch.inverse(name)) is not None:
+                inverse[name] = mapping
+        return Lookups(pooled=pooled, sequences=sequences, inverse=inverse)
+
+    def _pad(self, batch: _Features, name: str, rows: JaggedTensor) -> tuple[Tensor, Tensor]:
+        window = batch.windows(name)
+        if window is not None:
+            return pad_windows(rows.values(), window[1], window[2], self.max_sequence_length)
+        found = JaggedTensor(values=rows.values(), lengths=batch.lists(name)[1])
+        return pad_sequence(found, self.max_sequence_length)
+
+
+class _Features:
+    """The features of a batch one by one, whether it is deduplicated or not."""
+
+    def __init__(self, ids: Ids) -> None:
+        self.ids = ids
+        self.plain = ids.to_dict() if isinstance(ids, KeyedJaggedTensor) else {}
+        self.groups: dict[int, dict[str, JaggedTensor]] = {}
+
+    def lists(self, name: str) -> tuple[Tensor, Tensor]:
+        """(values, lengths [U]) of a feature's distinct lists."""
+        if isinstance(self.ids, KeyedJaggedTensor):
+            found = self.plain[name]
+        else:
+            group = self.ids.group_of(name)
+            if group not in self.groups:
+                self.groups[group] = self.ids.group_kjt(group).to_dict()
+            found = self.groups[group][name]
+        return found.values(), found.lengths()
+
+    def num_rows(self, name: str) -> int:
+        if isinstance(self.ids, KeyedJaggedTensor):
+            return int(self.ids.stride())
+        return self.ids.num_distinct(self.ids.group_of(name))
+
+    def windows(self, name: str) -> tuple[Tensor, Tensor, Tensor] | None:
+        return None if isinstance(self.ids, KeyedJaggedTensor) else self.ids.windows(name)
+
+    def inverse(self, name: str) -> Tensor | None:
+        if isinstance(self.ids, KeyedJaggedTensor) or self.ids.is_plain(self.ids.group_of(name)):
+            return None
+        return self.ids.inverse(self.ids.group_of(name))
+
+    def expanded(self, names: list[str]) -> KeyedJaggedTensor:
+        """Features at one list a sample."""
+        if isinstance(self.ids, KeyedJaggedTensor):
+            return self.ids.permute([self.ids.keys().index(name) for name in names])
+        for name in names:
+            if not self.ids.is_plain(self.ids.group_of(name)):
+                raise ValueError(f"feature {name!r} arrives deduplicated, the model was built for one list a sample")
+        return self.aligned(names)
+
+    def aligned(self, names: list[str], *, windows: bool = False) -> KeyedJaggedTensor:
+        """Features of different numbers of rows in one KeyedJaggedTensor: shorter ones end in empty lists.
+
+        TorchRec's collections want one stride. An empty list costs nothing in a row lookup and a zero vector in a bag.
+        A feature stored as windows sends its buffer as one list.
+        """
+        values, lengths = [], []
+        stride = max((self.num_rows(name) for name in names), default=0)
+        for name in names:
+            window = self.windows(name) if windows else None
+            if window is not None:
+                buffer = window[0]
+                feature_values, feature_lengths = buffer, buffer.new_tensor([len(buffer)], dtype=torch.int32)
+            else:
+                feature_values, feature_lengths = self.lists(name)
+            values.append(feature_values)
+            short = max(stride, 1) - len(feature_lengths)
+            lengths.append(nn.functional.pad(feature_lengths.int(), (0, short)) if short else feature_lengths.int())
+        return KeyedJaggedTensor(keys=names, values=torch.cat(values), lengths=torch.cat(lengths))
+
+
+def pad_windows(buffer_ND: Tensor, starts_U: Tensor, lengths_U: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
+    """([U, L, D], lengths) of windows into a buffer of rows, keeping the last `max_length` elements of longer ones."""
+    starts_U = starts_U + (lengths_U - max_length).clamp(min=0)
+    lengths_U = lengths_U.clamp(max=max_length)
+    longest = max(int(lengths_U.max()), 1) if lengths_U.numel() else 1
+    steps_L = torch.arange(longest, device=starts_U.device)
+    is_real_UL = steps_L[None, :] < lengths_U[:, None]
+    if not buffer_ND.shape[0]:
+        return buffer_ND.new_zeros(len(lengths_U), longest, buffer_ND.shape[1]) + buffer_ND.sum(), lengths_U
+    position_UL = torch.where(is_real_UL, starts_U[:, None] + steps_L[None, :], 0)
+    rows_ULD = expand_rows(buffer_ND, position_UL.flatten()).view(len(lengths_U), longest, buffer_ND.shape[1])
+    return rows_ULD * is_real_UL[:, :, None].to(rows_ULD.dtype), lengths_U
 
 
 def pad_sequence(rows: JaggedTensor, max_length: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels import expand_rows
 from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.layers import MLP, AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
@@ -45,8 +46,9 @@ class RankerConfig:
 class Ranker(nn.Module):
     """DLRM or DCNv2 over dense values, pooled embeddings and sequences of embeddings.
 
-    `forward(dense_BF, pooled, sequences)`: `pooled` maps a sparse feature to [B, D], `sequences` a sequence feature
-    to ([B, L, D], lengths [B]).
+    `forward(dense_BF, pooled, sequences, inverse)`: `pooled` maps a sparse feature to [U, D], `sequences` a sequence
+    feature to ([U, L, D], lengths [U]). A feature in `inverse` comes as U distinct rows and is expanded to B samples by
+    it, after its encoder: the work is done once a distinct row. Every other feature has U = B.
     """
 
     def __init__(self, schema: Schema, config: RankerConfig) -> None:
@@ -82,7 +84,11 @@ class Ranker(nn.Module):
         self.is_dlrm = config.model == "dlrm"
 
     def forward(
-        self, dense_BF: Tensor, pooled: dict[str, Tensor], sequences: dict[str, tuple[Tensor, Tensor]]
+        self,
+        dense_BF: Tensor,
+        pooled: dict[str, Tensor],
+        sequences: dict[str, tuple[Tensor, Tensor]],
+        inverse: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Logits [B]."""
         vectors = [self.bottom(dense_BF)] if self.bottom is not None else []
@@ -93,6 +99,8 @@ class Ranker(nn.Module):
                 vector_BD = pooled[feature.name]
             if module_name(feature.name) in self.projections:
                 vector_BD = self.projections[module_name(feature.name)](vector_BD)
+            if inverse and feature.name in inverse:
+                vector_BD = expand_rows(vector_BD, inverse[feature.name])
             vectors.append(vector_BD)
         stacked_BFD = torch.stack(vectors, dim=1)
         flat_BD = stacked_BFD.flatten(1)

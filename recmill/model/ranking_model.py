@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torchrec import KeyedJaggedTensor
 
 from recmill.data.schema import Schema
-from recmill.model.embeddings import TableEmbeddings
+from recmill.model.embeddings import Ids, TableEmbeddings
 from recmill.model.ranker import Ranker, RankerConfig
 
 
 class RankingModel(nn.Module):
     """Logits [B] from dense values [B, F] and the ids of every feature."""
 
-    def __init__(self, schema: Schema, config: RankerConfig, *, table_device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        config: RankerConfig,
+        *,
+        deduplicated: frozenset[str] = frozenset(),
+        table_device: torch.device | None = None,
+    ) -> None:
         super().__init__()
-        self.embeddings = TableEmbeddings(schema, max_sequence_length=config.max_sequence_length, device=table_device)
+        self.embeddings = TableEmbeddings(
+            schema, max_sequence_length=config.max_sequence_length, deduplicated=deduplicated, device=table_device
+        )
         self.ranker = Ranker(schema, config)
 
-    def forward(self, dense_BF: Tensor, ids: KeyedJaggedTensor) -> Tensor:
-        pooled, sequences = self.embeddings(ids)
-        return self.ranker(dense_BF, pooled, sequences)
+    def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
+        found = self.embeddings(ids)
+        return self.ranker(dense_BF, found.pooled, found.sequences, found.inverse)

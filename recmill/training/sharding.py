@@ -18,7 +18,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recmill.artifacts import ShardPlan
 from recmill.data.schema import Schema
-from recmill.data.tables import logical_names
+from recmill.data.tables import distinct_tables, logical_names
 from recmill.model.embeddings import initial_rows
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
@@ -61,10 +61,20 @@ class ShardedModel:
         return {name: value for name, value in self.module.state_dict().items() if name.startswith("ranker.")}
 
 
-def shard_model(schema: Schema, config: TrainConfig, plan: ShardPlan, device: torch.device) -> ShardedModel:
-    """Build the model, place its tables by the plan, and start all weights as this seed starts them anywhere."""
+def shard_model(
+    schema: Schema,
+    config: TrainConfig,
+    plan: ShardPlan,
+    device: torch.device,
+    *,
+    deduplicated: frozenset[str] = frozenset(),
+) -> ShardedModel:
+    """Build the model, place its tables by the plan, and start all weights as this seed starts them anywhere.
+
+    `deduplicated` names the features whose batches hold distinct rows only.
+    """
     torch.manual_seed(config.seed)
-    model = RankingModel(schema, RankerConfig.of(config.to_json()))
+    model = RankingModel(schema, RankerConfig.of(config.to_json()), deduplicated=deduplicated)
     _fuse_table_optimiser(model.embeddings, config)
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     with warnings.catch_warnings():
@@ -72,7 +82,7 @@ def shard_model(schema: Schema, config: TrainConfig, plan: ShardPlan, device: to
         module = DistributedModelParallel(
             model,
             device=device,
-            plan=plan.to_torchrec(device.type),
+            plan=plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated)),
             sharders=sharders,
             data_parallel_wrapper=DefaultDataParallelWrapper(bucket_cap_mb=DENSE_BUCKET_MB),
         )

@@ -66,11 +66,11 @@ def test_the_exported_program_takes_any_batch_and_length():
 def test_one_table_serves_sparse_and_sequence_features():
     model = model_of(RankerConfig())
     assert sorted(model.embeddings.table_weights()) == ["items", "tags"]
-    pooled, sequences = model.embeddings(ids_of(TAGS, ITEM, SEEN))
+    found = model.embeddings(ids_of(TAGS, ITEM, SEEN))
     weight = model.embeddings.table_weights()["items"]
-    torch.testing.assert_close(pooled["item"], weight[[4, 5, 6]])
-    torch.testing.assert_close(sequences["seen"][0][0], weight[[7, 8, 9]])
-    assert sequences["seen"][1].tolist() == [3, 0, 2]
+    torch.testing.assert_close(found.pooled["item"], weight[[4, 5, 6]])
+    torch.testing.assert_close(found.sequences["seen"][0][0], weight[[7, 8, 9]])
+    assert found.sequences["seen"][1].tolist() == [3, 0, 2]
 
 
 def test_a_long_sequence_keeps_its_last_elements():
