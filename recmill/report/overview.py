@@ -54,6 +54,12 @@ def training_note(run: Run) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def steps_note(run: Run) -> str:
+    """How much of the run its steps are; the rest is starting and stopping them."""
+    seconds = sum(number(step.get("seconds")) or 0.0 for step in run.steps.values())
+    return f"{format_seconds(seconds)} in {len(run.steps)} steps" if run.steps else ""
+
+
 def started(run: Run) -> str:
     """When the run began, in UTC; "" where nobody wrote it down."""
     times = [run.number("run", "started_at"), *(number(step.get("started_at")) for step in run.steps.values())]
@@ -78,7 +84,7 @@ def run_cards(run: Run) -> list[Card]:
         ("Training throughput", speed, format_compact, "samples/s", training_note(run)),
         ("Data on disk", size, format_bytes, "", each and f"{format_bytes(each)} a sample"),
         ("Peak memory", memory, format_bytes, "", tables and f"{format_bytes(tables)} in embedding tables"),
-        ("Whole run", whole, format_seconds, "", run.steps and f"{len(run.steps)} steps"),
+        ("Whole run", whole, format_seconds, "", steps_note(run)),
     ]
     return [
         Card(

@@ -97,7 +97,7 @@ def allocation_blocks(run: Run) -> list[Block]:
         title="Workers by stage",
         description="How many workers each ingestion stage was given.",
         legend=[Legend(name="workers", colour=1)],
-        axis=Axis(name="workers", format=format_count),
+        axis=Axis(name="workers", format=format_count, high=max([4.0, *stages.values()])),
     )
     facts = {key: value for key, value in allocation.items() if number(value) is not None and key != "format_version"}
     baseline = {
