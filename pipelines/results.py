@@ -46,7 +46,8 @@ def describe_results(results: Mapping[str, Any]) -> list[str]:
     """The results as lines for people."""
     lines = ["", f"{'step':<16}{'seconds':>9}{'rows/s':>13}{'written':>12}"]
     lines += [describe_step(step, entry) for step, entry in results["steps"].items()]
-    lines += ["-" * 50, f"{'whole run':<16}{results['seconds']:>9.1f}", ""]
+    between = results["seconds"] - sum(entry["seconds"] for entry in results["steps"].values())
+    lines += [f"{'starting steps':<16}{between:>9.1f}", "-" * 50, f"{'whole run':<16}{results['seconds']:>9.1f}", ""]
     metrics = results["metrics"]
     lines += [f"{title:<22}{metrics[name]:.4f}" for name, title in QUALITY.items() if name in metrics]
     if "samples_per_s" in metrics:
@@ -64,7 +65,7 @@ def describe_results(results: Mapping[str, Any]) -> list[str]:
 def describe_step(step: str, entry: Mapping[str, Any]) -> str:
     metrics = entry["metrics"]
     rate = metrics.get("rows_per_s", metrics.get("samples_per_s"))
-    size = metrics.get("written_bytes")
+    size = metrics.get("written_bytes") or None  # a manifest alone counts as nothing
     return (
         f"{step:<16}{entry['seconds']:>9.1f}"
         f"{f'{rate:,.0f}' if rate is not None else '-':>13}{format_bytes(size) if size is not None else '-':>12}"
@@ -116,6 +117,6 @@ class Follower:
             parts.append(f"{metrics['samples_per_s']:,.0f} samples/s")
         if "auc" in metrics:
             parts.append(f"AUC {metrics['auc']:.4f}")
-        if "written_bytes" in metrics:
+        if metrics.get("written_bytes"):
             parts.append(format_bytes(metrics["written_bytes"]))
         return f" ({', '.join(parts)})" if parts else ""
