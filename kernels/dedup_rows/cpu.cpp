@@ -5,7 +5,9 @@
 //      Equal rows have equal hashes, so they meet in one table, and the result does not depend on the threads.
 //   3. One pass numbers the distinct rows in order of first occurrence.
 //
-// One thread does 1 and 2 a block of rows at a time, while the block is in the cache.
+// One thread does 1 and 2 a block of rows at a time, while the block is in the cache: 8.0 -> 9.5 GB/s on shuffled lists of
+// 64 (medians of 150 runs in turns); clustered (20) and distinct rows (10) are as fast either way. Prefetching the rows
+// ahead of the hash changed nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -20,8 +22,7 @@ namespace recmill {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 20;
-constexpr int64_t kBlock = 32;            // rows: 16 KiB of lists of 64, half of an L1 cache
-constexpr int64_t kAheadBytes = 2048;     // the hardware prefetcher starts anew at every page; this bridges it
+constexpr int64_t kBlock = 32;  // rows: 16 KiB of lists of 64, half of an L1 cache
 constexpr int64_t kPrefetchBytes = 1024;  // of a candidate; the hardware fetches the rest of longer rows
 
 bool equal_rows(const std::vector<Lists>& features, int64_t a, int64_t b) {
@@ -32,10 +33,10 @@ bool equal_rows(const std::vector<Lists>& features, int64_t a, int64_t b) {
   return true;
 }
 
-void prefetch_row(const std::vector<Lists>& features, int64_t row, int64_t ahead, int64_t most) {
+void prefetch_row(const std::vector<Lists>& features, int64_t row) {
   for (const Lists& lists : features) {
-    const char* begin = lists.begin(row) + ahead;
-    const int64_t num_bytes = std::min(lists.num_bytes(row), most);
+    const char* begin = lists.begin(row);
+    const int64_t num_bytes = std::min(lists.num_bytes(row), kPrefetchBytes);
     for (int64_t byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch(begin + byte);
   }
 }
@@ -61,7 +62,7 @@ class FirstRows {
 
   void prefetch_candidate(uint64_t hash) const {
     const Slot& slot = slots_[hash & mask_];
-    if (slot.row >= 0 && slot.tag == tag_of(hash)) prefetch_row(features_, slot.row, 0, kPrefetchBytes);
+    if (slot.row >= 0 && slot.tag == tag_of(hash)) prefetch_row(features_, slot.row);
   }
 
   int64_t find_or_add(int64_t row, uint64_t hash) {
@@ -86,7 +87,6 @@ class FirstRows {
 
 void hash_rows(const std::vector<Lists>& features, Rows& rows, int64_t begin, int64_t end, Hash hash, uint64_t mask) {
   for (int64_t row = begin; row < end; ++row) {
-    prefetch_row(features, row, kAheadBytes, kAheadBytes);
     rows.repeats[row] = row > 0 && equal_rows(features, row - 1, row);
     if (rows.repeats[row]) continue;
     uint64_t value = features.size();
