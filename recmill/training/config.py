@@ -12,6 +12,7 @@ from recmill.artifacts import InputError
 MODELS = ("dlrm", "dcn")
 ENCODERS = ("schema", "mean", "attention", "transformer")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
+DEDUP = ("auto", "true", "false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,9 @@ class TrainConfig:
     table_init_scale: float = 0.0  # rows start uniform in +-scale; 0 means 1/sqrt(num_rows of the table), at least 0.01
     seed: int = 0
 
+    # what is trained once a distinct row instead of once a sample (RecD): the result is the same
+    dedup: str = "false"  # "auto": features that repeat enough to pay; "true": whatever repeats; "false": nothing
+
     # running
     shuffle: bool = True
     eval_batch_size: int = 8192
@@ -55,7 +59,13 @@ class TrainConfig:
     timeout_s: int = 600  # a collective that takes longer means a dead rank
 
     def __post_init__(self) -> None:
-        for name, allowed in (("model", MODELS), ("sequence_encoder", ENCODERS), ("table_optimiser", TABLE_OPTIMISERS)):
+        choices = {
+            "model": MODELS,
+            "sequence_encoder": ENCODERS,
+            "table_optimiser": TABLE_OPTIMISERS,
+            "dedup": DEDUP,
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
         positive = (
@@ -110,6 +120,21 @@ class TrainConfig:
                 )
             changed[name] = _parse(name, str(text), types[name])
         return cls.from_json(changed)
+
+
+# Settings that suit a data preset better than the defaults; `--set` overrides them.
+PRESET_SETTINGS: dict[str, dict[str, str]] = {
+    "tiny": {"eval_every": "6"},
+    # 200,000 samples overfit after three or four epochs: stop there and keep the best weights.
+    "frappe": {
+        "epochs": "8",
+        "patience": "2",
+        "batch_size": "1024",
+        "table_lr": "0.1",
+        "top_layers": "400,400",
+        "dropout": "0.2",
+    },
+}
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:

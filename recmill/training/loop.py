@@ -26,6 +26,7 @@ from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
 from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from recmill.training.config import TrainConfig
+from recmill.training.dedup import DedupChoice
 from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
 from recmill.training.sharding import ShardedModel
 
@@ -66,12 +67,14 @@ class TrainingRun:
         config: TrainConfig,
         out: Path,
         device: torch.device,
+        dedup: DedupChoice,
         workers: Mapping[str, int] | None,
         inputs: Mapping[str, str],
         report: Report,
     ) -> None:
         self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
-        self.out, self.device, self.workers, self.inputs, self.report = out, device, workers, inputs, report
+        self.out, self.device, self.dedup, self.workers = out, device, dedup, workers
+        self.inputs, self.report = inputs, report
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
         self.curve: list[dict[str, float]] = []
@@ -89,6 +92,7 @@ class TrainingRun:
             epochs=epochs,
             shuffle=shuffle,
             workers=self.workers,
+            **({"dedup": self.dedup.groups, "windows": self.dedup.windows} if self.dedup.groups else {}),
         )
 
     @property
@@ -151,7 +155,7 @@ class TrainingRun:
         keys = batch.ids.keys()
         blank = KeyedJaggedTensor(
             keys=keys,
-            values=batch.ids.values(),
+            values=torch.empty(0, dtype=torch.int64, device=self.device),
             lengths=torch.zeros(len(keys), dtype=torch.int32, device=self.device),
         )
         return self.sharded.module(batch.dense_BF.new_zeros(1, batch.dense_BF.shape[1]), blank)[:0]
@@ -260,6 +264,7 @@ class TrainingRun:
             "evaluations": self.state.evaluations,
             "roc": roc,
             "ingest": dict(ingest_stats),
+            "dedup": {"groups": [list(group) for group in self.dedup.groups], "windows": list(self.dedup.windows)},
             "model": self._describe_model(),
             "data": {
                 "path": self.dataset.path,

@@ -25,6 +25,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
+from recmill.training.dedup import choose_dedup
 from recmill.training.loop import TrainingRun
 from recmill.training.processes import PROGRESS_MARK, die_with_parent
 from recmill.training.sharding import shard_model
@@ -55,7 +56,8 @@ def run_rank(job: dict[str, Any]) -> None:
     workers = WorkerAllocation.load(job["allocation"]).stages if job["allocation"] else None
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
-        sharded = shard_model(schema, config, plan, device)
+        dedup = choose_dedup(dataset, schema, config)
+        sharded = shard_model(schema, config, plan, device, deduplicated=dedup.features)
         # Dropout draws differ between ranks, as samples do.
         torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
         run = TrainingRun(
@@ -65,6 +67,7 @@ def run_rank(job: dict[str, Any]) -> None:
             config=config,
             out=Path(job["out"]),
             device=device,
+            dedup=dedup,
             workers=workers,
             inputs=job["inputs"],
             report=_print_progress,

@@ -1,0 +1,57 @@
+"""Which features a run trains once a distinct row: decided from the first batch it would read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recmill.artifacts import Dataset
+from recmill.data.ikjt import InverseKeyedJaggedTensor
+from recmill.data.ingest import IngestPipeline
+from recmill.data.schema import Schema
+from recmill.training.config import TrainConfig
+
+MIN_FACTOR = 1.5  # samples a distinct row; below it the expansion eats what the lookup saves
+MIN_MEAN_LENGTH = 3.0  # a shorter bag costs no more to look up than its vector costs to copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupChoice:
+    """Groups of features that share an inverse, and those of them that are stored as windows."""
+
+    groups: tuple[tuple[str, ...], ...] = ()
+    windows: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> frozenset[str]:
+        return frozenset(name for group in self.groups for name in group)
+
+
+def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig) -> DedupChoice:
+    """The features worth deduplicating in batches of this run; none where `dedup` is off.
+
+    Groups come from the data: features that repeat together share an inverse. The whole global batch is looked at, so
+    every rank and every world size decides alike.
+    """
+    if config.dedup == "false":
+        return DedupChoice()
+    with IngestPipeline(dataset, batch_size=config.batch_size, seed=config.seed, shuffle=config.shuffle) as batches:
+        batch = next(iter(batches))
+    found = InverseKeyedJaggedTensor.from_kjt(batch.ids, min_factor=1.0 + 1e-9)
+    groups = [
+        tuple(keys)
+        for position, keys in enumerate(found.groups)
+        if not found.is_plain(position) and (config.dedup == "true" or _pays(found, position, schema))
+    ]
+    shifting = [feature.name for feature in schema.sequence if feature.shift]
+    windows = tuple(name for name in shifting if any(name in group for group in groups))
+    return DedupChoice(groups=tuple(groups), windows=windows)
+
+
+def _pays(found: InverseKeyedJaggedTensor, position: int, schema: Schema) -> bool:
+    num_distinct = found.num_distinct(position)
+    if found.stride() < MIN_FACTOR * num_distinct:
+        return False
+    if any(schema.feature(name).kind == "sequence" for name in found.groups[position]):
+        return True
+    mean_length = found.group_kjt(position).values().numel() / (num_distinct * len(found.groups[position]))
+    return mean_length >= MIN_MEAN_LENGTH
