@@ -89,7 +89,8 @@ def test_mlflow_holds_the_run_its_steps_and_the_model(finished: tuple[Path, dict
     assert training.inputs.dataset_inputs
     version = client.get_model_version("recmill-dlrm", "1")
     assert version.run_id == training.info.run_id
-    model = client.get_logged_model(version.model_id)
+    (model,) = client.search_logged_models([parent.info.experiment_id])
+    assert version.source == f"models:/{model.model_id}"
     assert {metric.key: metric.value for metric in model.metrics}["auc"] == results["metrics"]["auc"]
 
 

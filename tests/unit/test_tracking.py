@@ -217,7 +217,9 @@ def test_a_model_becomes_a_registered_version_that_predicts(tmp_path: Path, trac
     client = mlflow.MlflowClient(tracking_uri)
     assert client.get_model_version("constant", "1").run_id == step.mlflow_run.run_id
     model = client.get_logged_model(logged["model_id"])
-    assert {metric.key: metric.value for metric in model.metrics} == {"auc": 0.9}
+    # MLflow may tie samples of the machine's load to the model too.
+    own = {metric.key: metric.value for metric in model.metrics if not metric.key.startswith("system/")}
+    assert own == {"auc": 0.9}
     mlflow.set_tracking_uri(tracking_uri)
     assert mlflow.pyfunc.load_model(logged["model_uri"]).predict([[1], [2]]) == [0.25, 0.25]
 
