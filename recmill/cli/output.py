@@ -50,7 +50,7 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
