@@ -54,16 +54,20 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object in a local or remote file."""
     try:
         with fsspec.open(str(path), "rt", encoding="utf-8") as file:
-            loaded = json.load(file)
+            loaded = json.load(file, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also what is no UTF-8
         raise InputError(f"{path}: not valid JSON ({error})") from None
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     if not isinstance(loaded, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(loaded).__name__}")
     return loaded
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def dump_json(value: Any) -> str:

@@ -21,7 +21,7 @@ from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_
 from recmill.data.cluster_query import Boundary, ClusterPlan, session_starts, with_split
 from recmill.data.duckdb_engine import DuckDBEngine
 from recmill.data.log import RawLog
-from recmill.data.parquet_writer import SORT_KEYS
+from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 
@@ -65,6 +65,8 @@ def cluster_sessions(
     _check_choices(layout, engine, eval_fraction, rows_per_group, rows_per_part)
     refuse_foreign_folder(out, Dataset.manifest_name)
     log = raw if isinstance(raw, RawLog) else RawLog.open(raw, schema)
+    if SPLIT_COLUMN in log.schema.columns:
+        raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a name of ours; rename that feature")
     log.validate(progress=progress)
     with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
         plan = ClusterPlan(

@@ -66,12 +66,12 @@ def explain_duckdb_errors(memory_limit_bytes: int, out: str) -> Iterator[None]:
         yield
     except (duckdb.Error, OSError) as error:  # an error inside an Arrow stream arrives as OSError
         text = str(error)
+        if "No space left" in text or "max_temp_directory_size" in text:
+            raise InputError(f"{out}: cannot be written: the disk is full") from error
         if "Out of Memory" in text:
             raise InputError(
                 f"{memory_limit_bytes:,} bytes of memory are too few for this log; raise --memory-limit"
             ) from error
-        if "No space left" in text or "max_temp_directory_size" in text:
-            raise InputError(f"{out}: cannot be written: the disk is full") from error
         raise
 
 
@@ -82,8 +82,9 @@ class DuckDBEngine:
         self.plan = plan
         # A fifth is left for what DuckDB does not count: Arrow batches on their way and the writer's row groups.
         memory_limit_bytes = int(plan.memory_limit_bytes * 0.8)
-        self.connection = connect(memory_limit_bytes=memory_limit_bytes, spill_folder=str(plan.spill_folder))
-        self.rows = register_log(self.connection, plan.log)
+        with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
+            self.connection = connect(memory_limit_bytes=memory_limit_bytes, spill_folder=str(plan.spill_folder))
+            self.rows = register_log(self.connection, plan.log)
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
         with explain_duckdb_errors(self.plan.memory_limit_bytes, self.plan.out):

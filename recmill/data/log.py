@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recmill.artifacts import InputError, hash_json, is_remote
+from recmill.artifacts import InputError, hash_json, is_remote, read_json
 from recmill.data.schema import Feature, Schema
 from recmill.progress import Progress, no_progress
 
@@ -48,8 +48,12 @@ class RawLog:
         if not filesystem.exists(root):
             raise InputError(f"{path}: no such file or folder; expected Parquet files with a schema.json beside them")
         is_folder = filesystem.isdir(root)
-        if not isinstance(schema, Schema):
-            schema = Schema.load(schema or (str(path) if is_folder else str(path).rpartition("/")[0] or "."))
+        if schema is None:
+            schema = Schema.load(str(path) if is_folder else str(path).rpartition("/")[0] or ".")
+        elif not isinstance(schema, Schema):  # the file may have any name
+            schema = (
+                Schema.load(schema) if _is_folder(schema) else Schema.from_json(read_json(schema), where=str(schema))
+            )
         names = sorted(_parquet_files(filesystem, root)) if is_folder else [root]
         if not names:
             raise InputError(f"{path}: the folder holds no *.parquet file")
@@ -100,6 +104,11 @@ def read_file(
         raise InputError(f"{path}: the Parquet data cannot be read ({_first_line(error)})") from None
 
 
+def _is_folder(path: str | Path) -> bool:
+    filesystem, root = fsspec.core.url_to_fs(str(path))
+    return bool(filesystem.isdir(root))
+
+
 def _parquet_files(filesystem: Any, root: str) -> list[str]:
     """Every *.parquet below `root`, without what Spark and we ourselves leave hidden (_temporary, .out.tmp)."""
     return [
@@ -132,10 +141,8 @@ def _check_column(found: pa.Schema, name: str, schema: Schema, path: str) -> pa.
     if name not in alike:
         hint = f" (did you mean {alike[0]!r}?)" if alike else ""
         raise InputError(f"{path}: column {name!r} is missing{hint}; the file has {', '.join(found.names)}")
-    if len(alike) > 1:
-        raise InputError(
-            f"{path}: columns {', '.join(map(repr, alike))} cannot be told apart; names must differ beyond case"
-        )
+    if len(set(alike)) > 1:
+        raise InputError(f"{path}: columns {', '.join(map(repr, alike))} differ only in case; rename all but one")
     if (count := Counter(found.names)[name]) > 1:
         raise InputError(f"{path}: column {name!r} is there {count} times")
     column_type = found.field(name).type

@@ -112,6 +112,8 @@ class Schema:
                 raise InputError(f"table {table.name!r}: its features pool differently ({', '.join(sorted(poolings))})")
         if "train" in self.splits or not all(type(time) is int for time in self.splits.values()):
             raise InputError(f"splits must map names other than 'train' to times in ms, received {dict(self.splits)}")
+        if len(set(self.splits.values())) < len(self.splits):
+            raise InputError(f"splits must start at different times, received {dict(self.splits)}")
         # JSON objects have no order of their own, so the times say it.
         object.__setattr__(self, "splits", dict(sorted(self.splits.items(), key=lambda entry: entry[1])))
 

@@ -84,14 +84,17 @@ def _keep_sessions(batch: pa.RecordBatch, sample: float) -> pa.RecordBatch:
 class DuplicationCounter:
     """Takes rows in order and counts repeats inside sessions and inside batches."""
 
-    def __init__(self, schema: Schema, *, batch_sizes: Sequence[int], counts_sessions: bool) -> None:
-        self.schema, self.batch_sizes, self.counts_sessions = schema, batch_sizes, counts_sessions
+    def __init__(
+        self, schema: Schema, *, batch_sizes: Sequence[int], counts_sessions: bool, chunk_rows: int = CHUNK_ROWS
+    ) -> None:
+        self.schema, self.counts_sessions = schema, counts_sessions
         # Chunks end where batches of every size do; rows after that wait for the next chunk.
         self.step = math.lcm(*batch_sizes)
         if self.step > MAX_CHUNK_ROWS:
             raise InputError(
                 f"batch sizes {', '.join(map(str, batch_sizes))} have no common multiple up to {MAX_CHUNK_ROWS}"
             )
+        self.chunk_rows = max(chunk_rows, self.step)
         self.num_rows = self.num_sessions = self.num_pairs = 0
         self.sums = {feature.name: _Sums(batch_sizes) for feature in schema.features}
         self._pending: list[pa.RecordBatch] = []
@@ -99,14 +102,14 @@ class DuplicationCounter:
         self._num_counted = 0  # of the pending rows, those whose sessions are counted already
 
     def add_all(self, batches: Iterable[pa.RecordBatch], progress: Progress, total: int) -> None:
-        done, enough = 0, max(CHUNK_ROWS, self.step)
+        done, enough = 0, self.chunk_rows
         for batch in batches:
             self._pending.append(batch)
             self._num_pending += batch.num_rows
             done += batch.num_rows
             if self._num_pending >= enough:
                 self._process(is_end=False)
-                enough = max(CHUNK_ROWS, self.step, 2 * self._num_pending)
+                enough = max(self.chunk_rows, 2 * self._num_pending)
             progress("compare lists", done, total)
         if self._pending:
             self._process(is_end=True)

@@ -1,0 +1,243 @@
+"""Artifacts appear whole or not at all, and a manifest that was tampered with raises InputError."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recmill.artifacts import (
+    AccessProfile,
+    Artifact,
+    Checkpoint,
+    Dataset,
+    InputError,
+    ShardPlan,
+    WorkerAllocation,
+    dump_json,
+    local_folder,
+    write_folder,
+    write_text_atomically,
+)
+
+PART = {
+    "file": "part-00000.parquet",
+    "split": "train",
+    "num_rows": 5,
+    "num_sessions": 2,
+    "bytes": 4,
+    "row_group_rows": [3, 2],
+}
+TABLE = {"num_rows": 10, "dim": 4, "features": ["a"], "num_accesses": 7, "num_distinct": 3}
+BODIES: dict[type[Artifact], dict[str, Any]] = {
+    Dataset: {"layout": "session", "num_rows": 5, "num_sessions": 2, "parts": [PART], "source": {"name": "raw"}},
+    AccessProfile: {"num_samples": 5, "tables": {"a": TABLE}, "duplication": {"a": {"mean_length": 1.0}}},
+    ShardPlan: {"topology": {"nodes": 1, "ranks_per_node": 2}, "tables": {}, "solver": "none", "objective": 0.5},
+    WorkerAllocation: {"stages": {"read": 1, "batch": 2}, "rows_per_s": 10.5, "memory_bytes": 100},
+    Checkpoint: {"step": 3, "config": {"lr": 0.1}, "schema": {}, "world_size": 1},
+}
+KINDS = list(BODIES)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def write(kind: type[Artifact], out: str | Path, content: bytes = b"data") -> None:
+    with write_folder(out, manifest_name=kind.manifest_name) as folder:
+        (folder / "part-00000.parquet").write_bytes(content)
+        (folder / "rows").mkdir()
+        (folder / "rows" / "a.bin").write_bytes(b"rows")
+        kind.seal(folder, body=copy.deepcopy(BODIES[kind]), inputs={"raw": "sha256:0"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_was_sealed_is_loaded(tmp_path: Path, kind: type[Artifact], remote: bool) -> None:
+    out = f"memory://artifacts-test/{kind.kind}" if remote else str(tmp_path / "out")
+    write(kind, out)
+    loaded = kind.load(out, verify=True)
+    assert loaded.body == BODIES[kind]
+    assert loaded.inputs == {"raw": "sha256:0"}
+    assert [entry["name"] for entry in loaded.files] == ["part-00000.parquet", "rows/a.bin"]
+    with local_folder(out) as folder:
+        assert (folder / "rows" / "a.bin").read_bytes() == b"rows"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_corrupted_manifest_raises_input_error(
+    tmp_path_factory: pytest.TempPathFactory, kind: type[Artifact], data: st.DataObject
+) -> None:
+    """One value changed or removed anywhere: InputError, and nothing but InputError, when the hashes are checked."""
+    out = tmp_path_factory.mktemp("artifact") / "out"
+    write(kind, out)
+    path = out / kind.manifest_name
+    manifest = json.loads(path.read_text())
+    original = copy.deepcopy(manifest)
+    corrupt(manifest, data)
+    path.write_text(json.dumps(manifest))
+    message = ""
+    try:
+        kind.load(out)  # names, sizes and types alone may let a changed figure pass
+    except InputError as error:
+        message = str(error)
+    assert "\n" not in message
+    protected = {key: value for key, value in original.items() if key != "inputs"}
+    if {key: value for key, value in manifest.items() if key != "inputs"} != protected:
+        with pytest.raises(InputError):
+            kind.load(out, verify=True)
+
+
+def corrupt(value: Any, data: st.DataObject) -> None:
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(value[key], dict | list) and value[key] and data.draw(st.booleans()):
+            value = value[key]
+            continue
+        if data.draw(st.booleans()):
+            value[key] = data.draw(json_values)
+        else:
+            del value[key]
+        return
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.floats(0, 0.999))
+def test_a_manifest_cut_short_raises_input_error(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
+    out = tmp_path_factory.mktemp("artifact") / "out"
+    write(Dataset, out)
+    path = out / "dataset.json"
+    text = path.read_text().rstrip()
+    path.write_text(text[: int(cut * len(text))])
+    with pytest.raises(InputError, match=r"dataset\.json: not valid JSON"):
+        Dataset.load(out)
+
+
+def stop_writing(out: str | Path, *, after: int) -> None:
+    """Write a dataset and fail after so many steps."""
+    with write_folder(out, manifest_name="dataset.json") as folder:
+        if after >= 1:
+            (folder / "part-00000.parquet").write_bytes(b"half")
+        if after >= 2:
+            Dataset.seal(folder, body=BODIES[Dataset])
+        raise RuntimeError("stopped")
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_a_folder_that_is_not_finished_never_appears(tmp_path: Path, after: int) -> None:
+    write(Dataset, tmp_path / "old")
+    before = Dataset.load(tmp_path / "old").content_hash
+    for out in (tmp_path / "new", tmp_path / "old"):
+        with pytest.raises(RuntimeError, match="stopped"):
+            stop_writing(out, after=after)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert Dataset.load(tmp_path / "old", verify=True).content_hash == before
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_nothing_is_uploaded_from_a_folder_that_is_not_finished(after: int) -> None:
+    with pytest.raises(RuntimeError, match="stopped"):
+        stop_writing("memory://artifacts-half/out", after=after)
+    assert not fsspec.filesystem("memory").exists("/artifacts-half/out")
+
+
+def test_a_rerun_replaces_all_files(tmp_path: Path) -> None:
+    for out in (str(tmp_path / "out"), "memory://artifacts-rerun/out"):
+        with write_folder(out, manifest_name="dataset.json") as folder:
+            (folder / "part-00007.parquet").write_bytes(b"old")
+            Dataset.seal(folder, body=BODIES[Dataset])
+        write(Dataset, out)
+        filesystem, root = fsspec.core.url_to_fs(out)
+        names = sorted(Path(name).name for name in filesystem.find(root))
+        assert names == ["a.bin", "dataset.json", "part-00000.parquet"]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_foreign_folders_are_refused_before_any_work(tmp_path: Path, remote: bool) -> None:
+    out = "memory://artifacts-foreign/mine" if remote else str(tmp_path / "mine")
+    filesystem, root = fsspec.core.url_to_fs(out)
+    filesystem.makedirs(root, exist_ok=True)
+    filesystem.pipe_file(f"{root}/notes.txt", b"mine")
+    with pytest.raises(InputError, match=r"holds no dataset\.json"), write_folder(out, manifest_name="dataset.json"):
+        pytest.fail("the folder must not be handed out")
+    assert filesystem.cat_file(f"{root}/notes.txt") == b"mine"
+    write(Dataset, tmp_path / "dataset")
+    with pytest.raises(InputError, match=r"holds no profile\.json"):
+        write(AccessProfile, tmp_path / "dataset")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        write(Dataset, tmp_path / "file")
+    with pytest.raises(InputError, match="a parent of it is a file"):
+        write(Dataset, tmp_path / "file" / "out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(InputError, match="cannot be written: permission denied"):
+        write(Dataset, tmp_path / "locked" / "out")
+
+
+def test_changed_missing_and_swapped_files_are_found(tmp_path: Path) -> None:
+    write(Dataset, tmp_path / "out")
+    part = tmp_path / "out" / "part-00000.parquet"
+    part.write_bytes(b"atad")
+    Dataset.load(tmp_path / "out")  # the size is right
+    with pytest.raises(InputError, match="its content is not what"):
+        Dataset.load(tmp_path / "out", verify=True)
+    part.write_bytes(b"dat")
+    with pytest.raises(InputError, match=r"has 3 bytes, dataset\.json says 4"):
+        Dataset.load(tmp_path / "out")
+    part.unlink()
+    with pytest.raises(InputError, match=r"part-00000\.parquet is missing"):
+        Dataset.load(tmp_path / "out")
+
+
+def test_other_kinds_and_versions_are_refused(tmp_path: Path) -> None:
+    write(Dataset, tmp_path / "out")
+    with pytest.raises(InputError, match=r"not a profile: it holds no profile\.json"):
+        AccessProfile.load(tmp_path / "out")
+    with pytest.raises(InputError, match="no such folder; expected a dataset"):
+        Dataset.load(tmp_path / "nowhere")
+    manifest = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    (tmp_path / "out" / "profile.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="is a 'dataset', expected a 'profile'"):
+        AccessProfile.load(tmp_path / "out")
+    (tmp_path / "out" / "dataset.json").write_text(json.dumps({**manifest, "format_version": 2}))
+    with pytest.raises(InputError, match="format_version is 2, this recmill reads 1"):
+        Dataset.load(tmp_path / "out")
+
+
+def test_equal_content_has_equal_hashes(tmp_path: Path) -> None:
+    write(Dataset, tmp_path / "a")
+    write(Dataset, tmp_path / "b")
+    write(Dataset, tmp_path / "c", b"atad")
+    a, b, c = (Dataset.load(tmp_path / name).content_hash for name in "abc")
+    assert a == b != c
+
+
+def test_json_is_stable_and_refuses_nan() -> None:
+    assert dump_json({"b": 1, "a": 2}) == dump_json({"a": 2, "b": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dump_json({"loss": float("nan")})
+
+
+def test_text_is_replaced_whole(tmp_path: Path) -> None:
+    write_text_atomically(tmp_path / "deep" / "x.json", "one")
+    write_text_atomically(tmp_path / "deep" / "x.json", "two")
+    assert (tmp_path / "deep" / "x.json").read_text() == "two"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.json"]
