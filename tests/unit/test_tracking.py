@@ -38,7 +38,9 @@ def start_parent(tracking_uri: str, pipeline_run_id: str = "run-1") -> RunRefere
 
 def make_dataset(folder: Path) -> Dataset:
     (folder / "part-00000.parquet").write_bytes(b"rows")
-    body = {"layout": "session", "num_rows": 4, "num_sessions": 2, "parts": [{"split": "train", "bytes": 4}]}
+    counts = {"num_rows": 4, "num_sessions": 2}
+    part = {"file": "part-00000.parquet", "split": "train", "bytes": 4, "row_group_rows": [4], **counts}
+    body = {"layout": "session", "parts": [part], **counts}
     Dataset.seal(folder, body=body)
     return Dataset.load(folder)
 
