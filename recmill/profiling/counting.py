@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernels import count_rows
 from recmill.data.duckdb_engine import connect
 
 COUNT_SCHEMA = pa.schema([pa.field("row", pa.int64()), pa.field("count", pa.int64())])
@@ -18,34 +19,17 @@ ROWS_PER_GROUP = 1 << 20
 SPILL_MEMORY_BYTES = 1_000_000_000
 
 
-def count_rows(counts: np.ndarray, ids: np.ndarray) -> None:
-    """Add one to `counts` at every id."""
-    counts += np.bincount(ids, minlength=len(counts))
-
-
 class RowCounter:
     """Counts of one table in an array, for tables whose rows fit in memory."""
 
     def __init__(self, num_rows: int) -> None:
         self.counts = np.zeros(num_rows, np.int64)
-        self._pending: list[np.ndarray] = []
-        self._num_pending = 0
 
     def add(self, ids: np.ndarray) -> None:
-        self._pending.append(ids)
-        self._num_pending += len(ids)
-        # A pass over all rows of the table for every small batch would cost more than the counting itself.
-        if self._num_pending >= max(1 << 20, len(self.counts) // 4):
-            self.flush()
-
-    def flush(self) -> None:
-        if self._pending:
-            count_rows(self.counts, np.concatenate(self._pending))
-        self._pending, self._num_pending = [], 0
+        count_rows(self.counts, np.ascontiguousarray(ids))
 
     def ranked(self) -> tuple[np.ndarray, np.ndarray]:
         """The rows that were read and their counts: most read first, ties by row."""
-        self.flush()
         rows = np.flatnonzero(self.counts)
         counts = self.counts[rows]
         order = np.argsort(-counts, kind="stable")
