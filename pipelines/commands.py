@@ -56,8 +56,8 @@ def run(
     """
     from pipelines.local import StepFailed
 
-    settings, data_settings = _split_settings(flags)
     preset = preset or ("parquet" if data else "tiny")
+    settings, data_settings = _split_settings(preset, flags)
     out = out or f"runs/{preset}"
     arguments = {
         "preset": preset,
@@ -83,13 +83,15 @@ def _absolute(path: str) -> str:
     return path if is_remote(path) else str(Path(path).absolute())
 
 
-def _split_settings(flags: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
+def _split_settings(preset: str, flags: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
     """Training settings, checked now and not minutes later in the training step, and settings of the data."""
-    from recmill.training.config import TrainConfig, settings_from_flags
+    from recmill.training.config import PRESET_SETTINGS, TrainConfig, settings_from_flags
 
     given = settings_from_flags(flags)
     data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
-    training = {name: value for name, value in given.items() if not name.startswith("data.")}
+    training = PRESET_SETTINGS.get(preset, {}) | {
+        name: value for name, value in given.items() if not name.startswith("data.")
+    }
     TrainConfig.from_overrides(training)
     return training, data
 

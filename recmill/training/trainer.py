@@ -142,7 +142,8 @@ def refuse_other_settings(folder: Path, job: Mapping[str, Any]) -> None:
     if not (folder / JOB).exists():
         return
     previous = read_json(folder / JOB)
-    before = {**previous["config"], "dataset": previous["inputs"]["dataset"]}
+    # A folder may be older than a setting: it ran with the default.
+    before = {**TrainConfig().to_json(), **previous["config"], "dataset": previous["inputs"]["dataset"]}
     now = {**job["config"], "dataset": job["inputs"]["dataset"]}
     free = {"threads", "timeout_s", "checkpoint_every"}
     differing = [key for key in now if before.get(key) != now[key] and key not in free]
