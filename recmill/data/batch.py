@@ -18,6 +18,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recmill.artifacts import InputError
+from recmill.data.distinct_batch import CutBlock, cut_ids
+from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.schema import Feature, Schema
 
 FloatArray = npt.NDArray[np.float32]
@@ -29,7 +31,7 @@ LengthArray = npt.NDArray[np.int32]
 class Batch:
     """The samples one rank trains on in one step.
 
-    `ids` holds every id feature in schema order, key-major:
+    `ids` holds every id feature in schema order, key-major, or with repeated lists once (see ikjt.py):
 
         sample:         0       1            0     1
         lists:   a: [7, 9]    [4]     b:    []   [3]
@@ -37,7 +39,7 @@ class Batch:
     """
 
     dense_BF: Tensor
-    ids: KeyedJaggedTensor
+    ids: KeyedJaggedTensor | InverseKeyedJaggedTensor
     label_B: Tensor
     num_global: int  # samples of the same step over all ranks
 
@@ -65,6 +67,8 @@ class Batch:
         self.label_B.record_stream(stream)
 
     def size_in_bytes(self) -> int:
+        if isinstance(self.ids, InverseKeyedJaggedTensor):
+            return int(self.dense_BF.nbytes + self.label_B.nbytes + self.ids.size_in_bytes())
         return sum(t.nbytes for t in (self.dense_BF, self.ids.values(), self.ids.lengths(), self.label_B))
 
 
@@ -98,10 +102,11 @@ class RowBlock:
         )
 
 
-def decode_block(table: pa.Table, schema: Schema, *, where: str = "table") -> RowBlock:
+def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", checks_ranges: bool = True) -> RowBlock:
     """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
 
     Missing values: an absent list is an empty one and an absent dense value is 0; an absent label or id is an error.
+    `checks_ranges` is for callers that look at the ids later, once repeats are gone or transforms have run.
     """
     num_rows = table.num_rows
     dense_RF = np.empty((num_rows, len(schema.dense)), dtype=np.float32)
@@ -114,7 +119,8 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table") -> Ro
         column = _column(table, feature.name, where)
         column_values, column_offsets = _id_column(column, feature.name, where)
         np.subtract(column_offsets[1:], column_offsets[:-1], out=lengths_KR[position], casting="unsafe")
-        _check_range(column_values, column_offsets, feature, where)
+        if checks_ranges:
+            _check_range(column_values, column_offsets, feature, where)
         values.append(column_values)
         offsets.append(column_offsets)
     num_values_R = np.zeros(num_rows + 1, dtype=np.int64)
@@ -129,12 +135,34 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table") -> Ro
     )
 
 
-def assemble_batch(slices: Sequence[tuple[RowBlock, int, int]], schema: Schema, *, num_global: int) -> Batch:
-    """One batch from the rows [start, stop) of each block, in the order given."""
+def assemble_batch(
+    slices: Sequence[tuple[RowBlock | CutBlock, int, int]],
+    schema: Schema,
+    *,
+    num_global: int,
+    dedup: Sequence[Sequence[str]] | None = None,
+) -> Batch:
+    """One batch from the rows [start, stop) of each block, in the order given.
+
+    Blocks that are deduplicated give a batch in which the groups `dedup` are, or a plain one if it is None.
+    """
     keys = [feature.name for feature in schema.id_features]
-    num_rows = sum(stop - start for _, start, stop in slices)
-    if not num_rows:
-        return _empty_batch(keys, len(schema.dense), num_global)
+    slices = [piece for piece in slices if piece[1] < piece[2]]
+    plain = [(block, start, stop) for block, start, stop in slices if isinstance(block, RowBlock)]
+    stored = [(block, start, stop) for block, start, stop in slices if isinstance(block, CutBlock)]
+    assert not (plain and (stored or dedup is not None)), "the blocks of a batch are made by one reader"
+    ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
+    dense = [block.dense_RF[start:stop] for block, start, stop in slices]
+    labels = [block.label_R[start:stop] for block, start, stop in slices]
+    return Batch(
+        dense_BF=torch.from_numpy(np.concatenate(dense)) if dense else torch.empty(0, len(schema.dense)),
+        ids=ids,
+        label_B=torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0),
+        num_global=num_global,
+    )
+
+
+def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> KeyedJaggedTensor:
     pieces: list[IdArray] = []
     length_per_key: list[int] = []
     for key in range(len(keys)):
@@ -146,19 +174,12 @@ def assemble_batch(slices: Sequence[tuple[RowBlock, int, int]], schema: Schema, 
             num_values += last - first
         length_per_key.append(num_values)
     lengths_KB = np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1)
-    values = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-    ids = KeyedJaggedTensor(
+    return KeyedJaggedTensor(
         keys=keys,
-        values=torch.from_numpy(values),
+        values=torch.from_numpy(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)),
         lengths=torch.from_numpy(lengths_KB.reshape(-1)),
-        stride=num_rows,
+        stride=lengths_KB.shape[1],
         length_per_key=length_per_key,
-    )
-    return Batch(
-        dense_BF=torch.from_numpy(np.concatenate([block.dense_RF[start:stop] for block, start, stop in slices])),
-        ids=ids,
-        label_B=torch.from_numpy(np.concatenate([block.label_R[start:stop] for block, start, stop in slices])),
-        num_global=num_global,
     )
 
 
@@ -167,17 +188,6 @@ def batch_from_arrow(table: pa.Table, schema: Schema, *, where: str = "table") -
     return assemble_batch(
         [(decode_block(table, schema, where=where), 0, table.num_rows)], schema, num_global=table.num_rows
     )
-
-
-def _empty_batch(keys: list[str], num_dense: int, num_global: int) -> Batch:
-    ids = KeyedJaggedTensor(
-        keys=keys,
-        values=torch.empty(0, dtype=torch.int64),
-        lengths=torch.empty(0, dtype=torch.int32),
-        stride=0,
-        length_per_key=[0] * len(keys),
-    )
-    return Batch(dense_BF=torch.empty(0, num_dense), ids=ids, label_B=torch.empty(0), num_global=num_global)
 
 
 def _column(table: pa.Table, name: str, where: str) -> pa.Array:

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from recmill.artifacts import InputError
-from recmill.data.batch import Batch, RowBlock, assemble_batch
+from recmill.data.batch import Batch, RowBlock
+from recmill.data.distinct_batch import CutBlock
 from recmill.data.ingest.memory import Budget, MemoryGuard
 from recmill.data.ingest.schedule import Cut, Entry, Schedule
 from recmill.data.ingest.stages import STAGES, PlainReader
 from recmill.data.ingest.statistics import MemoryCounter, StageCounter
-from recmill.data.schema import Schema
 
 # A worker that sleeps looks up this often, for the one case in which nobody wakes it: the pipeline was collected.
 WAKE_S = 1.0
@@ -42,7 +42,7 @@ class _Job:
 @dataclass(frozen=True, kw_only=True)
 class _Assembly:
     cut: Cut
-    slices: list[tuple[RowBlock, int, int]]
+    slices: list[tuple[RowBlock | CutBlock, int, int]]
     num_bytes: int
 
 
@@ -52,7 +52,6 @@ class Engine:
     def __init__(
         self,
         reader: PlainReader,
-        schema: Schema,
         schedule: Schedule,
         *,
         workers: Mapping[str, int],
@@ -60,7 +59,7 @@ class Engine:
         budget: Budget,
         guard: MemoryGuard,
     ) -> None:
-        self._reader, self._schema, self._schedule, self._guard = reader, schema, schedule, guard
+        self._reader, self._schedule, self._guard = reader, schedule, guard
         self._prefetch, self._limit_bytes = prefetch, budget.limit_bytes
         # Re-entrant: a garbage collection under the lock may finalise the pipeline, which calls request_stop.
         self._lock = threading.RLock()
@@ -227,8 +226,8 @@ class Engine:
     def _run(self, stage: str, task: _Job | _Assembly) -> None:
         began, began_cpu = time.perf_counter(), time.thread_time()
         if isinstance(task, _Assembly):
-            result: Any = assemble_batch(task.slices, self._schema, num_global=task.cut.num_global)
-            rows, num_bytes = len(result), task.num_bytes
+            result: Any = self._reader.assemble(task.slices, num_global=task.cut.num_global)
+            rows, num_bytes = len(result), min(task.num_bytes, result.size_in_bytes())
         else:
             group = task.entry.group
             if stage == "read":
@@ -242,7 +241,7 @@ class Engine:
         with self._lock:
             self._counters[stage].add(rows=rows, num_bytes=num_bytes, busy_s=busy_s, cpu_s=cpu_s)
             if isinstance(task, _Assembly):
-                self._finish_cut(task, result)
+                self._finish_cut(task, result, num_bytes)
             else:
                 task.payload = result
                 self._pass_on(stage, task)
@@ -317,8 +316,9 @@ class Engine:
         self._wake["read"].notify()  # what the next batch needs is no longer read ahead
         return _Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
 
-    def _finish_cut(self, assembly: _Assembly, batch: Batch) -> None:
-        self._outputs[assembly.cut.batch] = (batch, assembly.num_bytes)
+    def _finish_cut(self, assembly: _Assembly, batch: Batch, num_bytes: int) -> None:
+        self._outputs[assembly.cut.batch] = (batch, num_bytes)
+        self._memory.add(batches=num_bytes - assembly.num_bytes)  # it was charged for the most it could take
         self._arrived.notify()
         self._wake["batch"].notify()
         self._done_cuts.add(assembly.cut.batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,17 @@ class IngestPipeline:
         prefetch: int = 4,
         memory_limit_bytes: int | None = None,
         memory_reserve_bytes: int = 256 * 2**20,
+        dedup: Sequence[Sequence[str]] | None = None,
+        windows: Sequence[str] = (),
     ) -> None:
         """`batch_size` counts the samples of all ranks together; `prefetch` the batches that may wait for the consumer.
 
         `memory_limit_bytes` bounds what this rank's ingestion holds (None: half of the free memory, shared by the
         ranks); reading ahead pauses while the machine has less than `memory_reserve_bytes` left.
+
+        `dedup` lists groups of id features: batches then hold the distinct lists of each group once, as an
+        InverseKeyedJaggedTensor, and features in no group as they are. `windows` names features whose distinct lists
+        shift and are to be windows of a shared buffer. Without `dedup` batches are plain KeyedJaggedTensors.
         """
         _check_counts(
             batch_size=batch_size, world_size=world_size, epochs=epochs, prefetch=prefetch, rank=rank, seed=seed
@@ -78,7 +84,7 @@ class IngestPipeline:
         self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
         self._prefetch = prefetch
         self._guard = MemoryGuard(reserve_bytes=memory_reserve_bytes)
-        self._reader = open_reader(self.dataset, self.schema)
+        self._reader = open_reader(self.dataset, self.schema, dedup=dedup, windows=windows)
         self._charges = self._reader.charges(self._groups)
         self._limit_bytes = memory_limit_bytes or default_memory_limit(world_size)
         self._position = 0
@@ -122,7 +128,6 @@ class IngestPipeline:
         )
         engine = self._engine = Engine(
             self._reader,
-            self.schema,
             schedule,
             workers=self._workers,
             prefetch=self._prefetch,

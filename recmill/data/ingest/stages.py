@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
-from recmill.data.batch import RowBlock, decode_block
+from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block
+from recmill.data.distinct import DistinctBlock, find_distinct, find_windows
+from recmill.data.distinct_batch import CutBlock, prepare_block
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import RowGroup
@@ -26,11 +28,25 @@ MAX_FOOTER_READERS = 8
 
 
 class PlainReader:
-    """The stages for the layouts that store one record a sample (`time`, `session`)."""
+    """The stages for the layouts that store one record a sample (`time`, `session`).
 
-    def __init__(self, dataset: Dataset, schema: Schema) -> None:
+    With `dedup`, groups of features, the repeats of each group are found once a row group and batches hold distinct
+    lists; those of the features `windows` as windows where that saves values.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        schema: Schema,
+        *,
+        dedup: Sequence[Sequence[str]] | None = None,
+        windows: Sequence[str] = (),
+    ) -> None:
         self._dataset = dataset
         self._schema = schema
+        self._dedup = dedup
+        self._windows = tuple(windows)
+        self._keys = [feature.name for feature in schema.id_features]
         self._columns = ["label", *(feature.name for feature in schema.features)]
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
@@ -63,7 +79,8 @@ class PlainReader:
         part = self.part(groups[0].file)
         for group in groups:
             part.check(group)
-        return [(group, part.charge(group.index)) for group in groups]
+        num_lists = len(self._keys) if self._dedup is not None else 0
+        return [(group, part.charge(group.index, num_distinct_lists=num_lists)) for group in groups]
 
     def read(self, group: RowGroup) -> RawGroup:
         try:
@@ -77,8 +94,19 @@ class PlainReader:
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self.describe(group)}: cannot be decoded ({first_line(error)})") from error
 
-    def transform(self, group: RowGroup, table: pa.Table) -> RowBlock:
-        return decode_block(table, self._schema, where=self.describe(group))
+    def transform(self, group: RowGroup, table: pa.Table) -> RowBlock | CutBlock:
+        where = self.describe(group)
+        if self._dedup is None:
+            return decode_block(table, self._schema, where=where)
+        return prepare_block(self._distinct(table, where), dedup=self._dedup, windows=self._windows)
+
+    def _distinct(self, table: pa.Table, where: str) -> DistinctBlock:
+        found = find_distinct(decode_block(table, self._schema, where=where), self._keys, self._dedup or ())
+        return find_windows(found, self._windows) if self._windows else found
+
+    def assemble(self, slices: Sequence[tuple[RowBlock | CutBlock, int, int]], *, num_global: int) -> Batch:
+        """One batch from the rows [start, stop) of each transformed row group."""
+        return assemble_batch(slices, self._schema, num_global=num_global, dedup=self._dedup)
 
     def describe(self, group: RowGroup) -> str:
         return join_path(self._dataset.path, str(group))
@@ -90,12 +118,27 @@ class PlainReader:
             self._parts.clear()
 
 
-READERS: dict[str, Callable[[Dataset, Schema], PlainReader]] = {"time": PlainReader, "session": PlainReader}
+READERS: dict[str, type[PlainReader]] = {"time": PlainReader, "session": PlainReader}
 
 
-def open_reader(dataset: Dataset, schema: Schema) -> PlainReader:
+def open_reader(
+    dataset: Dataset, schema: Schema, *, dedup: Sequence[Sequence[str]] | None = None, windows: Sequence[str] = ()
+) -> PlainReader:
     """The reader of the dataset's layout."""
     if dataset.layout not in READERS:
         known = " or ".join(READERS)
         raise InputError(f"{dataset.path}: layout {dataset.layout!r} cannot be read, expected {known}")
-    return READERS[dataset.layout](dataset, schema)
+    _check_groups(dedup or (), windows, schema)
+    return READERS[dataset.layout](dataset, schema, dedup=dedup, windows=windows)
+
+
+def _check_groups(dedup: Sequence[Sequence[str]], windows: Sequence[str], schema: Schema) -> None:
+    known = {feature.name for feature in schema.id_features}
+    seen: set[str] = set()
+    for name in [*(name for group in dedup for name in group), *windows]:
+        if name not in known:
+            raise InputError(f"{name!r} cannot be deduplicated; the id features are {', '.join(sorted(known))}")
+    for group in dedup:
+        if not group or seen & set(group) or len(set(group)) != len(group):
+            raise InputError(f"dedup: expected each feature once and no empty group, received {dedup}")
+        seen |= set(group)

@@ -1,0 +1,120 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from repeating_dataset import SCHEMA, write_layout, write_log
+
+from recmill.artifacts import Dataset, InputError
+from recmill.data.batch import assemble_batch
+from recmill.data.ikjt import InverseKeyedJaggedTensor
+from recmill.data.ingest import STAGES, IngestPipeline, split_groups
+from recmill.data.ingest.stages import open_reader
+from recmill.data.schema import Schema
+
+LAYOUTS = ("time", "session")
+GROUPS = [["likes", "visits"], ["history"]]
+
+dedup_groups = st.sampled_from(
+    [GROUPS, [], [["likes"]], [["visits", "likes"]], [["history", "likes", "item", "visits"]], [["item"], ["history"]]]
+)
+worker_counts = st.fixed_dictionaries({stage: st.integers(1, 3) for stage in STAGES})
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory) -> dict[str, Dataset]:
+    folder = tmp_path_factory.mktemp("layouts")
+    raw = write_log(folder / "raw")
+    return {layout: write_layout(raw, folder / layout, layout) for layout in LAYOUTS}
+
+
+def assert_same(plain, deduplicated) -> None:
+    """The batches hold the same samples bit for bit."""
+    assert isinstance(deduplicated.ids, InverseKeyedJaggedTensor)
+    assert torch.equal(plain.dense_BF, deduplicated.dense_BF)
+    assert torch.equal(plain.label_B, deduplicated.label_B)
+    assert plain.num_global == deduplicated.num_global
+    expanded = deduplicated.ids.to_kjt()
+    assert expanded.keys() == plain.ids.keys()
+    assert expanded.stride() == plain.ids.stride()
+    assert torch.equal(expanded.values(), plain.ids.values())
+    assert expanded.lengths().dtype == plain.ids.lengths().dtype
+    assert torch.equal(expanded.lengths(), plain.ids.lengths())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    groups=dedup_groups,
+    windows=st.sampled_from([[], ["history"], ["likes", "item"]]),
+    workers=worker_counts,
+    batch_size=st.integers(2, 150),
+    ranks=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
+    seed=st.integers(0, 9),
+    resumed_at=st.integers(0, 3),
+)
+def test_deduplicated_batches_expand_to_the_plain_ones(
+    datasets, layout, groups, windows, workers, batch_size, ranks, seed, resumed_at
+):
+    options = {"batch_size": batch_size, "rank": ranks[0], "world_size": ranks[1], "seed": seed, "epochs": 2}
+    plain = list(IngestPipeline(datasets[layout], **options))
+    pipeline = IngestPipeline(datasets[layout], **options, workers=workers, dedup=groups, windows=windows)
+    pipeline.load_state_dict(IngestPipeline(datasets[layout], **options).state_dict() | {"batch": resumed_at})
+    batches = list(pipeline)
+    assert len(batches) == max(0, len(plain) - resumed_at)
+    for before, after in zip(plain[resumed_at:], batches, strict=True):
+        assert_same(before, after)
+
+
+def test_a_batch_holds_the_lists_of_a_session_once(datasets):
+    batch = next(iter(IngestPipeline(datasets["session"], batch_size=64, shuffle=False, dedup=GROUPS)))
+    assert batch.ids.groups == [["likes", "visits"], ["history"], ["item"]]
+    assert batch.ids.dedup_factor("likes") > 1.5
+    assert batch.ids.is_plain(batch.ids.group_of("item"))
+    plain = next(iter(IngestPipeline(datasets["session"], batch_size=64, shuffle=False)))
+    assert batch.size_in_bytes() < plain.size_in_bytes()
+
+
+def test_histories_become_windows(datasets):
+    options = {"batch_size": 64, "shuffle": False, "dedup": GROUPS}
+    lists = next(iter(IngestPipeline(datasets["session"], **options)))
+    windows = next(iter(IngestPipeline(datasets["session"], **options, windows=["history"])))
+    assert lists.ids.windows("history") is None
+    assert windows.ids.windows("history") is not None
+    assert windows.ids.dedup_factor("history") > 1.5 * lists.ids.dedup_factor("history")
+
+
+def test_a_group_without_repeats_has_no_inverse(datasets):
+    batch = next(iter(IngestPipeline(datasets["time"], batch_size=8, shuffle=False, dedup=[["history", "item"]])))
+    assert batch.ids.is_plain(batch.ids.group_of("item"))
+
+
+def test_a_deduplicated_batch_moves_as_a_whole(datasets):
+    batch = next(iter(IngestPipeline(datasets["session"], batch_size=64, dedup=GROUPS)))
+    assert_same(next(iter(IngestPipeline(datasets["session"], batch_size=64))), batch.to("cpu"))
+
+
+def test_a_batch_without_rows_has_the_same_groups():
+    batch = assemble_batch([], SCHEMA, num_global=3, dedup=GROUPS)
+    assert batch.ids.groups == [["likes", "visits"], ["history"], ["item"]]
+    assert (len(batch), batch.ids.stride(), batch.num_global) == (0, 0, 3)
+    assert batch.ids.to_kjt().values().tolist() == []
+
+
+def test_what_a_batch_is_charged_is_never_less_than_it_takes(datasets):
+    for layout, dataset in datasets.items():
+        for windows in ([], ["history"]):
+            schema = Schema.load(dataset.path)
+            reader = open_reader(dataset, schema, dedup=GROUPS, windows=windows)
+            group = split_groups(dataset, "all")[0]
+            block = reader.transform(group, reader.decode(group, reader.read(group)))
+            assert block.nbytes <= reader.charges([group])[0].settled_bytes, layout
+            for start in range(0, len(block), 7):
+                for stop in range(start + 1, len(block) + 1, 5):
+                    taken = reader.assemble([(block, start, stop)], num_global=1).size_in_bytes()
+                    assert taken <= block.batch_bytes(start, stop)
+
+
+@pytest.mark.parametrize("groups", [[["likes", "age"]], [["likes"], ["likes"]], [[]], [["nobody"]]])
+def test_groups_that_make_no_sense_are_refused(datasets, groups):
+    with pytest.raises(InputError):
+        IngestPipeline(datasets["session"], batch_size=8, dedup=groups)
