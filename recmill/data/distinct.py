@@ -17,7 +17,9 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from kernels import dedup_rows, take_rows, take_windows, window_rows
+from recmill.artifacts import InputError
 from recmill.data.ikjt_build import MIN_FACTOR
+from recmill.data.schema import Schema
 
 if TYPE_CHECKING:
     from recmill.data.batch import RowBlock
@@ -163,6 +165,25 @@ def find_windows(block: DistinctBlock, keys: Sequence[str]) -> DistinctBlock:
                 values[position], starts[position] = buffer.numpy(), window_starts.numpy()
         groups.append(replace(group, values=tuple(values), starts=tuple(starts)))
     return replace(block, groups=tuple(groups))
+
+
+def check_ranges(block: DistinctBlock, schema: Schema, *, where: str) -> None:
+    """Raise for ids outside their table: an embedding lookup would read or write foreign memory."""
+    for group in block.groups:
+        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
+        for key, values, starts_U, lengths_U in columns:
+            num_rows = schema.feature(key).num_rows
+            if not values.size or (int(values.min()) >= 0 and int(values.max()) < num_rows):
+                continue
+            used = take_lists(values, starts_U, lengths_U)  # what lies outside of all lists may be anything
+            wrong = np.flatnonzero((used < 0) | (used >= num_rows))
+            if wrong.size:
+                distinct = int(np.searchsorted(np.cumsum(lengths_U), wrong[0], side="right"))
+                row = distinct if group.inverse_R is None else int(np.argmax(group.inverse_R == distinct))
+                raise InputError(
+                    f"{where}: column {key!r}, row {row}: id {int(used[wrong[0]])} lies outside [0, {num_rows})"
+                    + (" after its transforms" if schema.feature(key).transforms else "")
+                )
 
 
 def is_packed(starts_U: IdArray, lengths_U: npt.NDArray[np.int32]) -> bool:

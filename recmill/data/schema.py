@@ -18,6 +18,7 @@ from recmill.artifacts import (
     read_json,
     write_text_atomically,
 )
+from recmill.data.transforms import check_transform
 
 KINDS = ("dense", "sparse", "sequence")
 POOLINGS = ("sum", "mean", "none", "attention")
@@ -36,6 +37,9 @@ class Feature:
     pooling: str = ""  # "" means sum for sparse, attention for sequence
     group: str = ""  # features of one group change together inside a session; "" means a group of its own
     shift: bool = False  # the list is a history: the next one drops from one end and grows at the other
+    transforms: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # what the reader does to it, see transforms.py; ids then fit num_rows
 
     def __post_init__(self) -> None:
         where = f"feature {self.name!r}"
@@ -56,6 +60,11 @@ class Feature:
                 raise InputError(f"{where}: {name} must be a whole number, received {value!r}")
         if not isinstance(self.shift, bool):
             raise InputError(f"{where}: shift must be true or false, received {self.shift!r}")
+        if not isinstance(self.transforms, list | tuple):
+            raise InputError(f"{where}: transforms must be a list, received {self.transforms!r}")
+        for step in self.transforms:
+            check_transform(step, is_dense=self.kind == "dense", where=where)
+        object.__setattr__(self, "transforms", tuple(self.transforms))
         if self.kind == "dense":
             return
         if self.num_rows < 1 or self.dim < 1:
@@ -173,7 +182,7 @@ class Schema:
         )
 
     def to_json(self) -> dict[str, Any]:
-        body: dict[str, Any] = {"format_version": FORMAT_VERSION, "features": [asdict(f) for f in self.features]}
+        body: dict[str, Any] = {"format_version": FORMAT_VERSION, "features": [_feature_json(f) for f in self.features]}
         if self.splits:
             body["splits"] = dict(self.splits)
         if self.info:
@@ -221,3 +230,10 @@ class Schema:
         """Write `schema.json`, given as the file or the folder that shall hold it."""
         file = str(path) if str(path).endswith(".json") else join_path(path, "schema.json")
         write_text_atomically(file, dump_json(self.to_json()))
+
+
+def _feature_json(feature: Feature) -> dict[str, Any]:
+    entry = asdict(feature)
+    if not entry["transforms"]:  # most features have none, and older readers do not know the key
+        del entry["transforms"]
+    return entry

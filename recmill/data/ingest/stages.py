@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block
-from recmill.data.distinct import DistinctBlock, find_distinct, find_windows
+from recmill.data.distinct import DistinctBlock, check_ranges, find_distinct, find_windows
 from recmill.data.distinct_batch import CutBlock, prepare_block
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import RowGroup
 from recmill.data.schema import Schema
+from recmill.data.transforms import Transforms
 
 STAGES = ("read", "decode", "transform", "batch")
 MAX_OPEN_PARTS = 256  # each keeps a file descriptor and a parsed footer
@@ -46,6 +47,7 @@ class PlainReader:
         self._schema = schema
         self._dedup = dedup
         self._windows = tuple(windows)
+        self._transforms = Transforms(schema)
         self._keys = [feature.name for feature in schema.id_features]
         self._columns = ["label", *(feature.name for feature in schema.features)]
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
@@ -79,7 +81,7 @@ class PlainReader:
         part = self.part(groups[0].file)
         for group in groups:
             part.check(group)
-        num_lists = len(self._keys) if self._dedup is not None else 0
+        num_lists = len(self._keys) if self._dedup is not None or self._transforms else 0
         return [(group, part.charge(group.index, num_distinct_lists=num_lists)) for group in groups]
 
     def read(self, group: RowGroup) -> RawGroup:
@@ -96,13 +98,16 @@ class PlainReader:
 
     def transform(self, group: RowGroup, table: pa.Table) -> RowBlock | CutBlock:
         where = self.describe(group)
-        if self._dedup is None:
+        if self._dedup is None and not self._transforms:
             return decode_block(table, self._schema, where=where)
-        return prepare_block(self._distinct(table, where), dedup=self._dedup, windows=self._windows)
+        block = self._transforms.apply(self._distinct(table, where))
+        check_ranges(block, self._schema, where=where)
+        return prepare_block(block, dedup=self._dedup, windows=self._windows)
 
     def _distinct(self, table: pa.Table, where: str) -> DistinctBlock:
-        found = find_distinct(decode_block(table, self._schema, where=where), self._keys, self._dedup or ())
-        return find_windows(found, self._windows) if self._windows else found
+        rows = decode_block(table, self._schema, where=where, checks_ranges=False)
+        found = find_distinct(rows, self._keys, self._dedup or ())
+        return find_windows(found, self._windows) if self._windows and self._dedup is not None else found
 
     def assemble(self, slices: Sequence[tuple[RowBlock | CutBlock, int, int]], *, num_global: int) -> Batch:
         """One batch from the rows [start, stop) of each transformed row group."""

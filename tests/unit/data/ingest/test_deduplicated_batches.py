@@ -1,3 +1,7 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,3 +122,44 @@ def test_what_a_batch_is_charged_is_never_less_than_it_takes(datasets):
 def test_groups_that_make_no_sense_are_refused(datasets, groups):
     with pytest.raises(InputError):
         IngestPipeline(datasets["session"], batch_size=8, dedup=groups)
+
+
+HASHED = {"op": "hash_to_range", "num_rows": 20}
+STEPS = {
+    "age": ({"op": "log"}, {"op": "clip", "max": 0.5}),
+    "likes": ({"op": "first_x", "n": 3}, HASHED),
+    "visits": ({"op": "ngram", "n": 2, "num_rows": 50},),
+    "history": (HASHED, {"op": "truncate", "n": 4}),
+}
+
+
+def with_transforms(folder: Path, layout: str, steps: Mapping[str, tuple[dict, ...]]) -> Dataset:
+    """The same rows, with a schema that transforms them."""
+    features = tuple(replace(feature, transforms=steps.get(feature.name, ())) for feature in SCHEMA.features)
+    raw = write_log(folder / "changed", schema=replace(SCHEMA, features=features))
+    return write_layout(raw, folder / layout, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transforms_give_the_same_whether_repeats_are_stored_once_or_not(datasets, tmp_path, layout):
+    changed = with_transforms(tmp_path, layout, STEPS)
+    options = {"batch_size": 70, "shuffle": False}
+    raw = list(IngestPipeline(datasets[layout], **options))
+    plain = list(IngestPipeline(changed, **options))
+    for before, after in zip(raw, plain, strict=True):
+        lists, expected = after.ids.to_dict(), before.ids.to_dict()
+        assert torch.equal(lists["item"].values(), expected["item"].values())
+        assert torch.equal(lists["history"].lengths(), expected["history"].lengths().clamp(max=4))
+        assert torch.equal(lists["likes"].lengths(), expected["likes"].lengths().clamp(max=3))
+        assert int(lists["likes"].values().max()) < 20
+        assert float(after.dense_BF.max()) <= 0.5
+    for windows in ([], ["history"]):
+        deduplicated = IngestPipeline(changed, **options, dedup=GROUPS, windows=windows)
+        for before, after in zip(plain, deduplicated, strict=True):
+            assert_same(before, after)
+
+
+def test_an_id_that_leaves_the_table_after_its_transforms_is_named(tmp_path):
+    changed = with_transforms(tmp_path, "session", {"item": ({"op": "clip", "min": 2_000},)})
+    with pytest.raises(InputError, match=r"row group 0: column 'item', row 0: id 2000 lies outside \[0, 1000\) after"):
+        list(IngestPipeline(changed, batch_size=10, shuffle=False, dedup=GROUPS))

@@ -1,0 +1,317 @@
+"""Preprocessing that the schema declares, run on distinct lists only: `Feature.transforms`, one object a step.
+
+    {"op": "hash_to_range", "num_rows": 100000, "seed": 7}    ids of any size to [0, num_rows)
+    {"op": "map_ids", "mapping": {"17": 1}, "default": 0}     or "file": JSON of that form, or Parquet (id, mapped)
+    {"op": "truncate", "n": 50}    the last n ids             {"op": "first_x", "n": 5}    the first n
+    {"op": "ngram", "n": 2, "num_rows": 1000}                 each n ids in a row, hashed
+    {"op": "log"}    sign(x) log(1 + |x|)                     {"op": "normalise", "mean": 3, "std": 2}
+    {"op": "clip", "min": 0, "max": 9}                        {"op": "bucketise", "boundaries": [1, 10, 100]}
+
+A list is values[start : start + length], and lists may overlap (windows of a history). Every step is written so that it
+works on the buffer, not on the lists: an id that many lists share is hashed once. What lies outside of all lists is
+transformed along and never read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from recmill.artifacts import InputError
+
+if TYPE_CHECKING:
+    from recmill.data.distinct import DistinctBlock, DistinctGroup
+    from recmill.data.schema import Schema
+
+IdArray = npt.NDArray[np.int64]
+LengthArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+Lists = tuple[IdArray, IdArray, LengthArray]  # values, starts, lengths
+Numbers = npt.NDArray[Any]
+
+BLOCK_VALUES = 16_384  # a hash makes several passes: in blocks of this size they stay in the cache
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and bool(np.isfinite(value))
+
+
+def _is_count(value: Any) -> bool:
+    return _is_whole(value) and value >= 1
+
+
+def _is_range(value: Any) -> bool:
+    return _is_count(value) and value <= 2**32
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_reads_as_id(key) and _is_whole(to) for key, to in value.items())
+
+
+def _reads_as_id(text: Any) -> bool:
+    return isinstance(text, str) and text.removeprefix("-").isdecimal()
+
+
+def _are_boundaries(value: Any) -> bool:
+    if not isinstance(value, Sequence) or not value or not all(_is_number(number) for number in value):
+        return False
+    return all(before < after for before, after in pairwise(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """What a step accepts under one name, as a test and in words."""
+
+    is_valid: Callable[[Any], bool]
+    expected: str
+    is_required: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One kind of step: its parameters, and what it does to values, to lists, or how it is prepared first."""
+
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    on_values: Callable[..., Numbers] | None = None  # one result a value, each depending on it alone
+    on_lists: Callable[..., Lists] | None = None
+    for_ids: bool = True
+    for_dense: bool = False
+
+
+def _hash(values: IdArray, *, num_rows: int, seed: int = 0) -> IdArray:
+    """The ids spread over [0, num_rows): splitmix64, whose upper half picks a row by multiplication."""
+    hashed = np.empty(len(values), dtype=np.int64)
+    for begin in range(0, len(values), BLOCK_VALUES):
+        part = slice(begin, begin + BLOCK_VALUES)
+        hashed[part] = _to_range(_mix(values[part].view(np.uint64) + _offset_of(seed)), num_rows)
+    return hashed
+
+
+def _offset_of(seed: int) -> np.uint64:
+    return np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) % 2**64)
+
+
+def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's finaliser, in place."""
+    numbers ^= numbers >> np.uint64(30)
+    numbers *= np.uint64(0xBF58476D1CE4E5B9)
+    numbers ^= numbers >> np.uint64(27)
+    numbers *= np.uint64(0x94D049BB133111EB)
+    numbers ^= numbers >> np.uint64(31)
+    return numbers
+
+
+def _to_range(numbers: npt.NDArray[np.uint64], num_rows: int) -> npt.NDArray[np.uint64]:
+    numbers >>= np.uint64(32)
+    numbers *= np.uint64(num_rows)
+    numbers >>= np.uint64(32)
+    return numbers
+
+
+def _clip(values: Numbers, *, min: float | None = None, max: float | None = None) -> Numbers:
+    return np.clip(values, min, max).astype(values.dtype, copy=False)
+
+
+def _log(values: FloatArray) -> FloatArray:
+    logarithms: FloatArray = np.copysign(np.log1p(np.abs(values)), values)
+    return logarithms
+
+
+def _normalise(values: FloatArray, *, mean: float, std: float) -> FloatArray:
+    return (values - np.float32(mean)) / np.float32(std)
+
+
+def _bucketise(values: Numbers, *, boundaries: Sequence[float]) -> Numbers:
+    """How many boundaries a value has reached."""
+    return np.searchsorted(np.asarray(boundaries, dtype=values.dtype), values, side="right").astype(values.dtype)
+
+
+def _map(values: IdArray, *, known: IdArray, mapped: IdArray, default: int) -> IdArray:
+    if not len(known):
+        return np.full(len(values), default, dtype=np.int64)
+    position = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.where(known[position] == values, mapped[position], default)
+
+
+def _truncate(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int) -> Lists:
+    return values, starts + np.maximum(lengths - n, 0), np.minimum(lengths, n).astype(np.int32)
+
+
+def _first_x(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int) -> Lists:
+    return values, starts, np.minimum(lengths, n).astype(np.int32)
+
+
+def _ngram(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int, num_rows: int, seed: int = 0) -> Lists:
+    """Place p of the buffer becomes the hash of the n ids from p on; a list loses its last n - 1 places."""
+    grams = np.zeros(len(values), dtype=np.int64)
+    for begin in range(0, len(values) - n + 1, BLOCK_VALUES):
+        size = min(BLOCK_VALUES, len(values) - n + 1 - begin)
+        hashes = _mix(values[begin : begin + size].view(np.uint64) + _offset_of(seed))
+        for step in range(1, n):
+            hashes *= np.uint64(31)  # so that the order of the ids matters
+            hashes += values[begin + step : begin + step + size].view(np.uint64)
+            _mix(hashes)
+        grams[begin : begin + size] = _to_range(hashes, num_rows)
+    return grams, starts, np.maximum(lengths - (n - 1), 0).astype(np.int32)
+
+
+WHOLE = Parameter(is_valid=_is_whole, expected="a whole number")
+SEED = Parameter(is_valid=lambda value: _is_whole(value) and value >= 0, expected="0 or more", is_required=False)
+COUNT = Parameter(is_valid=_is_count, expected="a whole number of at least 1")
+RANGE = Parameter(is_valid=_is_range, expected="a whole number from 1 to 2**32")
+NUMBER = Parameter(is_valid=_is_number, expected="a finite number")
+BOUND = replace(NUMBER, is_required=False)
+SPREAD = Parameter(is_valid=lambda value: _is_number(value) and value > 0, expected="a number above 0")
+BOUNDARIES = Parameter(is_valid=_are_boundaries, expected="a list of rising numbers")
+MAPPING = Parameter(is_valid=_is_mapping, expected='an object such as {"17": 1}', is_required=False)
+FILE = Parameter(is_valid=lambda value: isinstance(value, str), expected="a path", is_required=False)
+
+OPERATIONS = {
+    "hash_to_range": Operation(parameters={"num_rows": RANGE, "seed": SEED}, on_values=_hash),
+    "map_ids": Operation(parameters={"mapping": MAPPING, "file": FILE, "default": WHOLE}, on_values=_map),
+    "truncate": Operation(parameters={"n": COUNT}, on_lists=_truncate),
+    "first_x": Operation(parameters={"n": COUNT}, on_lists=_first_x),
+    "ngram": Operation(parameters={"n": COUNT, "num_rows": RANGE, "seed": SEED}, on_lists=_ngram),
+    "log": Operation(on_values=_log, for_ids=False, for_dense=True),
+    "normalise": Operation(
+        parameters={"mean": NUMBER, "std": SPREAD}, on_values=_normalise, for_ids=False, for_dense=True
+    ),
+    "clip": Operation(parameters={"min": BOUND, "max": BOUND}, on_values=_clip, for_dense=True),
+    "bucketise": Operation(parameters={"boundaries": BOUNDARIES}, on_values=_bucketise, for_dense=True),
+}
+
+
+def check_transform(step: Any, *, is_dense: bool, where: str) -> None:
+    """Raise InputError if the step is not one that a feature of this kind can have."""
+    if not isinstance(step, Mapping) or "op" not in step:
+        raise InputError(
+            f'{where}: a transform must be an object such as {{"op": "clip", "max": 9}}, received {step!r}'
+        )
+    operation = OPERATIONS.get(step["op"]) if isinstance(step["op"], str) else None
+    if operation is None:
+        raise InputError(f"{where}: unknown transform {step['op']!r}, expected one of {', '.join(OPERATIONS)}")
+    where = f"{where}: transform {step['op']!r}"
+    if not (operation.for_dense if is_dense else operation.for_ids):
+        raise InputError(f"{where} is for {'ids' if is_dense else 'dense features'} only")
+    for name in step:
+        if name != "op" and name not in operation.parameters:
+            known = ", ".join(operation.parameters) or "none"
+            raise InputError(f"{where} has no parameter {name!r}; its parameters: {known}")
+    for name, parameter in operation.parameters.items():
+        if parameter.is_required and name not in step:
+            raise InputError(f"{where} lacks {name!r}, expected {parameter.expected}")
+        if name in step and not parameter.is_valid(step[name]):
+            raise InputError(f"{where}: {name} is {step[name]!r}, expected {parameter.expected}")
+    _check_together(step, is_dense=is_dense, where=where)
+
+
+def _check_together(step: Mapping[str, Any], *, is_dense: bool, where: str) -> None:
+    if step["op"] == "map_ids" and ("mapping" in step) == ("file" in step):
+        raise InputError(f"{where} needs either 'mapping' or 'file'")
+    if step["op"] == "clip":
+        bounds = [step[name] for name in ("min", "max") if name in step]
+        if not bounds or bounds != sorted(bounds):
+            raise InputError(f"{where} needs 'min', 'max' or both with min <= max, received {bounds}")
+    if not is_dense and not all(_is_whole(number) for number in _numbers(step)):
+        raise InputError(f"{where}: ids are whole numbers, received {_numbers(step)}")
+
+
+def _numbers(step: Mapping[str, Any]) -> list[Any]:
+    return [*step.get("boundaries", ()), *(step[name] for name in ("min", "max") if name in step)]
+
+
+class Transforms:
+    """The transforms of a schema, ready to run: mappings are loaded. Safe to use from several threads."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._steps = {
+            feature.name: [_prepare(step, where=f"feature {feature.name!r}") for step in feature.transforms]
+            for feature in schema.features
+            if feature.transforms
+        }
+        self._dense = [(at, feature.name) for at, feature in enumerate(schema.dense) if feature.transforms]
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def apply(self, block: DistinctBlock) -> DistinctBlock:
+        """The block with all its dense values and distinct lists transformed."""
+        dense_RF = block.dense_RF.copy() if self._dense else block.dense_RF
+        for position, name in self._dense:
+            dense_RF[:, position] = self.values(name, dense_RF[:, position])
+        return replace(block, dense_RF=dense_RF, groups=tuple(self._apply_group(group) for group in block.groups))
+
+    def _apply_group(self, group: DistinctGroup) -> DistinctGroup:
+        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
+        lists = [self.lists(key, values, starts, lengths) for key, values, starts, lengths in columns]
+        all_values, all_starts, all_lengths = zip(*lists, strict=True)
+        return replace(group, values=all_values, starts=all_starts, lengths=all_lengths)
+
+    def values(self, name: str, values: Numbers) -> Numbers:
+        """The values of a dense feature, transformed."""
+        for operation, options in self._steps.get(name, ()):
+            assert operation.on_values is not None, "dense features have no lists"
+            values = operation.on_values(values, **options)
+        return values
+
+    def lists(self, name: str, values: IdArray, starts: IdArray, lengths: LengthArray) -> Lists:
+        """The lists of an id feature, transformed: list u is values[starts[u] : starts[u] + lengths[u]]."""
+        for operation, options in self._steps.get(name, ()):
+            if operation.on_lists is not None:
+                values, starts, lengths = operation.on_lists(values, starts, lengths, **options)
+            elif operation.on_values is not None:
+                values, starts = _drop_unused(values, starts, lengths)
+                values = operation.on_values(values, **options)
+        return values, starts, lengths
+
+
+def _drop_unused(values: IdArray, starts: IdArray, lengths: LengthArray) -> tuple[IdArray, IdArray]:
+    """The lists one after another if they use less than half of the buffer, as after truncating long ones."""
+    if 2 * int(lengths.sum()) >= len(values):
+        return values, starts
+    from recmill.data.distinct import take_lists  # it loads torch, which checking a schema must not
+
+    return take_lists(values, starts, lengths), np.cumsum(lengths, dtype=np.int64) - lengths
+
+
+def _prepare(step: Mapping[str, Any], *, where: str) -> tuple[Operation, dict[str, Any]]:
+    options = {name: value for name, value in step.items() if name != "op"}
+    if step["op"] == "map_ids":
+        mapping = options.pop("mapping", None)
+        known, mapped = _mapping_arrays(mapping) if mapping is not None else _read_mapping(options.pop("file"), where)
+        order = np.argsort(known, kind="stable")
+        options |= {"known": known[order], "mapped": mapped[order]}
+    return OPERATIONS[step["op"]], options
+
+
+def _mapping_arrays(mapping: Mapping[str, int]) -> tuple[IdArray, IdArray]:
+    known = np.fromiter((int(key) for key in mapping), dtype=np.int64, count=len(mapping))
+    return known, np.fromiter(mapping.values(), dtype=np.int64, count=len(mapping))
+
+
+def _read_mapping(path: str, where: str) -> tuple[IdArray, IdArray]:
+    try:
+        with fsspec.open(path, "rb") as file:
+            if path.endswith(".parquet"):
+                table = pq.read_table(file, columns=["id", "mapped"])
+                return table.column("id").to_numpy().astype(np.int64), table.column("mapped").to_numpy().astype(
+                    np.int64
+                )
+            mapping = json.load(file)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{where}: the mapping {path} cannot be read ({error})") from error
+    if not _is_mapping(mapping):
+        raise InputError(f"{where}: the mapping {path} must be {MAPPING.expected}")
+    return _mapping_arrays(mapping)
