@@ -12,7 +12,7 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
 @click.command()
 @click.argument("raw", type=str)
 @click.option("--out", required=True, help="Folder (or URL) of the dataset; replaced if it is one already.")
-@click.option("--layout", type=click.Choice(["session", "time"]), default="session", show_default=True)
+@click.option("--layout", type=click.Choice(["session", "deduplicated", "time"]), default="session", show_default=True)
 @click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True)
 @click.option(
     "--memory-limit", type=BYTES, default="2GB", show_default=True, help="Memory of the sort; it spills to disk."
@@ -40,8 +40,9 @@ def cluster(
 ) -> None:
     """Turn a raw log RAW (a Parquet file or a folder of them) into a dataset.
 
-    Layout 'session' puts the rows of a session next to each other, in time order, never across a row group; 'time'
-    keeps time order, as a baseline. Engine 'spark' uses your Spark settings (spark.master, SPARK_REMOTE).
+    Layout 'session' puts the rows of a session next to each other, in time order, never across a row group;
+    'deduplicated' stores each distinct list of a session once; 'time' keeps time order, as a baseline. Engine 'spark'
+    uses your Spark settings (spark.master, SPARK_REMOTE).
     """
     from recmill.data.cluster import cluster_sessions
     from recmill.data.log import RawLog

@@ -7,6 +7,9 @@ cluster:
     with_split       a session belongs to the split of its first timestamp
     SORT_KEYS        the order of the layout
 
+The deduplicated layout has one record a session (session_encoder.py); which features repeat is measured on a sample of
+sessions first.
+
 Both engines hand sorted rows to the same writer (parquet_writer.py), so they give the same rows in the same order.
 """
 
@@ -17,16 +20,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
-from recmill.data.cluster_query import Boundary, ClusterPlan, session_starts, with_split
+from recmill.data.cluster_query import Boundary, ClusterPlan, sampled_sessions, session_starts, with_split
 from recmill.data.duckdb_engine import DuckDBEngine
 from recmill.data.log import RawLog
-from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN
+from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 
 CLUSTER_LAYOUTS = tuple(SORT_KEYS)
 ENGINES = ("duckdb", "spark")
+SAMPLE_ROWS = 32_768  # of these it is seen how much the features repeat
 
 
 class Engine(Protocol):
@@ -37,7 +43,10 @@ class Engine(Protocol):
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
         """The one row that `query` gives."""
 
-    def write_parts(self, query: Any, *, split_names: Sequence[str]) -> list[dict[str, Any]]:
+    def fetch_rows(self, query: Any) -> pa.Table:
+        """The canonical rows that `query` gives, in any order."""
+
+    def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
         """Sort `query` by split and SORT_KEYS and write it; the parts as the manifest lists them."""
 
     def close(self) -> None: ...
@@ -80,11 +89,11 @@ def cluster_sessions(
             progress=progress,
         )
         with explain_write_errors(out):
-            parts, num_sessions = _run(plan, engine, eval_fraction)
+            parts, found = _run(plan, engine, eval_fraction)
         body = {
+            **found,
             "layout": layout,
             "num_rows": sum(part["num_rows"] for part in parts),
-            "num_sessions": num_sessions,
             "parts": parts,
             "source": {"name": Path(log.path).name, "num_files": len(log.files), "bytes": log.num_bytes},
         }
@@ -107,21 +116,37 @@ def _check_choices(layout: str, engine: str, eval_fraction: float, rows_per_grou
         )
 
 
-def _run(plan: ClusterPlan, engine_name: str, eval_fraction: float) -> tuple[list[dict[str, Any]], int]:
+def _run(plan: ClusterPlan, engine_name: str, eval_fraction: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The parts, and what else the manifest says of them."""
     plan.spill_folder.mkdir()
     engine = _open_engine(plan, engine_name)
     try:
         split_names, boundaries = find_splits(engine, plan.log, eval_fraction)
         query = with_split(engine.rows, boundaries) if boundaries else engine.rows
-        parts = engine.write_parts(query, split_names=split_names)
-        if plan.layout == "session":
-            num_sessions = sum(part["num_sessions"] for part in parts)
-        else:
-            num_sessions = engine.fetch_row(engine.rows.aggregate(n=engine.rows.session_id.nunique()))[0]
+        form, found = choose_format(plan, engine)
+        parts = engine.write_parts(query, split_names=split_names, form=form)
+        found["num_sessions"] = sum(part["num_sessions"] for part in parts)
+        if plan.layout == "time":  # a session may lie in several parts
+            found["num_sessions"] = engine.fetch_row(engine.rows.aggregate(n=engine.rows.session_id.nunique()))[0]
     finally:
         engine.close()
         shutil.rmtree(plan.spill_folder, ignore_errors=True)
-    return parts, int(num_sessions)
+    return parts, found
+
+
+def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[str, Any]]:
+    """What the parts look like, and what the manifest must say for them to be read."""
+    if plan.layout != "deduplicated":
+        return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
+    from recmill.data.encoding import choose_encoding  # with torch, which other layouts do without
+    from recmill.data.session_encoder import deduplicated_format
+
+    sample = sampled_sessions(engine.rows, share=SAMPLE_ROWS / plan.log.num_rows)
+    rows = engine.fetch_rows(sample.limit(2 * SAMPLE_ROWS))  # a single session may be longer
+    if not rows.num_rows:  # few long sessions, and none was drawn
+        rows = engine.fetch_rows(engine.rows.limit(SAMPLE_ROWS))
+    encoding = choose_encoding(rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]), plan.log.schema)
+    return deduplicated_format(plan.log.schema, encoding), {"encoding": encoding.to_json()}
 
 
 def _open_engine(plan: ClusterPlan, name: str) -> Engine:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.log import read_file
 from recmill.data.schema import Schema
+
+if TYPE_CHECKING:
+    from recmill.data.encoding import Encoding
 
 
 def read_rows(
@@ -78,5 +81,32 @@ def _read_plain_part(
         yield batch.select(wanted.names).cast(wanted)
 
 
+def _read_deduplicated_part(
+    dataset: Dataset, part: Mapping[str, Any], wanted: pa.Schema, row_groups: Sequence[int] | None
+) -> Iterator[pa.RecordBatch]:
+    """A part whose file holds one record a session."""
+    from recmill.data.deduplicated import decode_rows  # with torch, which other layouts do without
+    from recmill.data.encoding import columns_of
+
+    schema, encoding = Schema.load(dataset.path), load_encoding(dataset)
+    columns = list(dict.fromkeys(c for name in ("label", *wanted.names) for c in columns_of(name, schema, encoding)))
+    path = join_path(dataset.path, part["file"])
+    for number in range(len(part["row_group_rows"])) if row_groups is None else row_groups:
+        records = list(read_file(path, columns=columns, row_groups=[number]))
+        yield decode_rows(pa.Table.from_batches(records), wanted, encoding)
+
+
+def load_encoding(dataset: Dataset) -> Encoding:
+    """How a deduplicated dataset stores its features."""
+    from recmill.data.encoding import Encoding
+
+    where = join_path(dataset.path, dataset.manifest_name)
+    return Encoding.from_json(dataset.body.get("encoding"), Schema.load(dataset.path), where=where)
+
+
 PartReader = Callable[[Dataset, Mapping[str, Any], pa.Schema, Sequence[int] | None], Iterator[pa.RecordBatch]]
-READERS: dict[str, PartReader] = {"time": _read_plain_part, "session": _read_plain_part}
+READERS: dict[str, PartReader] = {
+    "time": _read_plain_part,
+    "session": _read_plain_part,
+    "deduplicated": _read_deduplicated_part,
+}

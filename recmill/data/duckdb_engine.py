@@ -16,7 +16,7 @@ import pyarrow as pa
 from recmill.artifacts import InputError, is_remote
 from recmill.data.cluster_query import ClusterPlan, canonical_rows
 from recmill.data.log import RawLog
-from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartWriter, cut_row_groups
+from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 
 # Below this much memory a thread, a sort of rows with lists fails instead of spilling (measured: 100 MB works with one
 # thread and not with two).
@@ -91,13 +91,18 @@ class DuckDBEngine:
             row: tuple[Any, ...] = self.connection.con.sql(self.connection.compile(query)).fetchall()[0]
             return row
 
-    def write_parts(self, query: Any, *, split_names: Sequence[str]) -> list[dict[str, Any]]:
+    def fetch_rows(self, query: Any) -> pa.Table:
+        with explain_duckdb_errors(self.plan.memory_limit_bytes, self.plan.out):
+            schema = self.plan.arrow_schema
+            batches = [batch.select(schema.names).cast(schema) for batch in stream(self.connection, query)]
+            return pa.Table.from_batches(batches, schema=schema)
+
+    def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
         plan = self.plan
         writer = PartWriter(
             folder=str(plan.folder),
             prefix="part",
-            schema=plan.arrow_schema,
-            layout=plan.layout,
+            form=form,
             split_names=split_names,
             rows_per_part=plan.rows_per_part,
         )

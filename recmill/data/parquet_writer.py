@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import fsspec
 import numpy as np
@@ -16,12 +16,16 @@ from recmill.artifacts import is_remote, join_path
 # The column, last in the stream and not written, that says which split a row belongs to (its position in the names).
 SPLIT_COLUMN = "__split"
 
-SORT_KEYS = {"time": ("timestamp", "session_id"), "session": ("session_id", "timestamp")}
+SORT_KEYS = {
+    "time": ("timestamp", "session_id"),
+    "session": ("session_id", "timestamp"),
+    "deduplicated": ("session_id", "timestamp"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:
-    """Rows that are written together; in the session layout they are whole sessions."""
+    """Rows that are written together; but in the time layout they are whole sessions."""
 
     split: int
     rows: pa.Table
@@ -33,7 +37,7 @@ def cut_row_groups(
     """Row groups of at most `rows_per_group` rows from a stream sorted by split and SORT_KEYS[layout].
 
     Rows whose keys are equal are put in an order that depends on their content alone, so that every engine gives the
-    same rows in the same order. In the session layout a session longer than a row group makes a bigger one.
+    same rows in the same order. Where sessions stay whole, one longer than a row group makes a bigger one.
     """
     full_schema = schema.append(pa.field(SPLIT_COLUMN, pa.int32()))
     pending: list[pa.RecordBatch] = []
@@ -61,7 +65,7 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _cut(table: pa.Table, layout: str, rows_per_group: int, *, is_end: bool) -> tuple[list[RowGroup], pa.Table]:
     """The row groups that are complete in `table`, and the rows that must wait for what comes next."""
     keys = SORT_KEYS[layout]
-    unit = (SPLIT_COLUMN, "session_id") if layout == "session" else (SPLIT_COLUMN, *keys)
+    unit = (SPLIT_COLUMN, *keys) if layout == "time" else (SPLIT_COLUMN, "session_id")
     starts = run_starts([_numpy(table, name) for name in unit])  # where a session, or a run of equal keys, begins
     closed = table.num_rows if is_end else int(starts[-1])
     table = pa.concat_tables([break_ties(table.slice(0, closed), keys), table.slice(closed)])
@@ -82,7 +86,7 @@ def _cut(table: pa.Table, layout: str, rows_per_group: int, *, is_end: bool) -> 
 
 
 def _group_end(starts: np.ndarray, done: int, limit: int, layout: str, rows_per_group: int) -> int:
-    if layout != "session" or done + rows_per_group >= limit:
+    if layout == "time" or done + rows_per_group >= limit:
         return min(done + rows_per_group, limit)
     position = int(np.searchsorted(starts, done + rows_per_group, side="right")) - 1
     end = int(starts[position])
@@ -172,14 +176,26 @@ def writer_options(schema: pa.Schema, layout: str) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartFormat:
+    """What the files of a layout look like."""
+
+    schema: pa.Schema
+    options: Mapping[str, Any]
+    encode: Callable[[pa.Table], pa.Table] | None = None  # rows -> what is stored of them; None: the rows themselves
+
+    @classmethod
+    def of_rows(cls, schema: pa.Schema, layout: str) -> Self:
+        return cls(schema=schema, options=writer_options(schema, layout))
+
+
 @dataclass(kw_only=True)
 class PartWriter:
     """Writes row groups into numbered parts of about `rows_per_part` rows, each of one split."""
 
     folder: str
     prefix: str
-    schema: pa.Schema
-    layout: str
+    form: PartFormat
     split_names: Sequence[str]
     rows_per_part: int
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -194,7 +210,8 @@ class PartWriter:
             self._close_part()
         if self._writer is None:
             self._open_part(split)
-        self._writer.write_table(group.rows, row_group_size=group.rows.num_rows)
+        stored = self.form.encode(group.rows) if self.form.encode else group.rows
+        self._writer.write_table(stored, row_group_size=stored.num_rows)
         part = self.parts[-1]
         part["num_rows"] += group.rows.num_rows
         part["row_group_rows"].append(group.rows.num_rows)
@@ -210,7 +227,7 @@ class PartWriter:
         name = f"{self.prefix}-{len(self.parts):05d}.parquet"
         path = join_path(self.folder, name)
         self._sink = fsspec.open(path, "wb").open() if is_remote(path) else open(path, "wb")  # noqa: SIM115
-        self._writer = pq.ParquetWriter(self._sink, self.schema, **writer_options(self.schema, self.layout))
+        self._writer = pq.ParquetWriter(self._sink, self.form.schema, **self.form.options)
         empty: dict[str, Any] = {"num_rows": 0, "num_sessions": 0, "bytes": 0, "row_group_rows": []}
         self.parts.append({"file": name, "split": split, **empty})
 

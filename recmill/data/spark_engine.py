@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from recmill.artifacts import InputError, is_remote, join_path
 from recmill.data.cluster_query import ClusterPlan, canonical_rows
-from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartWriter, cut_row_groups
+from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 
 MIN_DRIVER_MEMORY_BYTES = 512 * 2**20  # Spark refuses to start below some 450 MiB
 
@@ -94,7 +94,11 @@ class SparkEngine:
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
         return tuple(self.spark.sql(self.connection.compile(query)).first())
 
-    def write_parts(self, query: Any, *, split_names: Sequence[str]) -> list[dict[str, Any]]:
+    def fetch_rows(self, query: Any) -> pa.Table:
+        schema = self.plan.arrow_schema
+        return self.spark.sql(self.connection.compile(query)).toArrow().select(schema.names).cast(schema)
+
+    def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
         plan = self.plan
         # Where executors can reach it: the folder itself when it is shared or local, else beside the remote output.
         staging = f"{plan.out.rstrip('/')}.{uuid.uuid4().hex[:8]}.tmp" if is_remote(plan.out) else str(plan.folder)
@@ -105,7 +109,9 @@ class SparkEngine:
         # The range is taken over whole sessions (or whole timestamps), so that none is cut by a partition.
         rows = rows.repartitionByRange(num_partitions, *keys[: len(split) + 1]).sortWithinPartitions(*keys)
         try:
-            written = rows.mapInArrow(_partition_writer(plan, staging, split_names), "partition long, parts string")
+            written = rows.mapInArrow(
+                _partition_writer(plan, staging, split_names, form), "partition long, parts string"
+            )
             reports = sorted((row.partition, json.loads(row.parts)) for row in written.collect())
             return self._collect_parts([part for _, parts in reports for part in parts], staging)
         except Exception as error:
@@ -155,7 +161,7 @@ def _spark_path(path: str) -> str:
 
 
 def _partition_writer(
-    plan: ClusterPlan, staging: str, split_names: Sequence[str]
+    plan: ClusterPlan, staging: str, split_names: Sequence[str], form: PartFormat
 ) -> Callable[..., Iterator[pa.RecordBatch]]:
     """A function for the executors: write the sorted rows of a partition, report the parts."""
     schema, layout, rows_per_group, rows_per_part = (
@@ -172,8 +178,7 @@ def _partition_writer(
         writer = PartWriter(
             folder=staging,
             prefix=f"task-{partition:05d}-{uuid.uuid4().hex[:8]}",  # attempts of one task must not meet
-            schema=schema,
-            layout=layout,
+            form=form,
             split_names=split_names,
             rows_per_part=rows_per_part,
         )

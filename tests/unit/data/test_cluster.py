@@ -214,7 +214,7 @@ def test_names_that_look_like_patterns_are_read_as_names(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"layout": "deduplicated"}, {"engine": "pandas"}, {"eval_fraction": 1.0}, {"rows_per_group": 0}],
+    [{"layout": "random"}, {"engine": "pandas"}, {"eval_fraction": 1.0}, {"rows_per_group": 0}],
 )
 def test_wrong_choices_are_refused(tmp_path: Path, wrong: dict) -> None:
     raw = write_log(tmp_path / "raw", random_log(5))

@@ -1,0 +1,229 @@
+"""Which features of a log are stored once a distinct list, and which of them share an inverse.
+
+The schema proposes (its named groups, its histories), the rows decide: repeating a feature must save more bits than the
+inverse costs, and features of one named group that do not change together get an inverse each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from kernels import dedup_rows, take_rows
+from recmill.artifacts import InputError, check_fields
+from recmill.data.schema import Schema
+
+# A group is stored once a distinct list if that takes at most this share of its bits...
+MAX_SHARE = 0.9
+# ...or if a list stays for this many samples: what is nearly constant compresses well as it is, but readers save work.
+ALWAYS_FACTOR = 2.0
+# Features share an inverse if storing them together adds at most this share of distinct lists to either.
+GROUP_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureEncoding:
+    """How one feature is stored: plain if `group` is empty, else once a distinct list with the inverse of `group`."""
+
+    group: str = ""  # the name of the group's first feature
+    windows: bool = False  # the distinct lists of a session are windows into one sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How every feature of a dataset is stored; the part of dataset.json that a reader needs."""
+
+    features: Mapping[str, FeatureEncoding]
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The features of each group, in schema order."""
+        groups: dict[str, list[str]] = {}
+        for name, feature in self.features.items():
+            if feature.group:
+                groups.setdefault(feature.group, []).append(name)
+        return groups
+
+    @property
+    def plain(self) -> list[str]:
+        return [name for name, feature in self.features.items() if not feature.group]
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: asdict(feature) for name, feature in self.features.items()}
+
+    @classmethod
+    def from_json(cls, loaded: Any, schema: Schema, *, where: str) -> Self:
+        """`loaded` as dataset.json holds it, in schema order (JSON objects have none)."""
+        names = [feature.name for feature in schema.features]
+        check_fields(loaded, dict.fromkeys(names, dict), where=f"{where}: encoding")
+        features = {}
+        for name in names:
+            entry = loaded[name]
+            group, windows = entry.get("group"), entry.get("windows")
+            if not isinstance(group, str) or not isinstance(windows, bool) or (group and group not in names):
+                raise InputError(f"{where}: encoding of {name!r} is {entry}, expected a 'group' and 'windows'")
+            features[name] = FeatureEncoding(group=group, windows=windows)
+        return cls(features=features)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One feature of sorted rows: row r holds values[offsets[r] : offsets[r + 1]]; a dense value is a list of one."""
+
+    values: Tensor
+    offsets: Tensor  # int64
+
+    @classmethod
+    def of(cls, rows: pa.Table, name: str) -> Self:
+        """Views of the Arrow buffers."""
+        column = rows.column(name)
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if not pa.types.is_list(array.type):
+            return cls(values=from_dlpack(array), offsets=torch.arange(len(array) + 1))
+        offsets = from_dlpack(array.offsets).long()
+        first, last = int(offsets[0]), int(offsets[-1])
+        values = array.values.slice(first, last - first)
+        # Arrow gives an empty array no address, and torch no tensor for it.
+        tensor = from_dlpack(values) if len(values) else torch.empty(0, dtype=torch.int64)
+        return cls(values=tensor, offsets=offsets - first)
+
+
+# R = rows, U = distinct rows
+def dedup_in_sessions(session_R: Tensor, columns: Sequence[Column]) -> tuple[Tensor, Tensor]:
+    """The distinct rows of every session, in their order, and the row's position among them all."""
+    each = torch.arange(len(session_R) + 1)
+    values, offsets = [column.values for column in columns], [column.offsets for column in columns]
+    return dedup_rows([session_R, *values], [each, *offsets])
+
+
+def inverse_events(unique_U: Tensor, inverse_R: Tensor, base_R: Tensor) -> npt.NDArray[np.int32]:
+    """The inverse as it is stored: 0 the row before it again, 1 a new distinct row, 2 + k the session's k-th again.
+
+    `base_R` is the number of distinct rows before the row's session. Rows that stay make runs of zeros, which
+    compress to half the bits of their numbers.
+    """
+    events_R = 2 + inverse_R - base_R
+    events_R[1:][inverse_R[1:] == inverse_R[:-1]] = 0
+    events_R[unique_U] = 1
+    return events_R.int().numpy()
+
+
+@dataclass(kw_only=True, eq=False)
+class _Candidate:
+    """Features that change together, and what storing them once a distinct list would take."""
+
+    names: list[str]
+    inverse_R: Tensor
+    unique_U: Tensor
+    plain_bits: float = 0.0
+    distinct_bits: float = 0.0
+
+    def joined_by(self, other: _Candidate) -> _Candidate | None:
+        """Both as one, unless that adds distinct rows to either."""
+        each = torch.arange(len(self.inverse_R) + 1)
+        unique_U, inverse_R = dedup_rows([self.inverse_R, other.inverse_R], [each, each])
+        if len(unique_U) > (1 + GROUP_TOLERANCE) * min(len(self.unique_U), len(other.unique_U)):
+            return None
+        return _Candidate(
+            names=self.names + other.names,
+            inverse_R=inverse_R,
+            unique_U=unique_U,
+            plain_bits=self.plain_bits + other.plain_bits,
+            distinct_bits=self.distinct_bits + other.distinct_bits,
+        )
+
+    def pays(self, session_R: Tensor) -> bool:
+        num_changes = 1 + int((self.inverse_R[1:] != self.inverse_R[:-1]).sum())
+        if len(self.inverse_R) >= ALWAYS_FACTOR * num_changes:
+            return True
+        is_start_R = torch.ones(len(session_R), dtype=torch.bool)
+        is_start_R[1:] = session_R[1:] != session_R[:-1]
+        base_R = self.inverse_R[is_start_R][torch.cumsum(is_start_R, 0) - 1]
+        events_R = inverse_events(self.unique_U, self.inverse_R, base_R)
+        return self.distinct_bits + len(events_R) * entropy_bits(events_R) <= MAX_SHARE * self.plain_bits
+
+
+def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
+    """The encoding that suits `rows`: whole sessions, sorted."""
+    session_R = from_dlpack(rows.column("session_id").combine_chunks())
+    proposed: dict[str, list[str]] = {}
+    for feature in schema.features:
+        proposed.setdefault(f"group/{feature.group}" if feature.group else feature.name, []).append(feature.name)
+    features = {feature.name: FeatureEncoding() for feature in schema.features}
+    for names in proposed.values():
+        joint: list[_Candidate] = []
+        for name in names:
+            found = _examine(name, Column.of(rows, name), session_R)
+            for position, candidate in enumerate(joint):
+                if (both := candidate.joined_by(found)) is not None:
+                    joint[position] = both
+                    break
+            else:
+                joint.append(found)
+        for candidate in joint:
+            if any(schema.feature(name).shift for name in candidate.names) or candidate.pays(session_R):
+                for name in candidate.names:
+                    is_history = schema.feature(name).shift
+                    features[name] = FeatureEncoding(group=candidate.names[0], windows=is_history)
+    return Encoding(features=features)
+
+
+def _examine(name: str, column: Column, session_R: Tensor) -> _Candidate:
+    unique_U, inverse_R = dedup_in_sessions(session_R, [column])
+    distinct, _ = take_rows([column.values], [column.offsets], unique_U)
+    bits = entropy_bits(distinct.numpy())
+    return _Candidate(
+        names=[name],
+        inverse_R=inverse_R,
+        unique_U=unique_U,
+        plain_bits=bits * len(column.values),
+        distinct_bits=bits * len(distinct),
+    )
+
+
+def entropy_bits(values: npt.NDArray[Any]) -> float:
+    """Bits a value that no code without context can go below."""
+    counts = np.unique(values, return_counts=True)[1]
+    shares = counts / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
+    """The Arrow schema of the records. What cannot be missing is declared so: Parquet then stores no levels for it."""
+    columns: dict[str, pa.DataType] = {"timestamp/gaps": pa.int64(), "label": pa.float32()}
+    for group in encoding.groups:
+        columns[f"{group}/inverse"] = pa.int32()
+    for feature in schema.features:
+        columns[feature.name] = pa.float32() if feature.kind == "dense" else pa.int64()
+        if encoding.features[feature.name].windows:
+            columns[f"{feature.name}/shifts"] = pa.int32()
+    fields = [pa.field(name, lists_of(kind), nullable=False) for name, kind in columns.items()]
+    fields += [pa.field(f"{f.name}/lengths", lists_of(pa.int32())) for f in schema.id_features]
+    keys = [pa.field(name, pa.int64(), nullable=False) for name in ("session_id", "first_timestamp")]
+    return pa.schema([*keys, *fields])
+
+
+def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
+    """The columns of the records that the rows' column `name` is decoded from, besides `label`."""
+    if name in ("session_id", "label"):
+        return [name]
+    if name == "timestamp":
+        return ["first_timestamp", "timestamp/gaps"]
+    feature = encoding.features[name]
+    columns = [name]
+    columns += [f"{feature.group}/inverse"] if feature.group else []
+    columns += [f"{name}/shifts"] if feature.windows else []
+    columns += [f"{name}/lengths"] if schema.feature(name).kind != "dense" else []
+    return columns
+
+
+def lists_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind, nullable=False))
