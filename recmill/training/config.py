@@ -46,7 +46,7 @@ class TrainConfig:
     seed: int = 0
 
     # what is trained once a distinct row instead of once a sample (RecD): the result is the same
-    dedup: str = "false"  # "auto": features that repeat enough to pay; "true": whatever repeats; "false": nothing
+    dedup: str = "auto"  # "auto": features that repeat enough to pay; "true": whatever repeats; "false": nothing
 
     # running
     shuffle: bool = True

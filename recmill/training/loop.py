@@ -92,7 +92,8 @@ class TrainingRun:
             epochs=epochs,
             shuffle=shuffle,
             workers=self.workers,
-            **({"dedup": self.dedup.groups, "windows": self.dedup.windows} if self.dedup.groups else {}),
+            dedup=self.dedup.groups or None,
+            windows=self.dedup.windows,
         )
 
     @property
