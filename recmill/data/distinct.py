@@ -112,16 +112,14 @@ def _plain_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int])
 
 
 def regroup(block: DistinctBlock, groups: Sequence[Sequence[str]]) -> DistinctBlock:
-    """The block with the given groups, made from whatever groups it has; a feature in none keeps one of its own.
+    """The block with the given groups, which hold all its features, made from whatever groups it has.
 
     Rows are the same if the stored groups number them the same, so nothing is compared and no value is copied.
     """
     if [list(group) for group in groups] == [list(group.keys) for group in block.groups]:
         return block
     source_of = {key: group for group in block.groups for key in group.keys}
-    grouped = {key for group in groups for key in group}
-    wanted = [*groups, *([key] for key in source_of if key not in grouped)]
-    joined = tuple(_join([source_of[key] for key in keys], keys, len(block)) for keys in wanted)
+    joined = tuple(_join([source_of[key] for key in keys], keys, len(block)) for keys in groups)
     return DistinctBlock(dense_RF=block.dense_RF, label_R=block.label_R, groups=joined)
 
 

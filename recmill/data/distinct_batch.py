@@ -21,21 +21,33 @@ from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt_build import MIN_FACTOR, Group
 
 FloatArray = npt.NDArray[np.float32]
+LengthArray = npt.NDArray[np.int32]
 Rows = slice | npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutGroup:
-    """A group as batches take it: what of its lists they hold, and what a sample adds to their size."""
+    """A group as batches take it: distinct lists, and for each sample which of them are its own.
+
+    Samples in a row mostly use distinct rows in a row: `breaks_R` counts, up to each sample, those whose distinct row
+    is neither the one before nor the next. Between two samples with the same count, all rows in between are used.
+    """
 
     keys: tuple[str, ...]
     values: tuple[IdArray, ...]
-    starts_FU: IdArray
-    lengths_FU: npt.NDArray[np.int32]
-    inverse_R: npt.NDArray[np.int32] | None
-    is_packed: tuple[bool, ...]  # each list begins where the one before it ends, so a range of rows is one run
+    starts_FU: IdArray  # with one more entry than rows: where the last list ends, if they are packed
+    lengths_FU: LengthArray
+    inverse_R: LengthArray | None
+    breaks_R: LengthArray | None
+    is_packed: bool  # each list begins where the one before it ends, so a range of rows is one run of values
     is_expanded: bool  # batches hold a list a sample, though the lists are stored once
     keeps_windows: bool
+
+    @property
+    def nbytes(self) -> int:
+        arrays: list[npt.NDArray[Any]] = [*self.values, self.starts_FU, self.lengths_FU]
+        arrays += [array for array in (self.inverse_R, self.breaks_R) if array is not None]
+        return sum(array.nbytes for array in arrays)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,54 +79,64 @@ def prepare_block(
 ) -> CutBlock:
     """The block ready for batches in which the groups `dedup` are deduplicated; `block` has these groups already."""
     deduplicated = {key for group in dedup or () for key in group}
-    groups = tuple(
-        _prepare_group(
-            group,
-            is_expanded=group.inverse_R is not None and not deduplicated.issuperset(group.keys),
-            keeps_windows=dedup is not None and not set(windows).isdisjoint(group.keys),
-        )
-        for group in block.groups
-    )
+    groups, plain = [], []
+    for group in block.groups:
+        is_stored_once = deduplicated.issuperset(group.keys)
+        keeps_windows = dedup is not None and not set(windows).isdisjoint(group.keys)
+        if group.inverse_R is None and not is_stored_once and not keeps_windows:
+            plain.append(group)
+        else:
+            groups.append(_prepare_group([group], is_expanded=not is_stored_once, keeps_windows=keeps_windows))
+    if plain:  # together: what a batch costs beside copying grows with the number of groups
+        groups.append(_prepare_group(plain, is_expanded=True, keeps_windows=False))
     row_bytes_R, new_bytes_R = _count_bytes(block, groups)
-    stored = sum(
-        sum(values.nbytes for values in group.values)
-        + group.starts_FU.nbytes
-        + group.lengths_FU.nbytes
-        + (0 if group.inverse_R is None else group.inverse_R.nbytes)
-        for group in groups
-    )
-    plain = (block.dense_RF, block.label_R, row_bytes_R, new_bytes_R)
+    arrays = (block.dense_RF, block.label_R, row_bytes_R, new_bytes_R)
     return CutBlock(
         dense_RF=block.dense_RF,
         label_R=block.label_R,
-        groups=groups,
+        groups=tuple(groups),
         row_bytes_R=row_bytes_R,
         new_bytes_R=new_bytes_R,
-        nbytes=stored + sum(array.nbytes for array in plain),
+        nbytes=sum(group.nbytes for group in groups) + sum(array.nbytes for array in arrays),
     )
 
 
-def _prepare_group(group: DistinctGroup, *, is_expanded: bool, keeps_windows: bool) -> CutGroup:
-    values, starts, packed = [], [], []
-    for own_values, own_starts, own_lengths in zip(group.values, group.starts, group.lengths, strict=True):
+def _prepare_group(groups: Sequence[DistinctGroup], *, is_expanded: bool, keeps_windows: bool) -> CutGroup:
+    """One group from one or several that share their inverse (or have none)."""
+    columns = [column for group in groups for column in zip(group.values, group.starts, group.lengths, strict=True)]
+    inverse_R, num_distinct = groups[0].inverse_R, groups[0].num_distinct
+    values: list[IdArray] = []
+    starts_FU = np.empty((len(columns), num_distinct + 1), dtype=np.int64)
+    lengths_FU = np.empty((len(columns), num_distinct), dtype=np.int32)
+    all_packed = True
+    for position, (own_values, own_starts, own_lengths) in enumerate(columns):
         is_run = is_packed(own_starts, own_lengths)
         if not is_run and not keeps_windows and int(own_lengths.sum()) <= len(own_values):
             # Shortened lists leave gaps: closed once here rather than in every batch.
             own_values = take_lists(own_values, own_starts, own_lengths)
             own_starts, is_run = np.cumsum(own_lengths, dtype=np.int64) - own_lengths, True
         values.append(own_values)
-        starts.append(own_starts)
-        packed.append(is_run)
+        starts_FU[position, :-1] = own_starts
+        starts_FU[position, -1:] = own_starts[-1:] + own_lengths[-1:]
+        lengths_FU[position] = own_lengths
+        all_packed &= is_run
     return CutGroup(
-        keys=group.keys,
+        keys=tuple(key for group in groups for key in group.keys),
         values=tuple(values),
-        starts_FU=np.stack(starts),
-        lengths_FU=np.stack(group.lengths),
-        inverse_R=group.inverse_R,
-        is_packed=tuple(packed),
+        starts_FU=starts_FU,
+        lengths_FU=lengths_FU,
+        inverse_R=inverse_R,
+        breaks_R=None if inverse_R is None else _count_breaks(inverse_R),
+        is_packed=all_packed,
         is_expanded=is_expanded,
         keeps_windows=keeps_windows,
     )
+
+
+def _count_breaks(inverse_R: LengthArray) -> LengthArray:
+    steps_R = np.diff(inverse_R, prepend=inverse_R[:1])
+    breaks_R: LengthArray = np.cumsum((steps_R != 0) & (steps_R != 1), dtype=np.int32)
+    return breaks_R
 
 
 def _count_bytes(block: DistinctBlock, groups: Sequence[CutGroup]) -> tuple[IdArray, IdArray]:
@@ -141,16 +163,17 @@ def cut_ids(
 ) -> KeyedJaggedTensor | InverseKeyedJaggedTensor:
     """The ids of the rows [start, stop) of each block: deduplicated, or as one list a sample if `dedup` is None."""
     num_samples = sum(stop - start for _, start, stop in slices)
+    groups: dict[str, Group] = {}
+    for position in range(len(slices[0][0].groups) if slices else 0):
+        group = _cut_group([(block.groups[position], start, stop) for block, start, stop in slices], num_samples)
+        deduplicated = slices[0][0].groups[position]
+        apart = _part_features(group) if deduplicated.is_expanded else [group]
+        groups.update((own.keys[0], own) for own in apart)
     if dedup is None:
-        return _cut_kjt(slices, keys, num_samples)
-    if not slices:
-        return InverseKeyedJaggedTensor(keys, [_empty_group(group) for group in group_keys(keys, dedup)], stride=0)
-    num_groups = len(slices[0][0].groups)
-    groups = [
-        _cut_group([(block.groups[position], start, stop) for block, start, stop in slices], num_samples)
-        for position in range(num_groups)
-    ]
-    return InverseKeyedJaggedTensor(keys, groups, stride=num_samples)
+        return _join_features([groups[key] if groups else _empty_group([key]) for key in keys], num_samples)
+    wanted = group_keys(keys, dedup)
+    stored = [groups[group[0]] if groups else _empty_group(group) for group in wanted]
+    return InverseKeyedJaggedTensor(keys, stored, stride=num_samples)
 
 
 def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -159,123 +182,137 @@ def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list
     return [*(list(group) for group in dedup), *([key] for key in keys if key not in grouped)]
 
 
-def _cut_kjt(slices: Sequence[BlockSlice], keys: Sequence[str], num_samples: int) -> KeyedJaggedTensor:
-    pieces: dict[str, list[IdArray]] = {key: [] for key in keys}
-    lengths: dict[str, list[npt.NDArray[np.int32]]] = {key: [] for key in keys}
-    for block, start, stop in slices:
-        for group in block.groups:
-            rows: Rows = slice(start, stop) if group.inverse_R is None else group.inverse_R[start:stop]
-            for position, key in enumerate(group.keys):
-                pieces[key].append(_cut_lists(group, position, rows))
-                lengths[key].append(group.lengths_FU[position, rows])
-    values = [piece for key in keys for piece in pieces[key]]
-    all_lengths = [piece for key in keys for piece in lengths[key]]
+def _part_features(group: Group) -> list[Group]:
+    """Each feature of a plain group as a group of its own, as views."""
+    if len(group.keys) == 1:
+        return [group]
+    values = torch.split(group.values, list(group.num_stored))
+    lengths = group.lengths_FU.view(len(group.keys), group.num_rows)
+    return [
+        Group(keys=(key,), values=values[position], lengths_FU=lengths[position], num_stored=(len(values[position]),))
+        for position, key in enumerate(group.keys)
+    ]
+
+
+def _join_features(groups: Sequence[Group], num_samples: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
-        keys=list(keys),
-        values=torch.from_numpy(np.concatenate(values) if values else np.empty(0, dtype=np.int64)),
-        lengths=torch.from_numpy(np.concatenate(all_lengths) if all_lengths else np.empty(0, dtype=np.int32)),
+        keys=[group.keys[0] for group in groups],
+        values=torch.cat([group.values for group in groups]) if groups else torch.empty(0, dtype=torch.int64),
+        lengths=torch.cat([group.lengths_FU for group in groups]) if groups else torch.empty(0, dtype=torch.int32),
         stride=num_samples,
-        length_per_key=[sum(len(piece) for piece in pieces[key]) for key in keys],
+        length_per_key=[group.num_stored[0] for group in groups],
     )
 
 
 def _cut_group(slices: Sequence[tuple[CutGroup, int, int]], num_samples: int) -> Group:
     """One group of a batch: the rows that each slice uses, one slice after another."""
-    rows_of, inverses = [], []
-    num_rows = 0
+    groups = [group for group, _, _ in slices]
+    rows_of: list[Rows] = []
+    inverse_B = np.empty(num_samples, dtype=np.int32)
+    num_rows = at = 0
     for group, start, stop in slices:
-        rows, num_used, inverse = _used_rows(group, start, stop)
+        rows, num_used, numbers = _used_rows(group, start, stop)
+        if numbers is not None:
+            np.add(numbers, num_rows, out=inverse_B[at : at + stop - start])
+        else:
+            inverse_B[at : at + stop - start] = np.arange(num_rows, num_rows + num_used, dtype=np.int32)
         rows_of.append(rows)
-        inverses.append(inverse + num_rows)
         num_rows += num_used
-    lengths = [group.lengths_FU[:, rows] for (group, _, _), rows in zip(slices, rows_of, strict=True)]
-    keys = slices[0][0].keys
-    cut: Any = _cut_windows if any(group.keeps_windows for group, _, _ in slices) else _cut_packed
-    values, num_stored, starts_FU = cut([group for group, _, _ in slices], rows_of)
-    inverse_B = None if num_rows == num_samples else torch.from_numpy(np.concatenate(inverses).astype(np.int32))
+        at += stop - start
+    lengths_FU = np.concatenate(
+        [group.lengths_FU[:, rows] for group, rows in zip(groups, rows_of, strict=True)], axis=1
+    )
+    windows = _cut_windows(groups, rows_of, lengths_FU) if groups[0].keeps_windows else None
+    values, num_stored, starts_FU = windows or _cut_packed(groups, rows_of)
     return Group(
-        keys=keys,
+        keys=groups[0].keys,
         values=torch.from_numpy(values),
-        lengths_FU=torch.from_numpy(np.concatenate(lengths, axis=1).reshape(-1)),
+        lengths_FU=torch.from_numpy(lengths_FU.reshape(-1)),
         num_stored=num_stored,
-        inverse_B=inverse_B,
+        inverse_B=None if num_rows == num_samples else torch.from_numpy(inverse_B),
         starts_FU=None if starts_FU is None else torch.from_numpy(starts_FU),
     )
 
 
-def _used_rows(group: CutGroup, start: int, stop: int) -> tuple[Rows, int, npt.NDArray[np.integer]]:
-    """The distinct rows of the samples [start, stop), how many they are, and each sample's place among them."""
-    identity = np.arange(stop - start)
-    if group.inverse_R is None:
-        return slice(start, stop), stop - start, identity
+def _used_rows(group: CutGroup, start: int, stop: int) -> tuple[Rows, int, LengthArray | None]:
+    """The distinct rows of the samples [start, stop), how many they are, and each sample's place among them.
+
+    No places means that the rows are those of the samples, one by one.
+    """
+    if group.inverse_R is None or group.breaks_R is None:
+        return slice(start, stop), stop - start, None
     inverse = group.inverse_R[start:stop]
     if group.is_expanded:
-        return inverse, stop - start, identity
+        return inverse, stop - start, None
+    if group.breaks_R.item(start) == group.breaks_R.item(stop - 1):
+        first, last = inverse.item(0), inverse.item(-1) + 1
+        return slice(first, last), last - first, inverse - first
     first, last = int(inverse.min()), int(inverse.max()) + 1
-    inverse = inverse - first
     is_used = np.zeros(last - first, dtype=bool)
-    is_used[inverse] = True
+    is_used[inverse - first] = True
     num_used = int(np.count_nonzero(is_used))
     if num_used == stop - start:  # no repetition: in the order of the samples, so that the batch may go without inverse
-        is_run = num_used == last - first and np.array_equal(inverse, identity)
-        return slice(first, last) if is_run else inverse + first, num_used, identity
+        return inverse, num_used, None
     if num_used == last - first:
-        return slice(first, last), num_used, inverse
-    return np.flatnonzero(is_used) + first, num_used, (np.cumsum(is_used) - 1)[inverse]
-
-
-def _cut_lists(group: CutGroup, position: int, rows: Rows) -> IdArray:
-    """The lists of the rows, one after another."""
-    values, starts_U, lengths_U = group.values[position], group.starts_FU[position], group.lengths_FU[position]
-    if isinstance(rows, slice) and group.is_packed[position]:
-        if rows.start == rows.stop:
-            return values[:0]
-        return values[starts_U.item(rows.start) : starts_U.item(rows.stop - 1) + lengths_U.item(rows.stop - 1)]
-    return take_lists(values, np.ascontiguousarray(starts_U[rows]), lengths_U[rows])
+        return slice(first, last), num_used, inverse - first
+    place_of = np.cumsum(is_used, dtype=np.int32) - 1
+    return np.flatnonzero(is_used) + first, num_used, place_of[inverse - first]
 
 
 def _cut_packed(groups: Sequence[CutGroup], rows_of: Sequence[Rows]) -> tuple[IdArray, tuple[int, ...], None]:
     """(values, how many belong to each feature, None) of lists that follow one another."""
-    pieces, num_stored = [], []
-    for position in range(len(groups[0].keys)):
-        own = [_cut_lists(group, position, rows) for group, rows in zip(groups, rows_of, strict=True)]
-        num_stored.append(sum(len(piece) for piece in own))
-        pieces += own
-    return np.concatenate(pieces), tuple(num_stored), None
+    pieces: list[list[IdArray]] = [[] for _ in groups[0].keys]
+    for group, rows in zip(groups, rows_of, strict=True):
+        for own, piece in zip(pieces, _cut_lists(group, rows), strict=True):
+            own.append(piece)
+    num_stored = tuple(sum(map(len, own)) for own in pieces)
+    return np.concatenate([piece for own in pieces for piece in own]), num_stored, None
+
+
+def _cut_lists(group: CutGroup, rows: Rows) -> list[IdArray]:
+    """The lists of the rows, one after another, for each feature."""
+    if isinstance(rows, slice) and group.is_packed:
+        first, last = group.starts_FU[:, rows.start].tolist(), group.starts_FU[:, rows.stop].tolist()
+        return [values[begin:end] for values, begin, end in zip(group.values, first, last, strict=True)]
+    columns = zip(group.values, group.starts_FU[:, :-1], group.lengths_FU, strict=True)
+    return [
+        take_lists(values, np.ascontiguousarray(starts_U[rows]), lengths_U[rows])
+        for values, starts_U, lengths_U in columns
+    ]
 
 
 def _cut_windows(
-    groups: Sequence[CutGroup], rows_of: Sequence[Rows]
-) -> tuple[IdArray, tuple[int, ...], IdArray | None]:
-    """(buffer, how many values belong to each feature, starts in the buffer) of lists that overlap."""
+    groups: Sequence[CutGroup], rows_of: Sequence[Rows], lengths_FU: LengthArray
+) -> tuple[IdArray, tuple[int, ...], IdArray] | None:
+    """(buffer, how many values belong to each feature, starts in the buffer) of lists that overlap, if that saves."""
     pieces: list[IdArray] = []
     starts: list[IdArray] = []
     num_stored: list[int] = []
     begin = 0
     for position in range(len(groups[0].keys)):
-        first = begin
+        before = begin
         for group, rows in zip(groups, rows_of, strict=True):
             piece, starts_U = _cut_region(group, position, rows)
             pieces.append(piece)
             starts.append(starts_U + begin)
             begin += len(piece)
-        num_stored.append(begin - first)
-    num_values = sum(int(group.lengths_FU[:, rows].sum()) for group, rows in zip(groups, rows_of, strict=True))
-    if num_values < MIN_FACTOR * begin:
-        return _cut_packed(groups, rows_of)
+        num_stored.append(begin - before)
+    if int(lengths_FU.sum()) < MIN_FACTOR * begin:
+        return None
     return np.concatenate(pieces), tuple(num_stored), np.concatenate(starts)
 
 
 def _cut_region(group: CutGroup, position: int, rows: Rows) -> tuple[IdArray, IdArray]:
     """The part of the buffer that the rows read and their starts in it; their lists apart if those are shorter."""
-    starts_U, lengths_U = group.starts_FU[position, rows], group.lengths_FU[position, rows]
+    values, lengths_U = group.values[position], group.lengths_FU[position, rows]
+    starts_U = group.starts_FU[position, :-1][rows]
     num_values = int(lengths_U.sum())
     if num_values:
         first, last = int(starts_U.min()), int((starts_U + lengths_U).max())
         if last - first <= num_values:
-            return group.values[position][first:last], starts_U - first
+            return values[first:last], starts_U - first
     packed_U: IdArray = np.cumsum(lengths_U, dtype=np.int64) - lengths_U
-    return _cut_lists(group, position, rows), packed_U
+    return take_lists(values, np.ascontiguousarray(starts_U), lengths_U), packed_U
 
 
 def _empty_group(keys: Sequence[str]) -> Group:

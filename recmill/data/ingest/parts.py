@@ -60,11 +60,15 @@ class PartFile:
 
     def check(self, group: RowGroup) -> None:
         """Raise if the file is not the one that dataset.json describes."""
-        found = self.metadata.row_group(group.index).num_rows if group.index < self.metadata.num_row_groups else 0
+        found = self._count_rows(group.index) if group.index < self.metadata.num_row_groups else 0
         if found != group.num_rows:
             raise InputError(
                 f"{self.path}, row group {group.index}: has {found} rows, dataset.json says {group.num_rows}"
             )
+
+    def _count_rows(self, index: int) -> int:
+        """Samples of a row group: its labels, whether a record is a sample or a whole session."""
+        return int(self.metadata.row_group(index).column(self._leaves[self.columns.index("label")]).num_values)
 
     def byte_range(self, index: int) -> tuple[int, int]:
         """Where the wanted columns of a row group lie in the file."""
@@ -85,14 +89,14 @@ class PartFile:
         `num_distinct_lists`, the list columns whose repeats are looked for: if there are none, starts, lengths and
         inverses take 8 bytes a row more than Arrow's offsets, and finding that out 24 for a while.
         """
-        row_group = self.metadata.row_group(index)
+        row_group, num_rows = self.metadata.row_group(index), self._count_rows(index)
         start, stop = self.byte_range(index)
         num_values = [int(row_group.column(leaf).num_values) for leaf in self._leaves]
-        settled = 8 * sum(num_values) + 8 * (len(num_values) + 1) * (int(row_group.num_rows) + 1)
+        settled = 8 * sum(num_values) + 8 * (len(num_values) + 1) * (num_rows + 1)
         decoding = (stop - start) + 8 * sum(num_values) + 24 * max(num_values)
         if num_distinct_lists:
-            settled += (8 * num_distinct_lists + 16) * (int(row_group.num_rows) + 1)
-            decoding += 24 * num_distinct_lists * (int(row_group.num_rows) + 1)
+            settled += (8 * num_distinct_lists + 16) * (num_rows + 1)
+            decoding += 24 * num_distinct_lists * (num_rows + 1)
         return Charge(admitted_bytes=settled + decoding, settled_bytes=settled)
 
     def read(self, index: int) -> RawGroup:

@@ -15,8 +15,11 @@ import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block
-from recmill.data.distinct import DistinctBlock, check_ranges, find_distinct, find_windows
-from recmill.data.distinct_batch import CutBlock, prepare_block
+from recmill.data.dataset import load_encoding
+from recmill.data.deduplicated import decode_distinct
+from recmill.data.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, regroup
+from recmill.data.distinct_batch import CutBlock, group_keys, prepare_block
+from recmill.data.encoding import columns_of
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import RowGroup
@@ -46,12 +49,15 @@ class PlainReader:
         self._dataset = dataset
         self._schema = schema
         self._dedup = dedup
-        self._windows = tuple(windows)
+        self._windows = tuple(windows) if dedup is not None else ()
         self._transforms = Transforms(schema)
         self._keys = [feature.name for feature in schema.id_features]
-        self._columns = ["label", *(feature.name for feature in schema.features)]
+        self._columns = self._stored_columns()
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
+
+    def _stored_columns(self) -> list[str]:
+        return ["label", *(feature.name for feature in self._schema.features)]
 
     def part(self, name: str) -> PartFile:
         """The open part with this file name."""
@@ -81,7 +87,8 @@ class PlainReader:
         part = self.part(groups[0].file)
         for group in groups:
             part.check(group)
-        num_lists = len(self._keys) if self._dedup is not None or self._transforms else 0
+        is_plain = type(self) is PlainReader and self._dedup is None and not self._transforms
+        num_lists = 0 if is_plain else len(self._keys)
         return [(group, part.charge(group.index, num_distinct_lists=num_lists)) for group in groups]
 
     def read(self, group: RowGroup) -> RawGroup:
@@ -100,14 +107,14 @@ class PlainReader:
         where = self.describe(group)
         if self._dedup is None and not self._transforms:
             return decode_block(table, self._schema, where=where)
-        block = self._transforms.apply(self._distinct(table, where))
-        check_ranges(block, self._schema, where=where)
-        return prepare_block(block, dedup=self._dedup, windows=self._windows)
-
-    def _distinct(self, table: pa.Table, where: str) -> DistinctBlock:
         rows = decode_block(table, self._schema, where=where, checks_ranges=False)
         found = find_distinct(rows, self._keys, self._dedup or ())
-        return find_windows(found, self._windows) if self._windows and self._dedup is not None else found
+        return self._prepare(find_windows(found, self._windows), where)
+
+    def _prepare(self, block: DistinctBlock, where: str) -> CutBlock:
+        block = self._transforms.apply(block)
+        check_ranges(block, self._schema, where=where)
+        return prepare_block(block, dedup=self._dedup, windows=self._windows)
 
     def assemble(self, slices: Sequence[tuple[RowBlock | CutBlock, int, int]], *, num_global: int) -> Batch:
         """One batch from the rows [start, stop) of each transformed row group."""
@@ -123,7 +130,28 @@ class PlainReader:
             self._parts.clear()
 
 
-READERS: dict[str, type[PlainReader]] = {"time": PlainReader, "session": PlainReader}
+class DeduplicatedReader(PlainReader):
+    """The stages for the layout that stores one record a session (`deduplicated`): repeats are known already."""
+
+    def _stored_columns(self) -> list[str]:
+        self._encoding = load_encoding(self._dataset)
+        names = ["label", *(feature.name for feature in self._schema.features)]
+        return list(
+            dict.fromkeys(column for name in names for column in columns_of(name, self._schema, self._encoding))
+        )
+
+    def transform(self, group: RowGroup, table: pa.Table) -> CutBlock:
+        block = decode_distinct(table, self._schema, self._encoding)
+        if self._dedup is not None:
+            block = regroup(block, group_keys(self._keys, self._dedup))
+        return self._prepare(block, self.describe(group))
+
+
+READERS: dict[str, type[PlainReader]] = {
+    "time": PlainReader,
+    "session": PlainReader,
+    "deduplicated": DeduplicatedReader,
+}
 
 
 def open_reader(

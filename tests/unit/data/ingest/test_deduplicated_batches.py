@@ -15,7 +15,7 @@ from recmill.data.ingest import STAGES, IngestPipeline, split_groups
 from recmill.data.ingest.stages import open_reader
 from recmill.data.schema import Schema
 
-LAYOUTS = ("time", "session")
+LAYOUTS = ("time", "session", "deduplicated")
 GROUPS = [["likes", "visits"], ["history"]]
 
 dedup_groups = st.sampled_from(
@@ -60,7 +60,7 @@ def test_deduplicated_batches_expand_to_the_plain_ones(
     datasets, layout, groups, windows, workers, batch_size, ranks, seed, resumed_at
 ):
     options = {"batch_size": batch_size, "rank": ranks[0], "world_size": ranks[1], "seed": seed, "epochs": 2}
-    plain = list(IngestPipeline(datasets[layout], **options))
+    plain = list(IngestPipeline(datasets["time" if layout == "time" else "session"], **options))
     pipeline = IngestPipeline(datasets[layout], **options, workers=workers, dedup=groups, windows=windows)
     pipeline.load_state_dict(IngestPipeline(datasets[layout], **options).state_dict() | {"batch": resumed_at})
     batches = list(pipeline)
@@ -163,3 +163,17 @@ def test_an_id_that_leaves_the_table_after_its_transforms_is_named(tmp_path):
     changed = with_transforms(tmp_path, "session", {"item": ({"op": "clip", "min": 2_000},)})
     with pytest.raises(InputError, match=r"row group 0: column 'item', row 0: id 2000 lies outside \[0, 1000\) after"):
         list(IngestPipeline(changed, batch_size=10, shuffle=False, dedup=GROUPS))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_deduplicated_layout_reads_as_the_session_layout(datasets, world_size):
+    for rank in range(world_size):
+        options = {"batch_size": 60, "rank": rank, "world_size": world_size, "seed": 3}
+        from_rows = IngestPipeline(datasets["session"], **options)
+        from_records = IngestPipeline(datasets["deduplicated"], **options)
+        for before, after in zip(from_rows, from_records, strict=True):
+            assert torch.equal(before.ids.values(), after.ids.values())
+            assert torch.equal(before.ids.lengths(), after.ids.lengths())
+            assert before.ids.length_per_key() == after.ids.length_per_key()
+            assert torch.equal(before.dense_BF, after.dense_BF)
+            assert torch.equal(before.label_B, after.label_B)
