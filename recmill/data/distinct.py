@@ -191,11 +191,14 @@ def is_packed(starts_U: IdArray, lengths_U: npt.NDArray[np.int32]) -> bool:
 
 def as_tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
     """The array as a tensor, not copied. By way of Arrow: torch.from_numpy warns of arrays that are read-only."""
-    return from_dlpack(pa.array(array)) if len(array) else torch.from_numpy(array.copy())
+    if array.flags.writeable or not len(array):
+        return torch.from_numpy(array if len(array) else array.copy())
+    return from_dlpack(pa.array(array))
 
 
 def take_lists(values: IdArray, starts_W: IdArray, lengths_W: npt.NDArray[np.int32]) -> IdArray:
     """values[start : start + length] of every list, one after another."""
     lengths = torch.from_numpy(lengths_W.astype(np.int64))
-    taken: IdArray = take_windows(as_tensor(values), as_tensor(starts_W), lengths, num_threads=1).numpy()
+    starts = as_tensor(np.ascontiguousarray(starts_W))
+    taken: IdArray = take_windows(as_tensor(values), starts, lengths, num_threads=1).numpy()
     return taken

@@ -22,6 +22,9 @@ from recmill.data.ikjt_build import MIN_FACTOR, Group
 
 FloatArray = npt.NDArray[np.float32]
 LengthArray = npt.NDArray[np.int32]
+# With more breaks than this share of samples, hardly a slice is a run, and its lists are picked one by one.
+MAX_BREAKS = 0.01
+
 Rows = slice | npt.NDArray[np.integer]
 
 
@@ -34,7 +37,7 @@ class CutGroup:
     """
 
     keys: tuple[str, ...]
-    values: tuple[IdArray, ...]
+    values: tuple[IdArray, ...]  # of each feature; one buffer for all if the lists have to be picked one by one
     starts_FU: IdArray  # with one more entry than rows: where the last list ends, if they are packed
     lengths_FU: LengthArray
     inverse_R: LengthArray | None
@@ -120,13 +123,19 @@ def _prepare_group(groups: Sequence[DistinctGroup], *, is_expanded: bool, keeps_
         starts_FU[position, -1:] = own_starts[-1:] + own_lengths[-1:]
         lengths_FU[position] = own_lengths
         all_packed &= is_run
+    breaks_R = None if inverse_R is None else _count_breaks(inverse_R)
+    is_scattered = breaks_R is not None and (is_expanded or int(breaks_R[-1]) > MAX_BREAKS * len(breaks_R))
+    if not keeps_windows and (is_scattered or not all_packed):
+        sizes = [len(own_values) for own_values in values]
+        values = [np.concatenate(values)]
+        starts_FU += np.array([sum(sizes[:before]) for before in range(len(sizes))], dtype=np.int64)[:, None]
     return CutGroup(
         keys=tuple(key for group in groups for key in group.keys),
         values=tuple(values),
         starts_FU=starts_FU,
         lengths_FU=lengths_FU,
         inverse_R=inverse_R,
-        breaks_R=None if inverse_R is None else _count_breaks(inverse_R),
+        breaks_R=breaks_R,
         is_packed=all_packed,
         is_expanded=is_expanded,
         keeps_windows=keeps_windows,
@@ -273,11 +282,16 @@ def _cut_lists(group: CutGroup, rows: Rows) -> list[IdArray]:
     """The lists of the rows, one after another, for each feature."""
     if isinstance(rows, slice) and group.is_packed:
         first, last = group.starts_FU[:, rows.start].tolist(), group.starts_FU[:, rows.stop].tolist()
-        return [values[begin:end] for values, begin, end in zip(group.values, first, last, strict=True)]
-    columns = zip(group.values, group.starts_FU[:, :-1], group.lengths_FU, strict=True)
+        buffers = group.values if len(group.values) == len(group.keys) else group.values * len(group.keys)
+        return [values[begin:end] for values, begin, end in zip(buffers, first, last, strict=True)]
+    lengths_FW = group.lengths_FU[:, rows]
+    starts_FW = group.starts_FU[:, :-1][:, rows]
+    if len(group.values) == 1:
+        taken = take_lists(group.values[0], starts_FW.reshape(-1), lengths_FW.reshape(-1))
+        return np.split(taken, np.cumsum(lengths_FW.sum(axis=1))[:-1])
     return [
-        take_lists(values, np.ascontiguousarray(starts_U[rows]), lengths_U[rows])
-        for values, starts_U, lengths_U in columns
+        take_lists(values, starts_W, lengths_W)
+        for values, starts_W, lengths_W in zip(group.values, starts_FW, lengths_FW, strict=True)
     ]
 
 
@@ -312,7 +326,7 @@ def _cut_region(group: CutGroup, position: int, rows: Rows) -> tuple[IdArray, Id
         if last - first <= num_values:
             return values[first:last], starts_U - first
     packed_U: IdArray = np.cumsum(lengths_U, dtype=np.int64) - lengths_U
-    return take_lists(values, np.ascontiguousarray(starts_U), lengths_U), packed_U
+    return take_lists(values, starts_U, lengths_U), packed_U
 
 
 def _empty_group(keys: Sequence[str]) -> Group:
