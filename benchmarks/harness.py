@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 Metric = dict[str, Any]
+STARTED = time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,8 @@ def _range(values: Sequence[float]) -> list[float]:
 
 
 def say(text: str) -> None:
-    """A line for who waits; the result is printed at the end."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for who waits, with the seconds since the start; the result is printed at the end."""
+    print(f"{time.perf_counter() - STARTED:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def finish(

@@ -1,0 +1,320 @@
+"""What storing, reading and training every repeated list once buys (RecD), from bytes on disk to samples a second.
+
+    python benchmarks/recd.py [--quick] [--json PATH|-] [--seed K]
+
+Baselines: the same rows in time order as zstd Parquet with pyarrow's default settings (storage), and plain
+KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fused tables (preprocessing, training).
+Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
+Everything is measured in turns in this process. `train_*` are whole epochs, from the files to the last optimiser step.
+Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+# As the training launcher sets it: threads that spin while they wait take the cores from those that read.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pyarrow.parquet as pq
+import torch
+from dedup_kernel import measure_dedup
+from harness import Metric, Options, compare, finish, in_turns, parse_options, say, warn_if_busy
+from session_logs import LAYOUTS, SAMPLES_PER_SESSION, Layouts, Logs, why_no_globo, with_transforms
+from torchrec import KeyedJaggedTensor
+from training_rate import Trainer, check_same_losses, one_rank, open_batches
+
+from recmill.artifacts import Dataset
+from recmill.data.batch import Batch
+from recmill.data.dataset import read_table
+from recmill.data.parquet_writer import writer_options
+from recmill.data.schema import Schema
+from recmill.training.config import TrainConfig
+from recmill.training.dedup import DedupChoice, choose_dedup
+
+CURVE = (1.0, 2.0, 4.0, 8.0, SAMPLES_PER_SESSION)
+GLOBO_METRICS = ("storage_globo", "preprocess_globo", "train_sequence_globo", "train_pooled_globo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured, and how often."""
+
+    rows: int  # of the synthetic log that is stored, preprocessed and trained pooled
+    sequence_rows: int  # of the one that is trained with a transformer
+    control_rows: int
+    globo_users: int  # one in so many users of globo
+    sequence_globo_users: int
+    batch_size: int
+    repeats: int
+    sequence_repeats: int
+    control_repeats: int
+    kernel: tuple[int, int]  # rows, repeats
+
+
+SIZES = {
+    "tiny": Sizes(
+        rows=1_000,
+        sequence_rows=300,
+        control_rows=300,
+        globo_users=20_000,
+        sequence_globo_users=40_000,
+        batch_size=128,
+        repeats=1,
+        sequence_repeats=1,
+        control_repeats=1,
+        kernel=(512, 1),
+    ),
+    "quick": Sizes(
+        rows=20_000,
+        sequence_rows=2_100,
+        control_rows=8_000,
+        globo_users=200,
+        sequence_globo_users=2_400,
+        batch_size=1024,
+        repeats=3,
+        sequence_repeats=3,
+        control_repeats=7,
+        kernel=(8192, 5),
+    ),
+    "full": Sizes(
+        rows=198_000,
+        sequence_rows=18_000,
+        control_rows=40_000,
+        globo_users=20,
+        sequence_globo_users=400,
+        batch_size=2048,
+        repeats=7,
+        sequence_repeats=7,
+        control_repeats=21,
+        kernel=(16384, 21),
+    ),
+}
+
+
+def measure_storage(layouts: Layouts, layout: str, *, thorough: bool = False) -> Metric:
+    """Bytes a row of time-ordered Parquet with default settings, against those of one of our layouts."""
+    table = read_table(layouts.time)
+    settings: dict[str, dict[str, Any]] = {"default": {"compression": "zstd"}}
+    if thorough:
+        tuned = writer_options(table.schema, "time")
+        settings |= {f"tuned, zstd {level}": {**tuned, "compression_level": level} for level in (3, 9, 19)}
+    sizes = {"our time layout": stored_bytes(layouts.time)}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, options in settings.items():
+            pq.write_table(table, Path(scratch) / "table.parquet", **options)
+            sizes[name] = (Path(scratch) / "table.parquet").stat().st_size
+    default, stored = sizes["default"], stored_bytes(getattr(layouts, layout))
+    best = min(sizes, key=lambda name: sizes[name])
+    note = f"{table.num_rows:,} rows; time order with its best settings ({best}) {default / sizes[best]:.2f}x"
+    if layout != "session":
+        note += f", session layout {default / stored_bytes(layouts.session):.2f}x"
+    per_row = [size / table.num_rows for size in (default, stored)]
+    return compare(per_row[:1], per_row[1:], unit="bytes/row", note=note, less_is_better=True)
+
+
+def stored_bytes(dataset: Dataset) -> int:
+    return sum(int(part["bytes"]) for part in dataset.parts)
+
+
+def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
+    """Rows a second from the files to batches a trainer takes: read, decode, dedup, transform, batch."""
+    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
+    chosen, plain = choose_dedup(layouts.deduplicated, layouts.schema, config), DedupChoice()
+
+    def rate(dataset: Dataset, dedup: DedupChoice) -> Callable[[], float]:
+        def read_epoch() -> float:
+            started, num_rows = time.perf_counter(), 0
+            with open_batches(dataset, dedup, batch_size=sizes.batch_size, seed=seed) as batches:
+                for batch in batches:
+                    num_rows += len(batch)
+            return num_rows / (time.perf_counter() - started)
+
+        return read_epoch
+
+    changed = Layouts(**{name: with_transforms(getattr(layouts, name)) for name in LAYOUTS})
+    baseline, clustered, ours, baseline_raw, ours_raw = in_turns(
+        rate(changed.time, plain),
+        rate(changed.session, plain),
+        rate(changed.deduplicated, chosen),
+        rate(layouts.time, plain),
+        rate(layouts.deduplicated, chosen),
+        repeats=sizes.repeats,
+        warm_ups=1,
+    )
+    alone = f"session layout without IKJT {_against(clustered, baseline)}"
+    note = (
+        f"hash every id, last 50 of histories, log and clip; {alone}; no transforms {_against(ours_raw, baseline_raw)}"
+    )
+    return compare(baseline, ours, unit="rows/s", note=note)
+
+
+def make_trainers(layouts: Layouts, encoder: str, sizes: Sizes, seed: int) -> tuple[Trainer, Trainer]:
+    """The baseline and ours: the same model, the same weights to begin with."""
+    config = TrainConfig(sequence_encoder=encoder, batch_size=sizes.batch_size, seed=seed, dedup="false")
+    return Trainer(layouts.time, config), Trainer(layouts.deduplicated, replace(config, dedup="auto"))
+
+
+def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, repeats: int, num_steps: int) -> Metric:
+    """Samples a second of whole epochs, after steps on the same rows that must give the same losses."""
+    plain, ours = trainers
+    difference = check_same_losses(plain, ours, num_steps=num_steps)
+    rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats)
+    clustered = [plain.train_epoch(layouts.session) for _ in range(max(1, repeats // 2))]
+    chosen = f"{len(ours.dedup.features)} features in {len(ours.dedup.groups)} groups deduplicated"
+    losses = f"losses on the same rows differ by {difference:.0e}"
+    note = f"{chosen}; {losses}; session layout without IKJT {_against(clustered, rates[0])}"
+    return compare(*rates, unit="samples/s", note=note)
+
+
+def measure_memory(trainers: tuple[Trainer, Trainer], *, repeats: int, num_bytes: dict[str, Any]) -> Metric:
+    """How far the process grows while it reads and trains an epoch with the transformer."""
+    peaks = in_turns(*(trainer.peak_bytes for trainer in trainers), repeats=repeats)
+    before, after = num_bytes["reader_to_trainer"].values()
+    note = f"rise of resident memory over an epoch with the transformer; reader to trainer {before:.0f} -> {after:.0f}"
+    return compare(*peaks, unit="bytes", note=f"{note} bytes/sample", less_is_better=True)
+
+
+def _against(values: list[float], baseline: list[float]) -> str:
+    return f"{statistics.median(values) / statistics.median(baseline):.2f}x"
+
+
+def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dict[str, float]]:
+    """What a batch weighs on its way from the reader to the trainer, and between ranks when no table is local."""
+    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
+    chosen = choose_dedup(layouts.deduplicated, layouts.schema, config)
+    found: dict[str, dict[str, float]] = {"reader_to_trainer": {}, "over_the_wire": {}}
+    sides = {"baseline": (layouts.time, DedupChoice()), "ours": (layouts.deduplicated, chosen)}
+    for side, (dataset, dedup) in sides.items():
+        num_samples = sent = moved = 0
+        with open_batches(dataset, dedup, batch_size=sizes.batch_size, seed=seed) as batches:
+            for batch in batches:
+                num_samples += len(batch)
+                sent += batch.size_in_bytes()
+                moved += wire_bytes(batch, layouts.schema)
+        found["reader_to_trainer"][side] = sent / num_samples
+        found["over_the_wire"][side] = moved / num_samples
+    return found
+
+
+def wire_bytes(batch: Batch, schema: Schema) -> int:
+    """Bytes of the three all-to-alls of a step: ids and lengths out, vectors back, their gradients out again.
+
+    Computed for tables that all lie on other ranks; with N ranks, a share of 1 - 1/N of it travels.
+    """
+    plain = batch.ids.to_dict() if isinstance(batch.ids, KeyedJaggedTensor) else None
+    total = 0
+    for feature in schema.id_features:
+        if plain is not None:
+            num_lists, num_ids = len(batch), plain[feature.name].values().numel()
+        else:
+            group = batch.ids.group_of(feature.name)
+            num_lists, window = batch.ids.num_distinct(group), batch.ids.windows(feature.name)
+            found = window[0] if window else batch.ids.group_kjt(group)[feature.name].values()
+            num_ids = found.numel()
+        is_pooled = feature.table not in schema.sequence_tables
+        num_vectors = num_lists if is_pooled else num_ids
+        total += 8 * num_ids + 4 * num_lists + 2 * 4 * feature.dim * num_vectors
+    return total
+
+
+def run_recd(logs: Logs, sizes: Sizes, options: Options) -> tuple[dict[str, Metric], dict[str, Any]]:
+    """The metrics of the synthetic preset, and bytes a sample."""
+    seed, thorough = options.seed, options.size == "full"
+    main = logs.recd(sizes.rows)
+    metrics = {
+        "storage_session": measure_storage(main, "session", thorough=thorough),
+        "storage_deduplicated": measure_storage(main, "deduplicated", thorough=thorough),
+    }
+    say("preprocess")
+    metrics["preprocess"] = measure_preprocessing(main, sizes, seed)
+    num_bytes = bytes_per_sample(main, sizes, seed)
+    say("train with a transformer")
+    layouts = logs.recd(sizes.sequence_rows)
+    trainers = make_trainers(layouts, "transformer", sizes, seed)
+    metrics["train_sequence"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=1)
+    memory_repeats = max(1, sizes.sequence_repeats // 3)
+    metrics["peak_memory"] = measure_memory(trainers, repeats=memory_repeats, num_bytes=num_bytes)
+    say("train pooled")
+    trainers = make_trainers(main, "mean", sizes, seed)
+    metrics["train_pooled"] = measure_training(main, trainers, repeats=sizes.repeats, num_steps=3)
+    say("train pooled, one sample a session")
+    layouts = logs.recd(sizes.control_rows, samples_per_session=1.0)
+    trainers = make_trainers(layouts, "mean", sizes, seed)
+    metrics["train_control"] = measure_training(layouts, trainers, repeats=sizes.control_repeats, num_steps=3)
+    return metrics, num_bytes
+
+
+def run_globo(logs: Logs, sizes: Sizes, options: Options) -> tuple[dict[str, Metric], dict[str, Any]]:
+    """The metrics of globo, and bytes a sample."""
+    seed, main = options.seed, logs.globo(sizes.globo_users)
+    metrics = {"storage_globo": measure_storage(main, "deduplicated", thorough=options.size == "full")}
+    say("preprocess globo")
+    metrics["preprocess_globo"] = measure_preprocessing(main, sizes, seed)
+    say("train globo with a transformer")
+    layouts = logs.globo(sizes.sequence_globo_users)
+    trainers = make_trainers(layouts, "transformer", sizes, seed)
+    metrics["train_sequence_globo"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=3)
+    say("train globo pooled")
+    trainers = make_trainers(main, "mean", sizes, seed)
+    metrics["train_pooled_globo"] = measure_training(main, trainers, repeats=sizes.repeats, num_steps=3)
+    return metrics, bytes_per_sample(main, sizes, seed)
+
+
+def run_curve(logs: Logs, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
+    """The ratios at other numbers of samples a session, each from fewer repeats."""
+    sizes = replace(sizes, repeats=3)
+    curve = []
+    for samples in CURVE:
+        say(f"{samples} samples a session")
+        main, short = (logs.recd(rows, samples) for rows in (sizes.rows // 4, sizes.sequence_rows // 2))
+        pooled, sequence = make_trainers(main, "mean", sizes, seed), make_trainers(short, "transformer", sizes, seed)
+        metrics = {
+            "storage_session": measure_storage(main, "session"),
+            "storage_deduplicated": measure_storage(main, "deduplicated"),
+            "preprocess": measure_preprocessing(main, sizes, seed),
+            "train_pooled": measure_training(main, pooled, repeats=3, num_steps=1),
+            "train_sequence": measure_training(short, sequence, repeats=3, num_steps=1),
+        }
+        ratios = {name: metric["ratio"] for name, metric in metrics.items()}
+        curve.append(
+            {"samples_per_session": samples, **ratios, "bytes_per_sample": bytes_per_sample(main, sizes, seed)}
+        )
+    return curve
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="smaller logs, fewer repeats, no curve over samples a session (under 90 s)")
+    warn_if_busy()
+    warnings.filterwarnings("ignore")  # TorchRec uses what torch is about to drop, and logs that it does
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    sizes = SIZES[options.size]
+    skipped: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="recd-") as folder, one_rank():
+        logs = Logs(Path(folder), options.seed)
+        metrics, num_bytes = run_recd(logs, sizes, options)
+        series: dict[str, Any] = {"bytes_per_sample": {"recd": num_bytes}}
+        if reason := why_no_globo():
+            skipped = dict.fromkeys(GLOBO_METRICS, reason)
+        else:
+            globo_metrics, series["bytes_per_sample"]["globo"] = run_globo(logs, sizes, options)
+            metrics |= globo_metrics
+        num_rows, repeats = sizes.kernel
+        generator = torch.Generator().manual_seed(options.seed)
+        metrics["dedup_kernel"] = measure_dedup("clustered", num_rows=num_rows, repeats=repeats, generator=generator)
+        if options.size == "full":
+            series["samples_per_session"] = run_curve(logs, sizes, options.seed)
+    finish(options, metrics, skipped=skipped, extra={"series": series})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The logs that are measured, each in the three layouts, the same rows in each."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from harness import say
+
+from recmill.artifacts import Dataset, join_path, write_folder
+from recmill.data.cluster import cluster_sessions
+from recmill.data.schema import Feature, Schema
+from recmill.data.sources import make_raw_log
+
+LAYOUTS = ("time", "session", "deduplicated")
+HELD_OUT = 0.05  # of the sessions: "train" is then the same rows in every layout
+SAMPLES_PER_SESSION = 16.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts:
+    """One log in the three layouts: the same rows in each, and the same of them for training."""
+
+    time: Dataset
+    session: Dataset
+    deduplicated: Dataset
+
+    @property
+    def schema(self) -> Schema:
+        return Schema.load(self.time.path)
+
+
+class Logs:
+    """The logs that are measured, made when they are asked for and once."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self._made: dict[str, Layouts] = {}
+
+    def recd(self, num_rows: int, samples_per_session: float = SAMPLES_PER_SESSION) -> Layouts:
+        overrides = {
+            "sessions": max(8, round(num_rows / samples_per_session)),
+            "samples_per_session": samples_per_session,
+            "seed": self.seed,
+        }
+        return self._make(f"recd-{num_rows}-{samples_per_session}", "recd", overrides=overrides)
+
+    def globo(self, one_in: int) -> Layouts:
+        clicks = self.folder / f"clicks-{one_in}.parquet"
+        if not clicks.exists():
+            found = pq.read_table(globo_clicks())
+            is_chosen = found.column("user_id").to_numpy() % one_in == self.seed % one_in
+            pq.write_table(found.filter(pa.array(is_chosen)), clicks)
+        return self._make(f"globo-{one_in}", "globo", data=clicks, overrides={"seed": self.seed})
+
+    def _make(self, name: str, preset: str, **settings: Any) -> Layouts:
+        if name not in self._made:
+            say(f"write {name}")
+            raw = make_raw_log(preset, out=self.folder / name / "raw", **settings)
+            self._made[name] = Layouts(
+                **{
+                    layout: cluster_sessions(
+                        raw, out=self.folder / name / layout, layout=layout, eval_fraction=HELD_OUT
+                    )
+                    for layout in LAYOUTS
+                }
+            )
+        return self._made[name]
+
+
+def globo_clicks() -> Path:
+    return Path(os.environ.get("RECMILL_DATA_DIR", "")) / "globo" / "clicks.parquet"
+
+
+def why_no_globo() -> str | None:
+    if not os.environ.get("RECMILL_DATA_DIR"):
+        return "RECMILL_DATA_DIR is not set"
+    return None if globo_clicks().exists() else f"{globo_clicks()} does not exist"
+
+
+def with_transforms(dataset: Dataset) -> Dataset:
+    """The same files with a schema that declares what readers in production do to every feature."""
+    schema = Schema.load(dataset.path)
+    features = tuple(replace(feature, transforms=_usual_steps(feature)) for feature in schema.features)
+    out = f"{dataset.path}-transformed"
+    with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
+        for entry in dataset.files:
+            if entry["name"] != "schema.json":
+                os.link(join_path(dataset.path, entry["name"]), folder / entry["name"])
+        replace(schema, features=features).save(folder)
+        Dataset.seal(folder, body=dataset.body)
+    return Dataset.load(out)
+
+
+def _usual_steps(feature: Feature) -> tuple[dict[str, Any], ...]:
+    if feature.kind == "dense":
+        return {"op": "log"}, {"op": "clip", "min": -8, "max": 8}
+    hashed = {"op": "hash_to_range", "num_rows": feature.num_rows}
+    return ({"op": "truncate", "n": 50}, hashed) if feature.kind == "sequence" else (hashed,)

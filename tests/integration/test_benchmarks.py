@@ -1,0 +1,71 @@
+"""Every benchmark runs and writes what the checks read, at sizes that measure nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+FIELDS = {"baseline", "ours", "ratio", "spread", "unit", "note"}
+RECD = ("storage_session", "storage_deduplicated", "preprocess", "train_sequence", "train_pooled", "train_control")
+RECD_GLOBO = ("storage_globo", "preprocess_globo", "train_sequence_globo", "train_pooled_globo")
+RECD_OTHER = ("dedup_kernel", "peak_memory")
+
+
+def run_benchmark(name: str, tmp_path: Path, *, data: str = "") -> tuple[dict[str, Any], str]:
+    """The JSON of a benchmark in its tiny form, and what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RECMILL_DATA_DIR": data}
+    out = tmp_path / f"{name}.json"
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--tiny", "--json", str(out), "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text(encoding="utf-8")), done.stdout
+
+
+def check_result(result: dict[str, Any], printed: str, name: str) -> None:
+    assert result["benchmark"] == name
+    assert result["quick"] is True
+    assert len(result["commit"]) in (0, 40)
+    assert result["machine"]
+    for metric, entry in result["metrics"].items():
+        assert set(entry) == FIELDS, metric
+        assert entry["ours"] > 0, metric
+        assert metric in printed
+        if entry["baseline"] is None:
+            assert entry["ratio"] is None, metric
+            continue
+        better = {entry["ours"] / entry["baseline"], entry["baseline"] / entry["ours"]}
+        assert entry["ratio"] in [pytest.approx(value) for value in better], metric
+        assert entry["spread"]["ratio"][0] <= entry["spread"]["ratio"][1], metric
+
+
+@pytest.mark.parametrize("name", ["dedup_kernel", "generate"])
+def test_a_small_benchmark_writes_the_contract(name: str, tmp_path: Path) -> None:
+    result, printed = run_benchmark(name, tmp_path)
+    check_result(result, printed, name)
+    assert result["skipped"] == {}
+
+
+def test_recd_measures_every_metric_that_needs_no_data_and_says_why_it_skips_the_others(tmp_path: Path) -> None:
+    result, printed = run_benchmark("recd", tmp_path)
+    check_result(result, printed, "recd")
+    assert set(result["metrics"]) == {*RECD, *RECD_OTHER}
+    assert result["skipped"] == dict.fromkeys(RECD_GLOBO, "RECMILL_DATA_DIR is not set")
+    moved = result["series"]["bytes_per_sample"]["recd"]
+    for way in ("reader_to_trainer", "over_the_wire"):
+        assert moved[way]["ours"] < moved[way]["baseline"]
+
+
+@pytest.mark.slow
+def test_recd_measures_globo_where_it_is_there(tmp_path: Path) -> None:
+    data = os.environ.get("RECMILL_DATA_DIR", "")
+    if not (Path(data) / "globo" / "clicks.parquet").exists():
+        pytest.skip("RECMILL_DATA_DIR holds no globo/clicks.parquet")
+    result, printed = run_benchmark("recd", tmp_path, data=data)
+    check_result(result, printed, "recd")
+    assert set(result["metrics"]) == {*RECD, *RECD_OTHER, *RECD_GLOBO}
+    assert result["skipped"] == {}
