@@ -55,6 +55,7 @@ class Sizes:
     globo_users: int  # one in so many users of globo
     sequence_globo_users: int
     batch_size: int
+    sequence_batch_size: int
     repeats: int
     sequence_repeats: int
     control_repeats: int
@@ -69,6 +70,7 @@ SIZES = {
         globo_users=20_000,
         sequence_globo_users=40_000,
         batch_size=128,
+        sequence_batch_size=128,
         repeats=1,
         sequence_repeats=1,
         control_repeats=1,
@@ -80,7 +82,8 @@ SIZES = {
         control_rows=8_000,
         globo_users=200,
         sequence_globo_users=2_400,
-        batch_size=1024,
+        batch_size=2048,
+        sequence_batch_size=1024,
         repeats=3,
         sequence_repeats=3,
         control_repeats=7,
@@ -93,6 +96,7 @@ SIZES = {
         globo_users=20,
         sequence_globo_users=400,
         batch_size=2048,
+        sequence_batch_size=2048,
         repeats=7,
         sequence_repeats=7,
         control_repeats=21,
@@ -115,7 +119,7 @@ def measure_storage(layouts: Layouts, layout: str, *, thorough: bool = False) ->
             sizes[name] = (Path(scratch) / "table.parquet").stat().st_size
     default, stored = sizes["default"], stored_bytes(getattr(layouts, layout))
     best = min(sizes, key=lambda name: sizes[name])
-    note = f"{table.num_rows:,} rows; time order with its best settings ({best}) {default / sizes[best]:.2f}x"
+    note = f"{table.num_rows:,} rows; time order, best of {len(sizes)} settings ({best}) {default / sizes[best]:.2f}x"
     if layout != "session":
         note += f", session layout {default / stored_bytes(layouts.session):.2f}x"
     per_row = [size / table.num_rows for size in (default, stored)]
@@ -160,7 +164,8 @@ def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
 
 def make_trainers(layouts: Layouts, encoder: str, sizes: Sizes, seed: int) -> tuple[Trainer, Trainer]:
     """The baseline and ours: the same model, the same weights to begin with."""
-    config = TrainConfig(sequence_encoder=encoder, batch_size=sizes.batch_size, seed=seed, dedup="false")
+    batch_size = sizes.sequence_batch_size if encoder == "transformer" else sizes.batch_size
+    config = TrainConfig(sequence_encoder=encoder, batch_size=batch_size, seed=seed, dedup="false")
     return Trainer(layouts.time, config), Trainer(layouts.deduplicated, replace(config, dedup="auto"))
 
 
@@ -209,22 +214,30 @@ def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dic
 def wire_bytes(batch: Batch, schema: Schema) -> int:
     """Bytes of the three all-to-alls of a step: ids and lengths out, vectors back, their gradients out again.
 
-    Computed for tables that all lie on other ranks; with N ranks, a share of 1 - 1/N of it travels.
+    Computed, not measured, for tables that all lie on other ranks: with N ranks, 1 - 1/N of it travels. Bags over
+    distinct rows share one lookup, so each sends as many vectors as the one with the most rows.
     """
-    plain = batch.ids.to_dict() if isinstance(batch.ids, KeyedJaggedTensor) else None
-    total = 0
+    total, ids = 0, batch.ids
+    shape = {feature.name: _count_lists(ids, feature.name) for feature in schema.id_features}
+    pooled = {feature.name for feature in schema.id_features if feature.table not in schema.sequence_tables}
+    distinct = {name for name in pooled if shape[name][0] < len(batch)}
+    most = max((shape[name][0] for name in distinct), default=0)
     for feature in schema.id_features:
-        if plain is not None:
-            num_lists, num_ids = len(batch), plain[feature.name].values().numel()
-        else:
-            group = batch.ids.group_of(feature.name)
-            num_lists, window = batch.ids.num_distinct(group), batch.ids.windows(feature.name)
-            found = window[0] if window else batch.ids.group_kjt(group)[feature.name].values()
-            num_ids = found.numel()
-        is_pooled = feature.table not in schema.sequence_tables
-        num_vectors = num_lists if is_pooled else num_ids
+        num_lists, num_ids = shape[feature.name]
+        if feature.name in distinct:
+            num_lists = most
+        num_vectors = num_lists if feature.name in pooled else num_ids
         total += 8 * num_ids + 4 * num_lists + 2 * 4 * feature.dim * num_vectors
     return total
+
+
+def _count_lists(ids: Any, name: str) -> tuple[int, int]:
+    """How many lists and ids of a feature a batch sends."""
+    if isinstance(ids, KeyedJaggedTensor):
+        return int(ids.stride()), ids[name].values().numel()
+    group, window = ids.group_of(name), ids.windows(name)
+    found = window[0] if window else ids.group_kjt(group)[name].values()
+    return ids.num_distinct(group), found.numel()
 
 
 def run_recd(logs: Logs, sizes: Sizes, options: Options) -> tuple[dict[str, Metric], dict[str, Any]]:
