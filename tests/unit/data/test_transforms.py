@@ -215,3 +215,14 @@ def test_a_log_may_hold_any_id_that_a_transform_brings_into_range(tmp_path: Path
         RawLog.open(tmp_path, Schema(features=(plain,))).validate()
     hashed = Feature(name="f", kind="sparse", num_rows=5, dim=4, transforms=({"op": "hash_to_range", "num_rows": 5},))
     RawLog.open(tmp_path, Schema(features=(hashed,))).validate()
+
+
+@given(numbers=st.lists(st.sampled_from([0.0, -0.0, 1.5, -3.0]), max_size=30))
+def test_dense_values_that_stay_are_transformed_as_all_are(numbers):
+    steps = ({"op": "log"}, {"op": "normalise", "mean": 0.5, "std": 3})
+    schema = Schema(features=(Feature(name="x", kind="dense", transforms=steps),))
+    column = np.array(numbers, dtype=np.float32)
+    block = DistinctBlock(dense_RF=column[:, None], label_R=np.zeros_like(column), groups=())
+    changed = Transforms(schema).apply(block).dense_RF[:, 0]
+    assert changed.tobytes() == np.array(transform_dense(numbers, *steps), dtype=np.float32).tobytes()
+    assert block.dense_RF[:, 0].tobytes() == column.tobytes()
