@@ -36,7 +36,7 @@ test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-all: $(STAMP) ## Run every test, the slow ones too
-	$(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest
 
 check: $(STAMP) ## Lint, types and import rules
 	$(BIN)/ruff check .
