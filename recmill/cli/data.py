@@ -24,7 +24,9 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
     show_default=True,
     help="Share of the sessions, those that start last, held out as 'test'; ignored if the schema names splits.",
 )
-@click.option("--rows-per-group", type=int, default=8192, show_default=True, help="Rows of a Parquet row group.")
+@click.option(
+    "--rows-per-group", type=int, help="Samples of a Parquet row group; 8192, or up to 32768 for 'deduplicated'."
+)
 @click.option("--schema", "schema_path", help="The schema, if there is no schema.json beside the Parquet files.")
 @json_option
 def cluster(
@@ -34,7 +36,7 @@ def cluster(
     engine: str,
     memory_limit: int,
     eval_fraction: float,
-    rows_per_group: int,
+    rows_per_group: int | None,
     schema_path: str | None,
     as_json: bool,
 ) -> None:
@@ -57,7 +59,7 @@ def cluster(
         memory_limit_bytes=memory_limit,
         eval_fraction=eval_fraction,
         rows_per_group=rows_per_group,
-        rows_per_part=max(1_000_000, rows_per_group),
+        rows_per_part=max(1_000_000, rows_per_group or 0),
         progress=progress_for(as_json),
     )
     seconds = time.perf_counter() - started

@@ -93,7 +93,7 @@ def _read_deduplicated_part(
     path = join_path(dataset.path, part["file"])
     for number in range(len(part["row_group_rows"])) if row_groups is None else row_groups:
         records = list(read_file(path, columns=columns, row_groups=[number]))
-        yield decode_rows(pa.Table.from_batches(records), wanted, encoding)
+        yield decode_rows(pa.Table.from_batches(records), schema, encoding, columns=wanted.names)
 
 
 def load_encoding(dataset: Dataset) -> Encoding:

@@ -13,8 +13,10 @@
     item                 [1, 5, 2, 3]         plain: a list a sample
     item/lengths         null
 
-Histories (`windows`) overlap: `history` is one sequence, and `history/shifts` says by how much each distinct list
-starts after the one before it. A feature's name never holds '/', so the columns cannot clash.
+Histories (`windows`) overlap: `history` is one sequence, `history/shifts` says by how much each distinct list starts
+after the one before it, and `history/lengths` by how much it is longer. A feature's name never holds '/', so the
+columns cannot clash. Ids may be stored as the codes of popular_ids.py; what they stand for is in the footer of the
+part, which Arrow hands on with every table.
 
 Shape suffixes: S = sessions (records), R = rows (samples), U = distinct rows of a group, N = values.
 """
@@ -33,6 +35,7 @@ from torch.utils.dlpack import from_dlpack
 from kernels import take_windows
 from recmill.data.distinct import DistinctBlock, DistinctGroup
 from recmill.data.encoding import Encoding
+from recmill.data.popular_ids import load_popular_ids
 from recmill.data.schema import Schema
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -40,7 +43,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> DistinctBlock:
     """The records of a row group as the reader wants them: arrays over Arrow's buffers, no copy of any list."""
-    decoder = _Decoder(table, encoding)
+    decoder = _Decoder(table, schema, encoding)
     dense_RF = np.empty((decoder.num_rows, len(schema.dense)), np.float32)
     for position, feature in enumerate(schema.dense):
         dense_RF[:, position] = decoder.dense(feature.name)
@@ -48,28 +51,33 @@ def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> Dist
     return DistinctBlock(dense_RF=dense_RF, label_R=decoder.label_R, groups=decoder.groups(id_names))
 
 
-def decode_rows(table: pa.Table, wanted: pa.Schema, encoding: Encoding) -> pa.RecordBatch:
-    """The records of a row group as rows, with the columns `wanted`."""
-    decoder = _Decoder(table, encoding)
+def decode_rows(
+    table: pa.Table, schema: Schema, encoding: Encoding, *, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """The records of a row group as rows, with all columns of the schema or some."""
+    decoder = _Decoder(table, schema, encoding)
+    everything = schema.arrow_schema()
+    wanted = everything if columns is None else pa.schema([everything.field(name) for name in columns])
     lists = decoder.lists([field.name for field in wanted if pa.types.is_list(field.type)])
-    columns: list[pa.Array] = []
+    arrays: list[pa.Array] = []
     for field in wanted:
         if field.name in lists:
-            columns.append(lists[field.name])
+            arrays.append(lists[field.name])
         elif field.name == "session_id":
-            columns.append(pa.array(np.repeat(table.column("session_id").to_numpy(), decoder.num_rows_S)))
+            arrays.append(pa.array(np.repeat(table.column("session_id").to_numpy(), decoder.num_rows_S)))
         elif field.name == "timestamp":
-            columns.append(pa.array(decoder.timestamp_R()))
+            arrays.append(pa.array(decoder.timestamp_R()))
         else:
-            columns.append(pa.array(decoder.label_R if field.name == "label" else decoder.dense(field.name)))
-    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+            arrays.append(pa.array(decoder.label_R if field.name == "label" else decoder.dense(field.name)))
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 class _Decoder:
     """Arrays of one row group's records; a group's inverse is decoded once however many features share it."""
 
-    def __init__(self, table: pa.Table, encoding: Encoding) -> None:
-        self.table, self.encoding = table, encoding
+    def __init__(self, table: pa.Table, schema: Schema, encoding: Encoding) -> None:
+        self.table, self.schema, self.encoding = table, schema, encoding
+        self.popular = load_popular_ids(table.schema.metadata)
         self.label_R, self.offsets_S = self._column("label")
         self.num_rows = len(self.label_R)
         self.num_rows_S = np.diff(self.offsets_S)
@@ -136,6 +144,8 @@ class _Decoder:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Values, and start and length of every distinct list."""
         values, offsets_S = self._column(name)
+        if self.encoding.features[name].coded:
+            values = self.popular[self.schema.feature(name).table].to_ids(values)
         if not self.encoding.features[name].windows:
             lengths_U = self._lengths(name, num_distinct_S, np.diff(offsets_S) // num_distinct_S)
             starts_U = np.cumsum(lengths_U, dtype=np.int64)
@@ -143,20 +153,21 @@ class _Decoder:
             return values, starts_U, lengths_U
         shifts_U, first_S = self._column(f"{name}/shifts")
         first_S = first_S[:-1]
-        starts_U = np.cumsum(shifts_U, dtype=np.int64)
-        # From the row group's first list to the record's own first: its shift counts from its own sequence.
-        starts_U -= np.repeat(starts_U[first_S] - shifts_U[first_S], num_distinct_S)
+        starts_U = _add_up(shifts_U, first_S)
         lengths_U = self._lengths(name, num_distinct_S, np.diff(offsets_S) - np.maximum.reduceat(starts_U, first_S))
         starts_U += np.repeat(offsets_S[:-1], num_distinct_S)
         return values, starts_U, lengths_U
 
     def _lengths(self, name: str, num_distinct_S: IntArray, implied_S: IntArray) -> npt.NDArray[np.int32]:
         column = self.table.column(f"{name}/lengths")
-        if column.null_count == 0:
-            return self._column(f"{name}/lengths")[0]  # type: ignore[no-any-return]
         if column.null_count == len(column):
             return np.repeat(implied_S.astype(np.int32), num_distinct_S)
-        stored, _ = self._column(f"{name}/lengths")
+        stored, offsets_S = self._column(f"{name}/lengths")
+        if self.encoding.features[name].windows:
+            stored = _add_up(stored, offsets_S[:-1][np.diff(offsets_S) > 0]).astype(np.int32)
+        if column.null_count == 0:
+            lengths: npt.NDArray[np.int32] = stored
+            return lengths
         is_stored_S = column.is_valid().to_numpy()
         lengths_U = np.repeat(implied_S.astype(np.int32), num_distinct_S)
         lengths_U[np.repeat(is_stored_S, num_distinct_S)] = stored
@@ -178,3 +189,11 @@ class _Decoder:
                 np.cumsum(lengths_R.numpy(), out=offsets[1:])
                 found[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(taken.numpy()))
         return found
+
+
+def _add_up(differences_U: IntArray, first_S: IntArray) -> npt.NDArray[np.int64]:
+    """Sums of the differences from each of `first_S` on."""
+    sums_U = np.cumsum(differences_U, dtype=np.int64)
+    counts_S = np.diff(first_S, append=len(sums_U))
+    sums_U -= np.repeat(sums_U[first_S] - differences_U[first_S], counts_S)
+    return sums_U

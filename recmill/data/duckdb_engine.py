@@ -91,9 +91,8 @@ class DuckDBEngine:
             row: tuple[Any, ...] = self.connection.con.sql(self.connection.compile(query)).fetchall()[0]
             return row
 
-    def fetch_rows(self, query: Any) -> pa.Table:
+    def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
         with explain_duckdb_errors(self.plan.memory_limit_bytes, self.plan.out):
-            schema = self.plan.arrow_schema
             batches = [batch.select(schema.names).cast(schema) for batch in stream(self.connection, query)]
             return pa.Table.from_batches(batches, schema=schema)
 

@@ -27,14 +27,17 @@ MAX_SHARE = 0.9
 ALWAYS_FACTOR = 2.0
 # Features share an inverse if storing them together adds at most this share of distinct lists to either.
 GROUP_TOLERANCE = 0.05
+# Codes are ids and at most 65,536 more; those of tables up to this size fit int32.
+MAX_NARROW_ROWS = 2**31 - 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureEncoding:
     """How one feature is stored: plain if `group` is empty, else once a distinct list with the inverse of `group`."""
 
-    group: str = ""  # the name of the group's first feature
+    group: str = ""  # the name of one of the group's features
     windows: bool = False  # the distinct lists of a session are windows into one sequence
+    coded: bool = False  # ids are stored as the codes of popular_ids.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +70,10 @@ class Encoding:
         features = {}
         for name in names:
             entry = loaded[name]
-            group, windows = entry.get("group"), entry.get("windows")
-            if not isinstance(group, str) or not isinstance(windows, bool) or (group and group not in names):
-                raise InputError(f"{where}: encoding of {name!r} is {entry}, expected a 'group' and 'windows'")
-            features[name] = FeatureEncoding(group=group, windows=windows)
+            group, flags = entry.get("group"), [entry.get(key) for key in ("windows", "coded")]
+            if group not in ("", *names) or not all(isinstance(flag, bool) for flag in flags):
+                raise InputError(f"{where}: encoding of {name!r} is {entry}, expected a group, windows and coded")
+            features[name] = FeatureEncoding(**entry)
         return cls(features=features)
 
 
@@ -157,7 +160,7 @@ def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
     proposed: dict[str, list[str]] = {}
     for feature in schema.features:
         proposed.setdefault(f"group/{feature.group}" if feature.group else feature.name, []).append(feature.name)
-    features = {feature.name: FeatureEncoding() for feature in schema.features}
+    chosen: list[_Candidate] = []
     for names in proposed.values():
         joint: list[_Candidate] = []
         for name in names:
@@ -170,9 +173,16 @@ def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
                 joint.append(found)
         for candidate in joint:
             if any(schema.feature(name).shift for name in candidate.names) or candidate.pays(session_R):
-                for name in candidate.names:
-                    is_history = schema.feature(name).shift
-                    features[name] = FeatureEncoding(group=candidate.names[0], windows=is_history)
+                # The same inverse is not stored twice, even for features of different groups.
+                same = next((own for own in chosen if torch.equal(own.inverse_R, candidate.inverse_R)), None)
+                if same is None:
+                    chosen.append(candidate)
+                else:
+                    same.names += candidate.names
+    features = {feature.name: FeatureEncoding() for feature in schema.features}
+    for candidate in chosen:
+        for name in candidate.names:
+            features[name] = FeatureEncoding(group=candidate.names[0], windows=schema.feature(name).shift)
     return Encoding(features=features)
 
 
@@ -203,6 +213,8 @@ def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
         columns[f"{group}/inverse"] = pa.int32()
     for feature in schema.features:
         columns[feature.name] = pa.float32() if feature.kind == "dense" else pa.int64()
+        if encoding.features[feature.name].coded and feature.num_rows < MAX_NARROW_ROWS:
+            columns[feature.name] = pa.int32()
         if encoding.features[feature.name].windows:
             columns[f"{feature.name}/shifts"] = pa.int32()
     fields = [pa.field(name, lists_of(kind), nullable=False) for name, kind in columns.items()]

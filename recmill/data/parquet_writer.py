@@ -183,6 +183,7 @@ class PartFormat:
     schema: pa.Schema
     options: Mapping[str, Any]
     encode: Callable[[pa.Table], pa.Table] | None = None  # rows -> what is stored of them; None: the rows themselves
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)  # for the footer
 
     @classmethod
     def of_rows(cls, schema: pa.Schema, layout: str) -> Self:
@@ -232,6 +233,8 @@ class PartWriter:
         self.parts.append({"file": name, "split": split, **empty})
 
     def _close_part(self) -> None:
+        if self.form.metadata:
+            self._writer.add_key_value_metadata(self.form.metadata)
         self._writer.close()
         self.parts[-1]["bytes"] = self._sink.tell()
         self._sink.close()

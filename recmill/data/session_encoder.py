@@ -5,44 +5,19 @@ Shape suffixes: S = sessions (records), R = rows (samples), U = distinct rows of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from kernels import take_rows, take_windows, window_rows
 from recmill.data.encoding import Column, Encoding, dedup_in_sessions, inverse_events, lists_of, record_schema
-from recmill.data.parquet_writer import PartFormat
+from recmill.data.popular_ids import PopularIds
 from recmill.data.schema import Schema
-
-
-def deduplicated_format(schema: Schema, encoding: Encoding) -> PartFormat:
-    """Files of one record a session."""
-    records = record_schema(schema, encoding)
-    encode = partial(encode_sessions, schema=schema, encoding=encoding)
-    return PartFormat(schema=records, options=record_options(records), encode=encode)
-
-
-def record_options(records: pa.Schema) -> dict[str, Any]:
-    """Settings of the Parquet files."""
-    keys = ("session_id", "first_timestamp")
-    columns = {field.name: f"{field.name}.list.element" for field in records if field.name not in keys}
-    small = [path for name, path in columns.items() if name.rpartition("/")[2] in ("inverse", "lengths", "shifts")]
-    wide = [path for name, path in columns.items() if path not in small and name != "label"]
-    return {
-        "compression": "zstd",
-        "compression_level": 3,
-        "write_statistics": list(keys),
-        "use_dictionary": [columns["label"], *small],
-        "column_encoding": dict.fromkeys(wide, "BYTE_STREAM_SPLIT") | dict.fromkeys(keys, "DELTA_BINARY_PACKED"),
-        "sorting_columns": [pq.SortingColumn(0)],
-    }
 
 
 class _Encoder:
@@ -71,11 +46,11 @@ class _Encoder:
         column = Column.of(self.rows, name)
         self._add_lists(name, column.values, column.offsets.diff(), self.num_rows_S)
 
-    def add_group(self, names: Sequence[str], encoding: Encoding) -> None:
+    def add_group(self, group: str, names: Sequence[str], encoding: Encoding) -> None:
         columns = [Column.of(self.rows, name) for name in names]
         unique_U, inverse_R = dedup_in_sessions(self.session_R, columns)
         base_R = inverse_R[self.starts_S][self.record_R]  # a session's first row is its first distinct one
-        self.columns[f"{names[0]}/inverse"] = _lists(
+        self.columns[f"{group}/inverse"] = _lists(
             torch.from_numpy(inverse_events(unique_U, inverse_R, base_R)), self.num_rows_S
         )
         record_U = self.record_R[unique_U]
@@ -92,41 +67,53 @@ class _Encoder:
         num_values_S = _sum_by_record(lengths_U, first_S)
         self.columns[name] = _lists(values, num_values_S)
         if values.dtype == torch.int64:
-            self._add_lengths(name, lengths_U, num_distinct_S, num_values_S // num_distinct_S)
+            implied_S = num_values_S // num_distinct_S
+            self._add_lengths(name, lengths_U, num_distinct_S, implied_S, stored_U=lengths_U)
 
     def _add_windows(self, name: str, values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> None:
         sequence, num_values_S, starts_U = window_sessions(values, lengths_U, num_distinct_S)
         first_S = _starts(num_distinct_S)
-        shifts_U = starts_U.diff(prepend=starts_U[:1])
-        shifts_U[first_S] = starts_U[first_S]
         self.columns[name] = _lists(sequence, num_values_S)
-        self.columns[f"{name}/shifts"] = _lists(shifts_U.int(), num_distinct_S)
+        self.columns[f"{name}/shifts"] = _lists(_differences(starts_U, first_S).int(), num_distinct_S)
         # The window that starts last ends where the sequence does, if all are equally long.
-        self._add_lengths(name, lengths_U, num_distinct_S, num_values_S - _max_by_record(starts_U, first_S))
+        implied_S = num_values_S - _max_by_record(starts_U, first_S)
+        self._add_lengths(name, lengths_U, num_distinct_S, implied_S, stored_U=_differences(lengths_U, first_S))
 
-    def _add_lengths(self, name: str, lengths_U: Tensor, num_distinct_S: Tensor, implied_S: Tensor) -> None:
-        """The lengths of the sessions in which they are not those that a reader finds by itself."""
+    def _add_lengths(
+        self, name: str, lengths_U: Tensor, num_distinct_S: Tensor, implied_S: Tensor, *, stored_U: Tensor
+    ) -> None:
+        """What is stored of the lengths, for the sessions in which they are not those that a reader finds by itself."""
         record_U = torch.repeat_interleave(num_distinct_S)
         differs_U = lengths_U != implied_S[record_U]
         is_stored_S = torch.zeros(len(num_distinct_S), dtype=torch.bool)
         is_stored_S[record_U[differs_U]] = True
-        stored = _lists(lengths_U[is_stored_S[record_U]].int(), num_distinct_S * is_stored_S)
+        stored = _lists(stored_U[is_stored_S[record_U]].int(), num_distinct_S * is_stored_S)
         mask = pa.array(~is_stored_S.numpy())
         self.columns[f"{name}/lengths"] = pa.ListArray.from_arrays(
             stored.offsets, stored.values, type=stored.type, mask=mask
         )
 
 
-def encode_sessions(rows: pa.Table, schema: Schema, encoding: Encoding) -> pa.Table:
-    """Whole sessions, sorted by session and time, as one record a session."""
+def encode_sessions(
+    rows: pa.Table, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds] = MappingProxyType({})
+) -> pa.Table:
+    """Whole sessions, sorted by session and time, as one record a session; `popular` has the codes of tables."""
     encoder = _Encoder(rows)
     encoder.add_keys()
-    for names in encoding.groups.values():
-        encoder.add_group(names, encoding)
+    for group, names in encoding.groups.items():
+        encoder.add_group(group, names, encoding)
     for name in encoding.plain:
         encoder.add_plain(name)
     wanted = record_schema(schema, encoding)
-    return pa.Table.from_arrays([encoder.columns[name] for name in wanted.names], schema=wanted)
+    for feature in schema.id_features:
+        if encoding.features[feature.name].coded:
+            lists = encoder.columns[feature.name]
+            codes = popular[feature.table].to_codes(lists.values.to_numpy())
+            kind = wanted.field(feature.name).type
+            elements = pa.array(codes.astype(kind.value_type.to_pandas_dtype(), copy=False))
+            encoder.columns[feature.name] = pa.ListArray.from_arrays(lists.offsets, elements, type=kind)
+    arrays = [encoder.columns[name] for name in wanted.names]
+    return pa.Table.from_arrays(arrays, schema=wanted)
 
 
 def window_sessions(values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,6 +159,13 @@ def _offsets(counts: Tensor) -> Tensor:
 
 def _starts(counts: Tensor) -> Tensor:
     return torch.cumsum(counts, 0) - counts
+
+
+def _differences(numbers_U: Tensor, first_S: Tensor) -> Tensor:
+    """From one list of a session to the next; a session's first is itself."""
+    differences_U = numbers_U.diff(prepend=numbers_U[:1])
+    differences_U[first_S] = numbers_U[first_S]
+    return differences_U
 
 
 def _counts(record: Tensor, starts_S: Tensor) -> Tensor:

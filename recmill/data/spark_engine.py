@@ -94,8 +94,7 @@ class SparkEngine:
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
         return tuple(self.spark.sql(self.connection.compile(query)).first())
 
-    def fetch_rows(self, query: Any) -> pa.Table:
-        schema = self.plan.arrow_schema
+    def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
         return self.spark.sql(self.connection.compile(query)).toArrow().select(schema.names).cast(schema)
 
     def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
