@@ -33,7 +33,7 @@ demo: $(STAMP) ## Run the whole pipeline on synthetic data and print what it fou
 	$(BIN)/recmill run --preset $(PRESET) --out $(OUT)
 
 test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: $(STAMP) ## Run every test, the slow ones too
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest

@@ -9,7 +9,6 @@ from recmill.training.config import TrainConfig
 from recmill.training.trainer import train
 
 CONFIG = TrainConfig(batch_size=256, bottom_layers=(16,), top_layers=(16,), threads=1, max_steps=12, eval_every=12)
-pytestmark = pytest.mark.xdist_group("training")
 
 
 @pytest.fixture(scope="module")

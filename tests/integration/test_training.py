@@ -32,8 +32,6 @@ CONFIG = TrainConfig(
     table_lr=0.1,
     dense_lr=5e-3,
 )
-# One process at a time: these tests start up to four more, and measure nothing that needs a quiet machine.
-pytestmark = pytest.mark.xdist_group("training")
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,6 @@ from recmill.artifacts import InputError, read_json
 
 SMALL = ("--preset", "tiny", "--set", "data.sessions=150", "--set", "batch_size=256", "--set", "threads=1")
 
-pytestmark = pytest.mark.xdist_group("run")
-
 
 def recmill(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("recmill")

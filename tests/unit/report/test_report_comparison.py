@@ -65,14 +65,11 @@ def test_a_figure_that_one_run_lacks_stays_in_the_table(baseline: Path, tmp_path
     json.dumps(compared, allow_nan=False)
 
 
-def test_a_number_that_is_not_finite_counts_as_not_measured(tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_is_refused_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    (tmp_path / "train/result.json").write_text(
-        '{"format_version": 1, "samples_per_s": NaN, "metrics": {"auc": Infinity}}'
-    )
-    run = load_run(tmp_path)
-    assert run.number("training", "samples_per_s") is None
-    assert run.number("training", "metrics", "auc") is None
+    (tmp_path / "train/result.json").write_text('{"format_version": 1, "samples_per_s": NaN}')
+    with pytest.raises(InputError, match=r"result\.json: not valid JSON \(NaN"):
+        load_run(tmp_path)
 
 
 def test_runs_with_one_name_are_told_apart(baseline: Path, tmp_path: Path) -> None:
