@@ -162,7 +162,8 @@ def writer_options(schema: pa.Schema, layout: str) -> dict[str, Any]:
     groups of 8192, zstd 3: dictionaries (the default) 8.1 MB, delta 10.2 MB, plain 3.3 MB, byte-stream-split ids
     2.7 MB, delta keys and a dictionary for the label besides 2.6 MB; reading takes as long as plain. With one sample a
     session 16.8 against 7.9 MB. Vocabularies of 11 values come out even. Dense values stay plain: splitting the
-    bytes of those that repeat doubles their size. Sessions get zstd 6, 6 to 8% smaller than 3; 9 gains no more on `recd`.
+    bytes of those that repeat doubles their size. Sessions get zstd 6, 6 to 8% smaller than 3; on
+    `recd` 9 gains no more.
     """
     lists = [f"{field.name}.list.element" for field in schema if pa.types.is_list(field.type)]
     encodings = dict.fromkeys(lists, "BYTE_STREAM_SPLIT") | dict.fromkeys(SORT_KEYS[layout], "DELTA_BINARY_PACKED")
