@@ -24,6 +24,7 @@ FloatArray = npt.NDArray[np.float32]
 LengthArray = npt.NDArray[np.int32]
 # With more breaks than this share of samples, hardly a slice is a run, and its lists are picked one by one.
 MAX_BREAKS = 0.01
+MAX_EXPANDED_LENGTH = 2.0  # mean length of lists that are expanded for the whole row group
 
 Rows = slice | npt.NDArray[np.integer]
 
@@ -78,16 +79,24 @@ BlockSlice = tuple[CutBlock, int, int]
 
 
 def prepare_block(
-    block: DistinctBlock, *, dedup: Sequence[Sequence[str]] | None, windows: Sequence[str] = ()
+    block: DistinctBlock,
+    *,
+    dedup: Sequence[Sequence[str]] | None,
+    windows: Sequence[str] = (),
+    expand: frozenset[str] = frozenset(),
 ) -> CutBlock:
-    """The block ready for batches in which the groups `dedup` are deduplicated; `block` has these groups already."""
+    """The block ready for batches in which the groups `dedup` are deduplicated; `block` has these groups already.
+
+    Groups of the features `expand` get one list a sample here, once. All blocks of a batch must agree on them.
+    """
     deduplicated = {key for group in dedup or () for key in group}
     groups, plain = [], []
     for group in block.groups:
         is_stored_once = deduplicated.issuperset(group.keys)
         keeps_windows = dedup is not None and not set(windows).isdisjoint(group.keys)
-        if group.inverse_R is None and not is_stored_once and not keeps_windows:
-            plain.append(group)
+        is_plain = group.inverse_R is None or expand.issuperset(group.keys)
+        if is_plain and not is_stored_once and not keeps_windows:
+            plain.append(_expand_group(group))
         else:
             groups.append(_prepare_group([group], is_expanded=not is_stored_once, keeps_windows=keeps_windows))
     if plain:  # together: what a batch costs beside copying grows with the number of groups
@@ -101,6 +110,39 @@ def prepare_block(
         row_bytes_R=row_bytes_R,
         new_bytes_R=new_bytes_R,
         nbytes=sum(group.nbytes for group in groups) + sum(array.nbytes for array in arrays),
+    )
+
+
+def short_features(block: DistinctBlock) -> frozenset[str]:
+    """Features whose lists are so short that one a sample costs less to hold than to pick for every batch."""
+    return frozenset(
+        key
+        for group in block.groups
+        for key, lengths_U in zip(group.keys, group.lengths, strict=True)
+        if int(lengths_U.sum()) <= MAX_EXPANDED_LENGTH * len(lengths_U)
+    )
+
+
+def _expand_group(group: DistinctGroup) -> DistinctGroup:
+    """The group with one list a sample."""
+    if group.inverse_R is None:
+        return group
+    features = zip(group.values, group.starts, group.lengths, strict=True)
+    values, starts, lengths = zip(*(_expand_lists(*own, group.inverse_R) for own in features), strict=True)
+    return DistinctGroup(keys=group.keys, values=values, starts=starts, lengths=lengths)
+
+
+def _expand_lists(
+    values: IdArray, starts_U: IdArray, lengths_U: LengthArray, inverse_R: LengthArray
+) -> tuple[IdArray, IdArray, LengthArray]:
+    if (lengths_U == 1).all():  # single ids: one look-up, no lists to walk
+        ones = np.ones(len(inverse_R), dtype=np.int32)
+        return values[starts_U][inverse_R], np.arange(len(inverse_R), dtype=np.int64), ones
+    lengths_R = lengths_U[inverse_R]
+    return (
+        take_lists(values, starts_U[inverse_R], lengths_R),
+        np.cumsum(lengths_R, dtype=np.int64) - lengths_R,
+        lengths_R,
     )
 
 

@@ -18,7 +18,7 @@ from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block
 from recmill.data.dataset import load_encoding
 from recmill.data.deduplicated import decode_distinct
 from recmill.data.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, regroup
-from recmill.data.distinct_batch import CutBlock, group_keys, prepare_block
+from recmill.data.distinct_batch import CutBlock, group_keys, prepare_block, short_features
 from recmill.data.encoding import columns_of
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
@@ -55,6 +55,7 @@ class PlainReader:
         self._columns = self._stored_columns()
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
+        self._short: frozenset[str] | None = None  # features that are expanded a row group at a time
 
     def _stored_columns(self) -> list[str]:
         return ["label", *(feature.name for feature in self._schema.features)]
@@ -114,7 +115,10 @@ class PlainReader:
     def _prepare(self, block: DistinctBlock, where: str) -> CutBlock:
         block = self._transforms.apply(block)
         check_ranges(block, self._schema, where=where)
-        return prepare_block(block, dedup=self._dedup, windows=self._windows)
+        with self._lock:
+            if self._short is None:  # the first row group decides for all: batches mix them
+                self._short = short_features(block)
+        return prepare_block(block, dedup=self._dedup, windows=self._windows, expand=self._short)
 
     def assemble(self, slices: Sequence[tuple[RowBlock | CutBlock, int, int]], *, num_global: int) -> Batch:
         """One batch from the rows [start, stop) of each transformed row group."""
