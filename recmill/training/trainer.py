@@ -184,7 +184,7 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
                 process.wait(timeout=60)
                 raise
         if process.returncode:
-            _raise_failure(Path(scratch), process.returncode, log_path)
+            _raise_failure(Path(scratch), nproc, process.returncode, log_path)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -203,7 +203,7 @@ def _follow(process: subprocess.Popen[str], log: Any, progress: Progress) -> Non
     process.wait()
 
 
-def _raise_failure(scratch: Path, returncode: int, log_path: Path) -> None:
+def _raise_failure(scratch: Path, nproc: int, returncode: int, log_path: Path) -> None:
     """The first cause among the ranks' reports: a user's error before a crash, a crash before its echoes."""
     reports = [read_json(path) for path in sorted(scratch.glob("error-*.json"))]
     for report in reports:
@@ -215,10 +215,11 @@ def _raise_failure(scratch: Path, returncode: int, log_path: Path) -> None:
         first = causes[0]
         message = " ".join(str(first["message"]).split())[:300]
         raise TrainingFailed(f"rank {first['rank']} failed: {message}; see {log_path}; run the same command to resume")
-    reported = sorted(report["rank"] for report in reports)
+    silent = sorted(set(range(nproc)) - {report["rank"] for report in reports})
+    who = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent)) or 'unknown'}"
     raise TrainingFailed(
-        f"a rank died without a word (torchrun exit code {returncode}; ranks {reported or 'none'} reported a lost "
-        f"connection); see {log_path}; run the same command to resume from the newest checkpoint"
+        f"{who} died without a word (torchrun exit code {returncode}); see {log_path}; run the same command to resume "
+        "from the newest checkpoint"
     )
 
 

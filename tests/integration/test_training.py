@@ -100,6 +100,7 @@ def test_a_killed_run_resumes_to_the_same_curve(dataset, finished, tmp_path, vic
     assert process.returncode != 0
     if victim == "rank":
         assert process.returncode == 1
+        assert "died without a word" in stderr
         assert "run the same command to resume" in stderr
     assert not (tmp_path / "result.json").exists()
     resumed = start_command(dataset, tmp_path, nproc=2)
