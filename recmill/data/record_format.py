@@ -59,6 +59,8 @@ def choose_popular_ids(records: pa.Table, schema: Schema, *, scale: float) -> di
     order = pa.array(np.random.default_rng(0).permutation(records.num_rows))
     popular = {}
     for table in schema.tables:
+        if any(schema.feature(name).transforms for name in table.features):
+            continue  # raw ids may be any int64, negative ones too, and would collide with codes
         columns = [records.column(name).combine_chunks().take(order) for name in table.features]
         ids = np.concatenate([column.values.to_numpy() for column in columns])
         if (found := PopularIds.choose(ids, num_stored=scale * len(ids))) is not None:

@@ -121,9 +121,13 @@ def window_sessions(values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -
 
     Between two sessions lies a list that equals no other, so that no window crosses from one into the next.
     """
+    if values.numel() and int(values.min()) < 0:  # raw ids that transforms will map: any int64
+        known, codes = torch.unique(values, return_inverse=True)
+        sequences, sizes_S, starts_U = window_sessions(codes, lengths_U, num_distinct_S)
+        return known[sequences], sizes_S, starts_U
     num_sessions = len(num_distinct_S)
     first_S, value_starts_U = _starts(num_distinct_S), _starts(lengths_U)
-    separators = -1 - torch.arange(num_sessions)  # ids are at least 0
+    separators = -1 - torch.arange(num_sessions)  # below every id
     at = value_starts_U[first_S].numpy()
     parted = torch.from_numpy(np.insert(values.numpy(), at, separators.numpy()))
     lengths = torch.from_numpy(np.insert(lengths_U.numpy(), first_S.numpy(), 1))

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, refuse_foreign_folder, write_folder
 from recmill.data.dataset import open_dataset, read_rows
+from recmill.data.distinct import take_lists
 from recmill.data.schema import Schema, Table
+from recmill.data.transforms import Transforms
 from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts
 from recmill.profiling.duplication import BATCH_SIZES, duplication_statistics
 from recmill.profiling.sampling import Group, by_file, ratio_half_width, row_groups, sample_groups
@@ -80,6 +83,7 @@ class AccessCounter:
         self, dataset: Dataset, schema: Schema, groups: Sequence[Group], *, is_sample: bool, confidence: float
     ) -> None:
         self.dataset, self.schema, self.groups = dataset, schema, groups
+        self.transforms = Transforms(schema)
         self.is_sample, self.confidence = is_sample, confidence
 
     def run(self, folder: Path, *, max_array_rows: int, progress: Progress) -> dict[str, Any]:
@@ -142,14 +146,23 @@ class AccessCounter:
         for batch in read_rows(self.dataset, columns=features, row_groups=by_file(groups)):
             for table in tables:
                 for name in table.features:
-                    counters[table.name].add(flat_ids(batch.column(name)))
+                    counters[table.name].add(self._rows_read(name, batch.column(name)))
             done += batch.num_rows
             progress("count accesses", done, total)
 
     def _ids(self, table: Table, groups: Sequence[Group] | None = None) -> Iterator[np.ndarray]:
         for batch in read_rows(self.dataset, columns=table.features, row_groups=by_file(groups or self.groups)):
-            for column in batch.columns:
-                yield flat_ids(column)
+            for name in table.features:
+                yield self._rows_read(name, batch.column(name))
+
+    def _rows_read(self, name: str, lists: pa.Array) -> np.ndarray:
+        """The rows of its table that a feature's lists read: their ids, after the transforms the schema declares."""
+        ids: np.ndarray = lists.flatten().to_numpy()
+        if not self.schema.feature(name).transforms:
+            return ids
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        return take_lists(*self.transforms.lists(name, ids, starts, lengths))
 
 
 def choose_counting(tables: Sequence[Table], max_array_rows: int) -> tuple[list[Table], list[Table]]:
@@ -159,11 +172,6 @@ def choose_counting(tables: Sequence[Table], max_array_rows: int) -> tuple[list[
         if sum(chosen.num_rows for chosen in small) + table.num_rows <= max_array_rows:
             small.append(table)
     return small, [table for table in tables if table not in small]
-
-
-def flat_ids(lists: pa.Array) -> np.ndarray:
-    ids: np.ndarray = lists.flatten().to_numpy()
-    return ids
 
 
 def summarised(
