@@ -8,7 +8,6 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +116,7 @@ class TrainingRun:
     def train(self) -> dict[str, Any]:
         """Train to the end and give what result.json holds (on rank 0; other ranks get {})."""
         eval_every = self.config.eval_every or self.ingest.batches_per_epoch
-        with ExitStack() as stack:
-            stack.enter_context(self.ingest)
+        with self.ingest:
             self.sharded.module.train()
             batches = iter(self.ingest)
             while self.state.step < self.num_steps and not self.state.is_stopped:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 
 PROGRESS_MARK = "@progress "  # a line of a rank's output that starts so is progress: JSON [what, done, total]
+
+
+def threads_of(config_threads: int, num_local: int) -> int:
+    """Threads of each of `num_local` processes on this machine: the config's, or an equal share of the cores."""
+    return config_threads or max(1, (os.cpu_count() or 1) // num_local)
 
 
 def die_with_parent() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +31,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.processes import PROGRESS_MARK, die_with_parent
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
@@ -162,7 +161,11 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
         job_path.write_text(dump_json(job), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(nproc)]
         command += ["-m", "recmill.training.worker", str(job_path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(_threads(job, nproc)), "PYTHONWARNINGS": "ignore"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads_of(job["config"]["threads"], nproc)),
+            "PYTHONWARNINGS": "ignore",
+        }
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # By default OpenMP threads spin while they wait for one another, and the reader's threads share their cores.
         # On two cores with other work: 40,000 samples/s waiting passively, 3,600 to 9,200 spinning (docs/log.md).
@@ -185,11 +188,6 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
                 raise
         if process.returncode:
             _raise_failure(Path(scratch), nproc, process.returncode, log_path)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-
-
-def _threads(job: Mapping[str, Any], nproc: int) -> int:
-    return int(job["config"]["threads"]) or max(1, (os.cpu_count() or 1) // nproc)
 
 
 def _follow(process: subprocess.Popen[str], log: Any, progress: Progress) -> None:

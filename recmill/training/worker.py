@@ -27,7 +27,7 @@ from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import choose_dedup
 from recmill.training.loop import TrainingRun
-from recmill.training.processes import PROGRESS_MARK, die_with_parent
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
 from recmill.training.sharding import shard_model
 
 
@@ -49,7 +49,7 @@ def run_rank(job: dict[str, Any]) -> None:
     config = TrainConfig.from_json(job["config"])
     world_size = int(os.environ["WORLD_SIZE"])
     device = _device()
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    torch.set_num_threads(threads_of(config.threads, int(os.environ["LOCAL_WORLD_SIZE"])))
     dataset = Dataset.load(job["data"])
     schema = Schema.load(dataset.path)
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, Topology.local(world_size))
