@@ -6,11 +6,14 @@ pooled inside the lookup (an EmbeddingBagCollection). A table exists once, whoev
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 
+SHAPES = ("pooled", "distinct", "sequence")  # bags at one list a sample, bags over distinct rows, single rows
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
@@ -55,3 +58,14 @@ def row_configs(schema: Schema) -> list[EmbeddingConfig]:
         for table in schema.tables
         if table.name in schema.sequence_tables
     ]
+
+
+def table_shapes(schema: Schema, deduplicated: frozenset[str]) -> dict[str, list[Any]]:
+    """The tables by the way they are looked up, when the features `deduplicated` arrive as distinct rows."""
+    distinct, names = distinct_tables(schema, deduplicated), logical_names(schema)
+    bags = bag_configs(schema)
+    return {
+        "pooled": [config for config in bags if names[config.name] not in distinct],
+        "distinct": [config for config in bags if names[config.name] in distinct],
+        "sequence": row_configs(schema),
+    }

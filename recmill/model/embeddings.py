@@ -8,6 +8,7 @@ sequence   tables that some sequence feature reads: rows, pooled or padded after
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 
 from kernels import expand_rows
+from recmill.artifacts import module_name
 from recmill.data.schema import Schema
-from recmill.data.tables import bag_configs, distinct_tables, logical_names, row_configs
+from recmill.data.tables import SHAPES, logical_names, table_shapes
 
 # B = batch, U = distinct rows of a feature (B where nothing is deduplicated), L = padded length, D = embedding width
 INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows
@@ -34,11 +36,21 @@ class Lookups:
     inverse: dict[str, Tensor] = field(default_factory=dict)  # deduplicated feature -> [B], sample to distinct row
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A collection and the features it answers for. Not a module: what we hold ourselves is no business of DDP's."""
+
+    features: list[str]
+    lookup: Callable[[KeyedJaggedTensor], Any]
+
+
 class TableEmbeddings(nn.Module):
     """Looks up every id feature of a batch: pooled vectors for sparse features, padded ones for sequences.
 
     Tables stay on the meta device unless one is given: sharding materialises only what a rank holds. `deduplicated`
-    names the features that arrive as distinct rows; what they give is the same, each row looked up once.
+    names the features that arrive as distinct rows; what they give is the same, each row looked up once. Tables named
+    in `elsewhere` are not TorchRec's: `attach` brings the collections that hold them. `attach_hot` brings collections
+    for batches that touch hot rows only; their ids are slots of the hot set.
     """
 
     def __init__(
@@ -47,47 +59,74 @@ class TableEmbeddings(nn.Module):
         *,
         max_sequence_length: int,
         deduplicated: frozenset[str] = frozenset(),
+        elsewhere: frozenset[str] = frozenset(),
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.schema = schema
         self.max_sequence_length = max_sequence_length
-        where = device or torch.device("meta")
-        distinct, unpooled = distinct_tables(schema, deduplicated), schema.sequence_tables
-        features = schema.id_features
-        self.bag_features = [f.name for f in features if f.table not in unpooled | distinct]
-        self.distinct_features = [f.name for f in features if f.table in distinct]
-        self.row_features = [f.name for f in features if f.table in unpooled]
-        bags = [config for config in bag_configs(schema) if logical_names(schema)[config.name] not in distinct]
-        shared = [config for config in bag_configs(schema) if logical_names(schema)[config.name] in distinct]
-        self.pooled = EmbeddingBagCollection(tables=bags, device=where) if bags else None
-        self.distinct = EmbeddingBagCollection(tables=shared, device=where) if shared else None
-        self.sequence = EmbeddingCollection(tables=row_configs(schema), device=where) if self.row_features else None
+        self.configs = table_shapes(schema, deduplicated)
+        self.distinct_features = _features_of(self.configs["distinct"])
+        self.row_features = [f.name for f in schema.id_features if f.table in schema.sequence_tables]
+        where, names = device or torch.device("meta"), logical_names(schema)
+        mine = {
+            shape: [config for config in configs if names[config.name] not in elsewhere]
+            for shape, configs in self.configs.items()
+        }
+        self.pooled = EmbeddingBagCollection(tables=mine["pooled"], device=where) if mine["pooled"] else None
+        self.distinct = EmbeddingBagCollection(tables=mine["distinct"], device=where) if mine["distinct"] else None
+        self.sequence = EmbeddingCollection(tables=mine["sequence"], device=where) if mine["sequence"] else None
+        self._mine = {shape: _features_of(configs) for shape, configs in mine.items()}
+        self._attached: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
+        self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
+
+    def attach(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
+        """Let a collection answer for these tables of a shape (pooled, distinct or sequence)."""
+        self._attached[shape].append(_Source(features=self._readers(shape, tables), lookup=lookup))
+
+    def attach_hot(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
+        """Let a collection answer for these tables of a shape in hot batches."""
+        self._hot[shape].append(_Source(features=self._readers(shape, tables), lookup=lookup))
+
+    def _readers(self, shape: str, tables: Sequence[str]) -> list[str]:
+        wanted = {module_name(table) for table in tables}
+        return _features_of([config for config in self.configs[shape] if config.name in wanted])
+
+    def _sources(self, shape: str, *, is_hot: bool) -> list[_Source]:
+        if is_hot:
+            return self._hot[shape]
+        own = getattr(self, shape)
+        mine = [] if own is None else [_Source(features=self._mine[shape], lookup=own)]
+        return [*mine, *self._attached[shape]]
 
     def table_weights(self) -> dict[str, Tensor]:
         """Every table's weight by the table's name (of an unsharded collection)."""
         names = logical_names(self.schema)
         return {names[path.split(".")[-2]]: parameter.data for path, parameter in self.named_parameters()}
 
-    def forward(self, ids: Ids) -> Lookups:
+    def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
         batch = _Features(ids)
         # All lookups start before any is waited for: sharded collections answer with an awaitable.
-        bags = self.pooled(batch.expanded(self.bag_features)) if self.pooled is not None else None
-        shared = self.distinct(batch.aligned(self.distinct_features)) if self.distinct is not None else None
-        rows = self.sequence(batch.aligned(self.row_features, windows=True)) if self.sequence is not None else {}
-        pooled: dict[str, Tensor] = dict(bags.to_dict()) if bags is not None else {}
+        bags = [source.lookup(batch.expanded(source.features)) for source in self._sources("pooled", is_hot=is_hot)]
+        shared = [source.lookup(batch.aligned(source.features)) for source in self._sources("distinct", is_hot=is_hot)]
+        found = [
+            (source.features, source.lookup(batch.aligned(source.features, windows=True)))
+            for source in self._sources("sequence", is_hot=is_hot)
+        ]
+        pooled: dict[str, Tensor] = {name: vectors for bag in bags for name, vectors in bag.to_dict().items()}
+        for answer in shared:
+            for name, vectors in answer.to_dict().items():
+                pooled[name] = vectors[: batch.num_rows(name)]
+        rows = {name: answer[name] for features, answer in found for name in features}
         inverse: dict[str, Tensor] = {}
         sequences: dict[str, tuple[Tensor, Tensor]] = {}
-        if shared is not None:
-            for name, vectors in shared.to_dict().items():
-                pooled[name] = vectors[: batch.num_rows(name)]
         for name in self.row_features:
             feature = self.schema.feature(name)
             if feature.kind == "sequence":
                 sequences[name] = self._pad(batch, name, rows[name])
             else:
-                found = JaggedTensor(values=rows[name].values(), lengths=batch.lists(name)[1])
-                pooled[name] = pool_rows(found, is_mean=feature.pooling == "mean")
+                lists = JaggedTensor(values=rows[name].values(), lengths=batch.lists(name)[1])
+                pooled[name] = pool_rows(lists, is_mean=feature.pooling == "mean")
         for name in (*self.distinct_features, *self.row_features):
             if (mapping := batch.inverse(name)) is not None:
                 inverse[name] = mapping
@@ -99,6 +138,10 @@ class TableEmbeddings(nn.Module):
             return pad_windows(rows.values(), window[1], window[2], self.max_sequence_length)
         found = JaggedTensor(values=rows.values(), lengths=batch.lists(name)[1])
         return pad_sequence(found, self.max_sequence_length)
+
+
+def _features_of(configs: Sequence[Any]) -> list[str]:
+    return [name for config in configs for name in config.feature_names]
 
 
 class _Features:

@@ -19,14 +19,19 @@ class RankingModel(nn.Module):
         config: RankerConfig,
         *,
         deduplicated: frozenset[str] = frozenset(),
+        elsewhere: frozenset[str] = frozenset(),
         table_device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.embeddings = TableEmbeddings(
-            schema, max_sequence_length=config.max_sequence_length, deduplicated=deduplicated, device=table_device
+            schema,
+            max_sequence_length=config.max_sequence_length,
+            deduplicated=deduplicated,
+            elsewhere=elsewhere,
+            device=table_device,
         )
         self.ranker = Ranker(schema, config)
 
-    def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
-        found = self.embeddings(ids)
+    def forward(self, dense_BF: Tensor, ids: Ids, is_hot: bool = False) -> Tensor:
+        found = self.embeddings(ids, is_hot)
         return self.ranker(dense_BF, found.pooled, found.sequences, found.inverse)
