@@ -12,7 +12,8 @@ from recmill.artifacts import InputError
 MODELS = ("dlrm", "dcn")
 ENCODERS = ("schema", "mean", "attention", "transformer")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
-DEDUP = ("auto", "true", "false")
+SWITCH = ("auto", "true", "false")
+TUNE = ("fixed", "online")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,15 @@ class TrainConfig:
     # what is trained once a distinct row instead of once a sample (RecD): the result is the same
     dedup: str = "auto"  # "auto": features that repeat enough to pay; "true": whatever repeats; "false": nothing
 
+    # what the plan offers; "auto" takes what it says pays, "false" trains as if it were not there
+    tiers: str = "auto"  # rows by how often they are read (FlexShard): replicated, node-wide, global; same result
+    hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
+    hot_batches: str = "auto"  # batches that touch hot rows only are trained apart, without exchange (FAE)
+    sharing: str = "auto"  # cold rows share parameters (PSS): another, smaller model
+
+    # ingestion
+    tune: str = "fixed"  # "online": worker counts follow what the trainer needs (InTune); "fixed": as allocated
+
     # running
     shuffle: bool = True
     eval_batch_size: int = 8192
@@ -63,7 +73,8 @@ class TrainConfig:
             "model": MODELS,
             "sequence_encoder": ENCODERS,
             "table_optimiser": TABLE_OPTIMISERS,
-            "dedup": DEDUP,
+            **dict.fromkeys(("dedup", "tiers", "hot_batches", "sharing"), SWITCH),
+            "tune": TUNE,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -76,7 +87,7 @@ class TrainConfig:
             "transformer_layers",
             "max_sequence_length",
         )
-        for name in (*positive, "dense_lr", "table_lr", "checkpoint_every", "timeout_s"):
+        for name in (*positive, "dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, expected more than 0")
         for name in (
