@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from recmill.training.config import TrainConfig
 from recmill.training.dedup import DedupChoice
 from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
 from recmill.training.sharding import ShardedModel
+from recmill.training.usage import Meter, usage_of_all_ranks
 
 LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
 Report = Callable[[str, int, int], None]
@@ -77,6 +77,7 @@ class TrainingRun:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
         self.curve: list[dict[str, float]] = []
+        self.meter, self.num_metered = Meter(), 0  # what training used, and for how many samples, since this start
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
         self.ingest = self._open("train", config.batch_size, epochs=config.epochs, shuffle=config.shuffle)
 
@@ -119,6 +120,7 @@ class TrainingRun:
         with self.ingest:
             self.sharded.module.train()
             batches = iter(self.ingest)
+            self.meter.start()
             while self.state.step < self.num_steps and not self.state.is_stopped:
                 self._step(next(batches))
                 is_last = self.state.step == self.num_steps
@@ -130,6 +132,7 @@ class TrainingRun:
                     self._flush_losses()
                     self._save(self.out / "checkpoints" / f"step-{self.state.step:08d}")
             stats = self.ingest.stats()
+        self.meter.stop()
         self._flush_losses()
         return self._finish(stats)
 
@@ -144,6 +147,7 @@ class TrainingRun:
         self.sharded.dense_optimiser.zero_grad()
         self.state.step += 1
         self.state.num_samples += batch.num_global
+        self.num_metered += batch.num_global
         self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
         self.state.seconds += time.perf_counter() - started
 
@@ -183,12 +187,14 @@ class TrainingRun:
     def _evaluate_and_decide(self) -> None:
         """Measure the held-out split; keep the best weights and stop early where the config asks for it."""
         split = "valid" if "valid" in self.dataset.splits else evaluation_split(self.dataset)
+        self.meter.stop()
         accuracy, _ = self.evaluate(split)
         shared = [asdict(accuracy) if accuracy else None]
         dist.broadcast_object_list(shared, src=0)
         assert shared[0] is not None
         epoch = self.state.step / self.ingest.batches_per_epoch
-        self.state.evaluations.append({"step": self.state.step, "epoch": round(epoch, 3), "split": split, **shared[0]})
+        when = {"step": self.state.step, "epoch": round(epoch, 3), "seconds": round(self.state.seconds, 4)}
+        self.state.evaluations.append({**when, "split": split, **shared[0]})
         auc = shared[0]["auc"] if shared[0]["auc"] is not None else -shared[0]["log_loss"]
         is_best = auc > self.state.best_auc
         self.state.best_auc = max(auc, self.state.best_auc)
@@ -199,6 +205,7 @@ class TrainingRun:
                 self._save(self.out / "checkpoints" / "best")
             self.state.is_stopped = self.state.num_worse >= self.config.patience
         self.sharded.module.train()
+        self.meter.start()
 
     @torch.no_grad()
     def evaluate(self, split: str) -> tuple[Accuracy | None, dict[str, list[float]]]:
@@ -233,17 +240,18 @@ class TrainingRun:
         }
 
     def _save(self, target: Path, extra: Mapping[str, Any] | None = None) -> None:
+        self.meter.stop()
         save_checkpoint(target, self.sharded, body={**self._body(), **(extra or {})}, inputs=self.inputs)
         if self.rank == 0:
             prune_checkpoints(target.parent)
+        self.meter.start()
 
     def _finish(self, ingest_stats: Mapping[str, Any]) -> dict[str, Any]:
         best = self.out / "checkpoints" / "best"
         if self.config.patience and best.exists():
             load_checkpoint(best, self.sharded)
         accuracy, roc = self.evaluate(evaluation_split(self.dataset))
-        peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0])
-        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        usage = usage_of_all_ranks(self.meter)
         metrics = asdict(accuracy) if accuracy else {}
         self._save(self.out / "checkpoint", {"metrics": metrics})
         if self.rank != 0:
@@ -257,7 +265,8 @@ class TrainingRun:
             "num_samples": self.state.num_samples,
             "seconds": self.state.seconds,
             "samples_per_s": self.state.num_samples / max(self.state.seconds, 1e-9),
-            "peak_memory_bytes": int(peak.item()),
+            "peak_memory_bytes": int(usage["peak_memory_bytes"]),
+            "usage": {**usage, "num_samples": self.num_metered},
             "metrics": metrics,
             "curve": self.curve,
             "evaluations": self.state.evaluations,
