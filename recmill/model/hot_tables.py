@@ -1,0 +1,193 @@
+"""Rows of several tables of one width in FBGEMM, with lookup and update as calls of their own.
+
+TorchRec's fused tables update themselves with the gradients of the rank that holds them. Replicated rows must be
+updated with everybody's, in the same order everywhere, so the update is called with the gradients of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    EmbeddingLocation,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor
+
+from recmill.artifacts import InputError
+from recmill.model.table_store import TableOptimiser
+
+# T = tables, F = features, B = bags of a feature, N = ids, H = rows of a table, D = width
+OPTIMISERS = {
+    "sgd": (EmbOptimType.EXACT_SGD, "sgd"),
+    "adagrad": (EmbOptimType.EXACT_ADAGRAD, "adagrad"),
+    "rowwise_adagrad": (EmbOptimType.EXACT_ROWWISE_ADAGRAD, "rowwise_adagrad"),
+}
+POOLINGS = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN, "none": PoolingMode.NONE}
+
+
+class FusedTables:
+    """Tables of `num_rows` rows each; feature f reads table `table_of_feature[f]` (not falling)."""
+
+    def __init__(
+        self,
+        num_rows: Sequence[int],
+        table_of_feature: Sequence[int],
+        *,
+        dim: int,
+        pooling: str,
+        optimiser: TableOptimiser,
+        device: torch.device,
+    ) -> None:
+        if optimiser.kind not in OPTIMISERS:
+            raise InputError(f"table optimiser {optimiser.kind!r} is unknown, expected one of {', '.join(OPTIMISERS)}")
+        self.dim, self.pooling, self.optimiser, self.device = dim, pooling, optimiser, device
+        self.num_features = len(table_of_feature)
+        is_cuda = device.type == "cuda"
+        kind, self._op_name = OPTIMISERS[optimiser.kind]
+        where = (
+            (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if is_cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        )
+        self.module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(max(rows, 1), dim, *where) for rows in num_rows],
+            feature_table_map=list(table_of_feature),
+            pooling_mode=POOLINGS[pooling],
+            optimizer=kind,
+            learning_rate=optimiser.lr,
+            eps=optimiser.eps,
+            device=device,
+        )
+        self._is_cuda = is_cuda
+        bases = [0]
+        for rows in num_rows:
+            bases.append(bases[-1] + max(rows, 1))
+        self.bases = torch.tensor(bases, dtype=torch.int64, device=device)  # where each table's rows begin in all rows
+        features = list(table_of_feature)
+        self.base_of_feature = self.bases[torch.tensor(features, dtype=torch.int64, device=device)]
+        first_feature = torch.tensor([features.index(table) for table in range(len(num_rows))])
+        self._weight_starts = self.module.weights_offsets.cpu()[first_feature]
+        self._state_starts = self.module.momentum1_offsets.cpu()[first_feature] if optimiser.state_names else None
+
+    @property
+    def num_tables(self) -> int:
+        return len(self.bases) - 1
+
+    def weights(self, table: int) -> Tensor:
+        """[H, D], a view of the live rows."""
+        return self.module.split_embedding_weights()[table]
+
+    def state(self, table: int) -> dict[str, Tensor]:
+        """The optimiser's state of a table by name, views of the live ones: [H] or [H, D]."""
+        if not self.optimiser.state_names:
+            return {}
+        own = self.module.split_optimizer_states()[table]
+        return dict(zip(self.optimiser.state_names, own, strict=True))
+
+    @torch.no_grad()
+    def write(self, table: int, rows_HD: Tensor, state: Mapping[str, Tensor]) -> None:
+        weights = self.weights(table)
+        weights[: len(rows_HD)].copy_(rows_HD)
+        for name, live in self.state(table).items():
+            live[: len(rows_HD)].copy_(state[name].reshape(-1, *live.shape[1:]))
+
+    @torch.no_grad()
+    def look_up(self, ids_N: Tensor, offsets: Tensor) -> Tensor:
+        """[B, F * D] of pooled tables, [N, D] of others; `offsets` is feature-major, F * B + 1 entries."""
+        return self.module(ids_N, offsets)
+
+    @torch.no_grad()
+    def update(self, ids_N: Tensor, offsets: Tensor, gradient: Tensor) -> None:
+        """One optimiser step with the gradient of what `look_up` would give for the same ids and offsets."""
+        if self._is_cuda:
+            with torch.enable_grad():
+                torch.autograd.backward(self.module(ids_N, offsets), gradient)
+            return
+        is_pooled = self.pooling != "none"
+        own = self.module
+        width: list[Any] = [own.D_offsets, own.max_D] if is_pooled else [self.dim]
+        bags: list[Any] = [int(POOLINGS[self.pooling]), None] if is_pooled else []
+        state = [own.momentum1_offsets] if self.optimiser.state_names else []
+        self._apply(
+            gradient, width, bags, own.weights_offsets, own.hash_size_cumsum, state, ids_N, offsets, is_pooled=is_pooled
+        )
+
+    @torch.no_grad()
+    def update_rows(self, positions_U: Tensor, gradient_UD: Tensor) -> None:
+        """One optimiser step with the gradients of single rows; `positions_U` are rows in all tables, sorted by table.
+
+        A row may come several times: its gradients are added up first.
+        """
+        edges_T = torch.searchsorted(positions_U, self.bases) if _is_sorted(positions_U) else self._edges(positions_U)
+        ids_U = positions_U - torch.repeat_interleave(self.bases[:-1], edges_T.diff())
+        if self._is_cuda:
+            self._update_rows_as_bags(ids_U, edges_T, gradient_UD)
+            return
+        state = [self._state_starts] if self._state_starts is not None else []
+        self._apply(
+            gradient_UD, [self.dim], [], self._weight_starts, self.bases, state, ids_U, edges_T, is_pooled=False
+        )
+
+    def _edges(self, positions_U: Tensor) -> Tensor:
+        tables = torch.searchsorted(self.bases, positions_U, right=True) - 1
+        counts = torch.bincount(tables, minlength=self.num_tables)
+        return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+
+    def _update_rows_as_bags(self, ids_U: Tensor, edges_T: Tensor, gradient_UD: Tensor) -> None:
+        """The CUDA operator knows bags of every feature: a bag a row, and no bags for features that repeat a table."""
+        counts = edges_T.diff()
+        longest = int(counts.max()) if len(counts) else 0
+        features = torch.searchsorted(self.base_of_feature, self.bases[:-1])  # the first feature of every table
+        lengths = torch.zeros(self.num_features, longest, dtype=torch.int64, device=self.device)
+        steps = torch.arange(longest, device=self.device)
+        lengths[features] = (steps[None, :] < counts[:, None]).long()
+        offsets = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
+        if self.pooling == "none":
+            self.update(ids_U, offsets, gradient_UD)
+            return
+        gradient = gradient_UD.new_zeros(self.num_features, longest, self.dim)
+        gradient[lengths.bool()] = gradient_UD
+        self.update(ids_U, offsets, gradient.transpose(0, 1).reshape(longest, -1))
+
+    def _apply(
+        self,
+        gradient: Tensor,
+        width: list[Any],
+        bags: list[Any],
+        weight_starts: Tensor,
+        row_bases: Tensor,
+        state_starts: list[Tensor],
+        ids_N: Tensor,
+        offsets: Tensor,
+        *,
+        is_pooled: bool,
+    ) -> None:
+        # The operator that FBGEMM's own backward pass calls, so what it computes is the same to the last bit.
+        own, bag = self.module, "" if is_pooled else "nobag_"
+        operator = getattr(torch.ops.fbgemm, f"split_embedding_{bag}backward_codegen_{self._op_name}_cpu")
+        state: list[Any] = [own.momentum1_host, own.momentum1_placements, *state_starts] if state_starts else []
+        eps = [self.optimiser.eps] if state_starts else []
+        operator(
+            gradient.contiguous(),
+            own.weights_host,
+            own.weights_placements,
+            weight_starts,
+            *width,
+            row_bases,
+            own.total_hash_size_bits,
+            ids_N,
+            offsets,
+            *bags,
+            False,  # stochastic rounding
+            *state,
+            own.learning_rate_tensor,
+            *eps,
+        )
+
+
+def _is_sorted(values: Tensor) -> bool:
+    return bool((values[1:] >= values[:-1]).all()) if len(values) > 1 else True
