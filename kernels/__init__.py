@@ -7,7 +7,22 @@ counting numpy arrays does not.
 from kernels.count_rows import count_rows
 from kernels.dedup_rows import dedup_rows
 from kernels.expand_rows import expand_jagged, expand_rows
+from kernels.split_tiers import distinct_keys, split_tiers
+from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter
 from kernels.take_rows import take_rows, take_windows
 from kernels.window_rows import window_rows
 
-__all__ = ["count_rows", "dedup_rows", "expand_jagged", "expand_rows", "take_rows", "take_windows", "window_rows"]
+__all__ = [
+    "count_rows",
+    "dedup_rows",
+    "distinct_keys",
+    "expand_jagged",
+    "expand_rows",
+    "shared_adagrad",
+    "shared_lookup",
+    "shared_scatter",
+    "split_tiers",
+    "take_rows",
+    "take_windows",
+    "window_rows",
+]

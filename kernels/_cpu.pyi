@@ -33,6 +33,27 @@ def expand_rows(
     distinct: int, num_distinct: int, row_bytes: int, inverse: int, num_rows: int, out: int, num_threads: int
 ) -> None: ...
 
+class SplitTiers(Protocol):
+    def __call__(
+        self,
+        ids: int,
+        num_ids: int,
+        bits: int,
+        ranks: int,
+        moved: int,
+        num_rows: int,
+        common_tier: int,
+        tiers: int,
+        slots: int,
+        num_threads: int,
+        /,
+    ) -> None: ...
+
+split_tiers_int64: SplitTiers
+split_tiers_int32: SplitTiers
+
+def distinct_keys(keys: int, num_keys: int, bound: int, distinct: int, inverse: int) -> int: ...
+
 class SumRows(Protocol):
     def __call__(
         self, gradient: int, num_rows: int, width: int, inverse: int, out: int, num_distinct: int, num_threads: int, /
@@ -61,3 +82,78 @@ sum_rows_bfloat16: SumRows
 sum_jagged_float32: SumJagged
 sum_jagged_float64: SumJagged
 sum_jagged_bfloat16: SumJagged
+
+# size, key, block, is randomfold, is signed
+SharedLayout = tuple[int, int, int, bool, bool]
+SharedLists = tuple[int, int, int, int, int]  # ids, number of ids, offsets, number of samples, weights (0: none)
+SharedFeatures = tuple[int, int, int, int, bool]  # rows of 8, number of features, exact ids, width, is pooled
+
+class SharedLookup(Protocol):
+    def __call__(
+        self,
+        array: int,
+        layout: SharedLayout,
+        lists: SharedLists,
+        features: SharedFeatures,
+        out: int,
+        winners: int,
+        num_threads: int,
+        allow_avx2: bool,
+        /,
+    ) -> None: ...
+
+class SharedScatter(Protocol):
+    def __call__(
+        self,
+        target: int,
+        num_slots: int,
+        layout: SharedLayout,
+        lists: SharedLists,
+        features: SharedFeatures,
+        gradient: int,
+        winners: int,
+        touched: int,
+        scale: float,
+        num_threads: int,
+        is_deterministic: bool,
+        allow_avx2: bool,
+        /,
+    ) -> None: ...
+
+class SharedWeigh(Protocol):
+    def __call__(
+        self,
+        array: int,
+        layout: SharedLayout,
+        lists: SharedLists,
+        features: SharedFeatures,
+        gradient: int,
+        out: int,
+        num_threads: int,
+        allow_avx2: bool,
+        /,
+    ) -> None: ...
+
+class SharedAdagrad(Protocol):
+    def __call__(
+        self,
+        array: int,
+        momentum: int,
+        gradient: int,
+        touched: int,
+        num_slots: int,
+        is_grouped: bool,
+        lr: float,
+        eps: float,
+        num_threads: int,
+        /,
+    ) -> None: ...
+
+shared_lookup_float32: SharedLookup
+shared_lookup_float64: SharedLookup
+shared_scatter_float32: SharedScatter
+shared_scatter_float64: SharedScatter
+shared_weigh_float32: SharedWeigh
+shared_weigh_float64: SharedWeigh
+shared_adagrad_float32: SharedAdagrad
+shared_adagrad_float64: SharedAdagrad

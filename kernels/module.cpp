@@ -7,6 +7,8 @@ namespace recmill {
 void bind_count_rows(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
 void bind_expand_rows(nb::module_& m);
+void bind_shared_lookup(nb::module_& m);
+void bind_split_tiers(nb::module_& m);
 void bind_take_rows(nb::module_& m);
 void bind_window_rows(nb::module_& m);
 }  // namespace recmill
@@ -16,6 +18,8 @@ NB_MODULE(_cpu, m) {
   recmill::bind_count_rows(m);
   recmill::bind_dedup_rows(m);
   recmill::bind_expand_rows(m);
+  recmill::bind_shared_lookup(m);
+  recmill::bind_split_tiers(m);
   recmill::bind_take_rows(m);
   recmill::bind_window_rows(m);
 }

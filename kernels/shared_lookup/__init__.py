@@ -1,0 +1,130 @@
+"""Rows of many logical tables out of one small shared array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.jagged import pick_backend
+from kernels.shared_lookup.layout import SharedFeature, SharedFeatures, SharedLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SharedFeature", "SharedFeatures", "SharedLayout", "shared_adagrad", "shared_lookup", "shared_scatter"]
+
+BACKENDS = ("reference", "cpu", "cpu_portable", "triton")
+
+
+# N = ids of all lists, B = samples, F = features, D = width of a row, W = width of all features together
+def shared_lookup(
+    array: Tensor,
+    ids_N: Tensor,
+    offsets: Tensor,
+    *,
+    layout: SharedLayout,
+    features: SharedFeatures,
+    weights_N: Tensor | None = None,
+    is_pooled: bool = True,
+    kernel: str | None = None,
+    num_threads: int = 0,
+    is_deterministic: bool = True,
+) -> Tensor:
+    """The pooled vectors [B, W] of B samples with F lists each, or unpooled the row [N, D] of every id.
+
+    List f of sample b is `ids_N[offsets[f * B + b] : offsets[f * B + b + 1]]`; ids are any int64. `array` is float32 or
+    float64 and holds the shared slots, then the exact rows. No index is stored: backward hashes again. Its bits do not
+    depend on the number of threads unless `is_deterministic` is False. `weights_N` go with sum, mean and unpooled rows.
+    """
+    if features.has_max and weights_N is not None:
+        raise ValueError("weights of ids are given, max does not take any")
+    backend = pick_backend(kernel, array, BACKENDS)
+    if backend == "reference":
+        from kernels.shared_lookup import reference
+
+        numbers = layout.numbers()
+        return reference.shared_lookup(
+            array, ids_N, offsets, weights_N, features.rows, features.exact_ids, numbers, is_pooled
+        )
+    from kernels.shared_lookup import ops
+
+    vectors: Tensor = ops.shared_lookup(
+        array,
+        ids_N,
+        offsets,
+        weights_N,
+        features.rows,
+        features.exact_ids,
+        layout.numbers(),
+        features.width if is_pooled else features.unpooled_width(),
+        is_pooled,
+        features.has_max and is_pooled,
+        backend,
+        num_threads,
+        is_deterministic,
+    )[0]
+    return vectors
+
+
+def shared_scatter(
+    target: Tensor,
+    gradient: Tensor,
+    ids_N: Tensor,
+    offsets: Tensor,
+    *,
+    layout: SharedLayout,
+    features: SharedFeatures,
+    weights_N: Tensor | None = None,
+    winners: Tensor | None = None,
+    touched: Tensor | None = None,
+    scale: float = 1.0,
+    is_pooled: bool = True,
+    kernel: str | None = None,
+    num_threads: int = 0,
+    is_deterministic: bool = True,
+) -> None:
+    """target += scale * (gradient of the array), the way back of `shared_lookup`, in place.
+
+    Into zeros it gives the gradient; into the array itself with -lr it is a whole step of SGD in one pass. `touched`
+    (uint8, one a line of 16 slots) notes where something was added; `winners` come with the vectors of max.
+    """
+    from kernels.shared_lookup import ops
+
+    import torch
+
+    ops.shared_scatter(
+        target,
+        touched,
+        gradient,
+        torch.empty(0, dtype=torch.int32, device=target.device) if winners is None else winners,
+        scale,
+        ids_N,
+        offsets,
+        weights_N,
+        features.rows,
+        features.exact_ids,
+        layout.numbers(),
+        features.width if is_pooled else features.unpooled_width(),
+        is_pooled,
+        pick_backend(kernel, target, BACKENDS[1:]),
+        num_threads,
+        is_deterministic,
+    )
+
+
+def shared_adagrad(
+    array: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    touched: Tensor,
+    *,
+    lr: float,
+    eps: float = 1e-8,
+    num_threads: int = 0,
+) -> None:
+    """A step of Adagrad on the touched lines of an array, in place; leaves `gradient` and `touched` zero.
+
+    `momentum` of one element a slot is Adagrad, of one a line of 16 slots row-wise Adagrad.
+    """
+    from kernels.shared_lookup import ops
+
+    ops.shared_adagrad(array, momentum, gradient, touched, lr, eps, num_threads)
