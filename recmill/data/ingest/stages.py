@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 
@@ -56,6 +57,14 @@ class PlainReader:
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._short: frozenset[str] | None = None  # features that are expanded a row group at a time
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to one process: another one opens the files itself."""
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_parts")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._parts, self._lock = OrderedDict(), threading.Lock()
 
     def _stored_columns(self) -> list[str]:
         return ["label", *(feature.name for feature in self._schema.features)]
