@@ -7,9 +7,11 @@ counting numpy arrays does not.
 from kernels.count_rows import count_rows
 from kernels.dedup_rows import dedup_rows
 from kernels.expand_rows import expand_jagged, expand_rows
-from kernels.split_tiers import distinct_keys, split_tiers
+from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter
+from kernels.split_tiers import distinct_keys, split_tiers
 from kernels.take_rows import take_rows, take_windows
+from kernels.window_attention import window_attention
 from kernels.window_rows import window_rows
 
 __all__ = [
@@ -18,11 +20,13 @@ __all__ = [
     "distinct_keys",
     "expand_jagged",
     "expand_rows",
+    "pool_windows",
     "shared_adagrad",
     "shared_lookup",
     "shared_scatter",
     "split_tiers",
     "take_rows",
     "take_windows",
+    "window_attention",
     "window_rows",
 ]

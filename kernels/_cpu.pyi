@@ -157,3 +157,59 @@ shared_weigh_float32: SharedWeigh
 shared_weigh_float64: SharedWeigh
 shared_adagrad_float32: SharedAdagrad
 shared_adagrad_float64: SharedAdagrad
+
+def window_attention(
+    packed: int,
+    num_rows: int,
+    num_heads: int,
+    width: int,
+    starts: int,
+    lengths: int,
+    num_windows: int,
+    out: int,
+    log_sums: int,
+    num_threads: int,
+) -> None: ...
+def window_attention_backward(
+    packed: int,
+    num_rows: int,
+    num_heads: int,
+    width: int,
+    starts: int,
+    lengths: int,
+    num_windows: int,
+    out: int,
+    log_sums: int,
+    gradient: int,
+    packed_gradient: int,
+    num_threads: int,
+) -> None: ...
+def pool_windows(
+    rows: int,
+    scores: int,
+    num_rows: int,
+    width: int,
+    num_heads: int,
+    starts: int,
+    lengths: int,
+    num_windows: int,
+    out: int,
+    log_sums: int,
+    num_threads: int,
+) -> None: ...
+def pool_windows_backward(
+    rows: int,
+    scores: int,
+    num_rows: int,
+    width: int,
+    num_heads: int,
+    starts: int,
+    lengths: int,
+    num_windows: int,
+    out: int,
+    log_sums: int,
+    gradient: int,
+    row_gradient: int,
+    score_gradient: int,
+    num_threads: int,
+) -> None: ...

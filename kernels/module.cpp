@@ -7,9 +7,11 @@ namespace recmill {
 void bind_count_rows(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
 void bind_expand_rows(nb::module_& m);
+void bind_pool_windows(nb::module_& m);
 void bind_shared_lookup(nb::module_& m);
 void bind_split_tiers(nb::module_& m);
 void bind_take_rows(nb::module_& m);
+void bind_window_attention(nb::module_& m);
 void bind_window_rows(nb::module_& m);
 }  // namespace recmill
 
@@ -18,8 +20,10 @@ NB_MODULE(_cpu, m) {
   recmill::bind_count_rows(m);
   recmill::bind_dedup_rows(m);
   recmill::bind_expand_rows(m);
+  recmill::bind_pool_windows(m);
   recmill::bind_shared_lookup(m);
   recmill::bind_split_tiers(m);
   recmill::bind_take_rows(m);
+  recmill::bind_window_attention(m);
   recmill::bind_window_rows(m);
 }

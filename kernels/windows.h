@@ -1,0 +1,64 @@
+// Windows into a buffer of rows as kernels read them, and which of them share rows.
+#pragma once
+
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "parallel.h"
+
+namespace recmill {
+
+// Window w is the rows [starts[w], starts[w] + lengths[w]); its results begin at row places[w] of the output.
+struct Windows {
+  const int64_t* starts;
+  const int64_t* lengths;
+  int64_t count;
+  std::vector<int64_t> places;
+  int64_t longest = 0;
+
+  Windows(Address starts_address, Address lengths_address, int64_t count, int64_t num_rows)
+      : starts(pointer<const int64_t>(starts_address)),
+        lengths(pointer<const int64_t>(lengths_address)),
+        count(count),
+        places(count + 1, 0) {
+    for (int64_t w = 0; w < count; ++w) {
+      if (lengths[w] < 0 || starts[w] < 0 || starts[w] > num_rows - lengths[w])
+        throw std::invalid_argument("window " + std::to_string(w) + ": start " + std::to_string(starts[w]) +
+                                    " and length " + std::to_string(lengths[w]) + " lie outside of the " +
+                                    std::to_string(num_rows) + " rows");
+      places[w + 1] = places[w] + lengths[w];
+      longest = std::max(longest, lengths[w]);
+    }
+  }
+
+  int64_t work(int64_t width) const {
+    int64_t sum = 0;
+    for (int64_t w = 0; w < count; ++w) sum += lengths[w] * lengths[w] * width;
+    return sum;
+  }
+};
+
+// Windows that share rows form a cluster. One thread adds up the gradients of a cluster, in order of the windows'
+// starts, so the sums do not depend on the number of threads.
+struct Clusters {
+  std::vector<int64_t> order, begins;  // windows order[begins[c] : begins[c + 1]] are cluster c
+
+  explicit Clusters(const Windows& windows) : order(windows.count) {
+    std::iota(order.begin(), order.end(), 0);
+    const auto is_before = [&](int64_t a, int64_t b) { return windows.starts[a] < windows.starts[b]; };
+    if (!std::is_sorted(order.begin(), order.end(), is_before)) std::stable_sort(order.begin(), order.end(), is_before);
+    int64_t end = -1;
+    for (int64_t at = 0; at < windows.count; ++at) {
+      const int64_t w = order[at];
+      if (at == 0 || windows.starts[w] >= end) begins.push_back(at);
+      end = std::max(end, windows.starts[w] + windows.lengths[w]);
+    }
+    begins.push_back(windows.count);
+  }
+
+  int64_t count() const { return static_cast<int64_t>(begins.size()) - 1; }
+};
+
+}  // namespace recmill
