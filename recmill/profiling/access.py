@@ -17,6 +17,7 @@ from recmill.data.schema import Schema, Table
 from recmill.data.transforms import Transforms
 from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts
 from recmill.profiling.duplication import BATCH_SIZES, duplication_statistics
+from recmill.profiling.samples import write_samples
 from recmill.profiling.sampling import Group, by_file, ratio_half_width, row_groups, sample_groups
 from recmill.profiling.skew import SkewSummary, top_ranks
 from recmill.progress import Progress, no_progress
@@ -61,8 +62,10 @@ def profile_access(
         duplication = duplication_statistics(
             dataset, split=split, groups=groups, sample=sample, batch_sizes=batch_sizes, progress=progress
         )
+        num_sampled = write_samples(folder, dataset, schema, every_group)
         body = {
             "num_samples": num_samples,
+            "num_sampled": num_sampled,
             "num_samples_total": sum(rows for _, _, rows in every_group),
             "split": split,
             "sample": sample,

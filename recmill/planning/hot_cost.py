@@ -1,0 +1,113 @@
+"""Whether hot batches pay: seconds of exchange they save against the swaps and the syncs they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from recmill.artifacts import AccessProfile
+from recmill.data.schema import Schema
+from recmill.planning.topology import Topology
+from recmill.profiling.samples import SampledRows
+
+FLOAT_BYTES = 4
+ID_BYTES = 8
+SLOT_BYTES = 4
+# What a batch costs besides its bytes, seconds of one rank over gloo, 2 ranks: TorchRec's exchange (sizes, lengths,
+# ids, rows, gradients, each in Python) and ours (sizes, ids, gradients).
+EXCHANGE_OVERHEAD_S = 3e-3
+HOT_OVERHEAD_S = 1e-3
+COPY_BYTES_PER_S = 2e9  # rows into and out of the hot tables
+SWAPS_PER_EPOCH = 4  # the scheduler starts with two blocks of hot and two of cold batches
+MIN_SHARE = 0.1  # of the samples: below, an epoch is cold batches with a few hot ones between
+MIN_SPEED_UP = 1.05  # of the exchange: the estimate is no better than that
+WHOLE_SESSION_LOSS = 0.8  # keep sessions whole if that leaves this much of the hot samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotCost:
+    """The verdict. `speed_up` is that of the exchange alone; `sessions` says whether they stay whole in the layout."""
+
+    pays: bool
+    reason: str
+    speed_up: float
+    sessions: str  # whole | split
+
+
+def judge_hot_batches(
+    schema: Schema,
+    profile: AccessProfile,
+    *,
+    topology: Topology,
+    batch_size: int,
+    hot_bytes: int,
+    is_hot_N: npt.NDArray[np.bool_],
+    in_hot_session_N: npt.NDArray[np.bool_],
+    sampled: Mapping[str, SampledRows],
+) -> HotCost:
+    """Compare an epoch of TorchRec's exchanges with one of hot and cold batches."""
+    sample_share, session_share = _mean(is_hot_N), _mean(in_hot_session_N)
+    sessions = "whole" if session_share >= WHOLE_SESSION_LOSS * sample_share else "split"
+    share, chosen_N = (session_share, in_hot_session_N) if sessions == "whole" else (sample_share, is_hot_N)
+    if topology.world_size == 1:
+        return HotCost(pays=False, reason="one rank exchanges nothing", speed_up=1.0, sessions=sessions)
+    if share < MIN_SHARE:
+        reason = f"{share:.1%} of the samples read hot rows only, less than {MIN_SHARE:.0%}"
+        return HotCost(pays=False, reason=reason, speed_up=1.0, sessions=sessions)
+    level = "inter" if topology.nodes > 1 else "intra"
+    speed = topology.link("all_to_all", level).bytes_per_s
+    num_samples = profile.body.get("num_samples_total", profile.body["num_samples"])
+    num_batches = max(1.0, num_samples / batch_size)
+    cold_s = EXCHANGE_OVERHEAD_S + _exchange_bytes(schema, profile, topology, batch_size) / speed
+    hot_s = HOT_OVERHEAD_S + _sync_bytes(schema, sampled, chosen_N, topology, batch_size) / speed
+    swap_s = hot_bytes * (1 / speed + 2 / COPY_BYTES_PER_S)
+    before = num_batches * cold_s
+    after = num_batches * ((1 - share) * cold_s + share * hot_s) + SWAPS_PER_EPOCH * swap_s
+    speed_up = before / after
+    facts = (
+        f"{share:.0%} of the samples are hot ({sessions} sessions); a hot batch exchanges for {hot_s * 1e3:.1f} ms "
+        f"instead of {cold_s * 1e3:.1f} ms, swaps take {SWAPS_PER_EPOCH * swap_s:.2f} s an epoch of "
+        f"{num_batches:.0f} batches: {speed_up:.2f}x"
+    )
+    pays = speed_up >= MIN_SPEED_UP
+    return HotCost(pays=pays, reason=facts, speed_up=float(speed_up), sessions=sessions)
+
+
+def _mean(values: npt.NDArray[np.bool_]) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _exchange_bytes(schema: Schema, profile: AccessProfile, topology: Topology, batch_size: int) -> float:
+    """What one rank sends a batch when tables are sharded: ids, rows and their gradients."""
+    local, away = batch_size / topology.world_size, (topology.world_size - 1) / topology.world_size
+    total = 0.0
+    for feature in schema.id_features:
+        length = float(profile.body["duplication"].get(feature.name, {}).get("mean_length", 1.0))
+        vectors = length if feature.table in schema.sequence_tables else 1.0
+        total += local * away * (ID_BYTES * length + 2 * FLOAT_BYTES * feature.dim * vectors)
+    return total
+
+
+def _sync_bytes(
+    schema: Schema,
+    sampled: Mapping[str, SampledRows],
+    chosen_N: npt.NDArray[np.bool_],
+    topology: Topology,
+    batch_size: int,
+) -> float:
+    """What one rank sends a hot batch: distinct rows of its samples with their gradients, to every other rank."""
+    hot_N = np.flatnonzero(chosen_N)
+    local = max(1, batch_size // topology.world_size)
+    taken = hot_N[:local]
+    if not len(taken):
+        return 0.0
+    total = 0.0
+    for table in schema.tables:
+        own = sampled[table.name]
+        ids = np.concatenate([own.values[own.offsets[n] : own.offsets[n + 1]] for n in taken.tolist()])
+        distinct = len(np.unique(ids))
+        total += distinct * (SLOT_BYTES + FLOAT_BYTES * table.dim)
+    return total * (topology.world_size - 1) * (local / len(taken))

@@ -1,0 +1,133 @@
+"""How deep into each table's ranking the hot set reaches, so that as many samples as possible read hot rows only.
+
+Rows of a table are hot in the order of their counts, so a set is one depth a table. A sample is served when in every
+table its least popular row lies above the depth: one table that is too shallow spoils it, whatever the others hold.
+Going up from nothing therefore gains nothing for a long time; going down from everything, what to give up is plain.
+
+Shape suffixes: N = samples, T = tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+IdArray = npt.NDArray[np.int64]
+
+CUT_SHARES = (0.01, 0.04, 0.16)  # of the samples still served: what one step may give up
+MAX_FILLS = 500
+
+
+def served(deepest_NT: IdArray, depths_T: IdArray) -> npt.NDArray[np.bool_]:
+    """Which samples read hot rows only; `deepest_NT` is the rank of their least popular row a table, -1 if none."""
+    return np.asarray((deepest_NT < depths_T).all(axis=1))
+
+
+def choose_depths(
+    deepest_NT: IdArray,
+    counts: Sequence[IdArray],
+    *,
+    row_bytes_T: IdArray,
+    whole_T: npt.NDArray[np.bool_],
+    num_rows_T: IdArray,
+    budget_bytes: int,
+) -> IdArray:
+    """Rows of each table that are hot; `counts` are the tables' counts, falling, and `whole_T` tables hold all rows.
+
+    Two candidates are made and the one that serves more samples is taken: samples given up one cut after another, and
+    a threshold of reads a byte that is the same for all tables.
+    """
+    limits_T = np.where(whole_T, num_rows_T, np.array([len(own) for own in counts], np.int64))
+    floor_T = np.where(whole_T, num_rows_T, 0)
+    everything_T = np.minimum(limits_T, deepest_NT.max(axis=0, initial=-1) + 1)
+    by_samples = _give_up(deepest_NT, everything_T, floor_T, row_bytes_T, budget_bytes)
+    by_samples = _fill(deepest_NT, by_samples, limits_T, row_bytes_T, budget_bytes)
+    by_samples = spread_rest(by_samples, counts, row_bytes_T, whole_T, budget_bytes)
+    by_counts = spread_rest(floor_T, counts, row_bytes_T, whole_T, budget_bytes)
+    is_better = served(deepest_NT, by_samples).sum() >= served(deepest_NT, by_counts).sum()
+    return by_samples if is_better else by_counts
+
+
+def _give_up(
+    deepest_NT: IdArray, depths_T: IdArray, floor_T: IdArray, row_bytes_T: IdArray, budget_bytes: int
+) -> IdArray:
+    """Lower the depths until they fit, each time where a lost sample frees the most bytes."""
+    depths_T = np.maximum(depths_T, floor_T)
+    alive_NT = deepest_NT[served(deepest_NT, depths_T)]
+    while (depths_T * row_bytes_T).sum() > budget_bytes:
+        best, chosen = 0.0, None
+        ranked_NT = np.sort(alive_NT, axis=0)
+        for table in np.flatnonzero(depths_T > floor_T).tolist():
+            for depth, num_lost in _cuts(ranked_NT[:, table], int(floor_T[table])):
+                freed = (int(depths_T[table]) - depth) * int(row_bytes_T[table])
+                if freed / max(num_lost, 0.5) > best:
+                    best, chosen = freed / max(num_lost, 0.5), (table, depth)
+        if chosen is None:
+            return floor_T.copy()
+        depths_T[chosen[0]] = chosen[1]
+        alive_NT = alive_NT[alive_NT[:, chosen[0]] < chosen[1]]
+    return depths_T
+
+
+def _cuts(ranked_N: IdArray, floor: int) -> list[tuple[int, int]]:
+    """(depth, samples lost) of some lower depths of a table, from the ranks that samples still need, ascending."""
+    num_samples = len(ranked_N)
+    if not num_samples:
+        return [(floor, 0)]
+    found = []
+    for share in CUT_SHARES:
+        kept = num_samples - max(1, int(share * num_samples))
+        depth = int(ranked_N[kept - 1]) + 1 if kept else floor
+        if depth > ranked_N[-1]:  # many samples end at the same row: go below all of them
+            kept = int(np.searchsorted(ranked_N, ranked_N[-1]))
+            depth = int(ranked_N[kept - 1]) + 1 if kept else floor
+        depth = max(depth, floor)
+        found.append((depth, num_samples - int(np.searchsorted(ranked_N, depth))))
+    return found
+
+
+def _fill(
+    deepest_NT: IdArray, depths_T: IdArray, limits_T: IdArray, row_bytes_T: IdArray, budget_bytes: int
+) -> IdArray:
+    """Spend what is left on the samples that need least to be served."""
+    depths_T = depths_T.copy()
+    for _ in range(MAX_FILLS):
+        left = budget_bytes - int((depths_T * row_bytes_T).sum())
+        open_NT = deepest_NT[~served(deepest_NT, depths_T) & (deepest_NT < limits_T).all(axis=1)]
+        if not len(open_NT):
+            break
+        needs_N = (np.maximum(open_NT + 1 - depths_T, 0) * row_bytes_T).sum(axis=1)
+        cheapest = int(needs_N.argmin())
+        if needs_N[cheapest] > left:
+            break
+        depths_T = np.maximum(depths_T, open_NT[cheapest] + 1)
+    return depths_T
+
+
+def spread_rest(
+    depths_T: IdArray,
+    counts: Sequence[IdArray],
+    row_bytes_T: IdArray,
+    whole_T: npt.NDArray[np.bool_],
+    budget_bytes: int,
+) -> IdArray:
+    """Depths grown to the lowest count a byte, the same for all tables, that the budget allows."""
+
+    def depths_at(reads_per_byte: float) -> IdArray:
+        found = depths_T.copy()
+        for table, own in enumerate(counts):
+            if not whole_T[table]:
+                depth = int(np.searchsorted(-own, -reads_per_byte * int(row_bytes_T[table]), side="right"))
+                found[table] = max(found[table], depth)
+        return found
+
+    low, high = 0.0, max((float(own[0]) for own in counts if len(own)), default=0.0) + 1.0
+    if (depths_at(low) * row_bytes_T).sum() <= budget_bytes:
+        return depths_at(low)
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = (depths_at(middle) * row_bytes_T).sum() <= budget_bytes
+        low, high = (low, middle) if fits else (middle, high)
+    return depths_at(high)
