@@ -7,24 +7,29 @@
 Row groups are admitted in sequence order, which is the order in which batches need them, and admission is where
 memory is charged. So the oldest row group always holds its credit already and a full budget cannot block the batch
 that would free it. Workers look at their stage's target between two items: a stage that shrinks drains.
+
+Without an order, batches are cut as their row groups arrive and handed out as they are made; admission stays the same.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from recmill.artifacts import InputError
 from recmill.data.batch import Batch, RowBlock
 from recmill.data.distinct_batch import CutBlock
+from recmill.data.ingest.clock import Clock
 from recmill.data.ingest.memory import Budget, MemoryGuard
 from recmill.data.ingest.schedule import Cut, Entry, Schedule
 from recmill.data.ingest.stages import STAGES, PlainReader
 from recmill.data.ingest.statistics import MemoryCounter, StageCounter
+from recmill.data.ingest.work import RowGroupWork
 
 # A worker that sleeps looks up this often, for the one case in which nobody wakes it: the pipeline was collected.
 WAKE_S = 1.0
@@ -58,8 +63,13 @@ class Engine:
         prefetch: int,
         budget: Budget,
         guard: MemoryGuard,
+        is_ordered: bool = True,
+        skipped: Iterable[int] = (),
     ) -> None:
+        """`skipped`: batches of the schedule that were handed out before."""
         self._reader, self._schedule, self._guard = reader, schedule, guard
+        self._work_on = RowGroupWork(reader)
+        self._is_ordered = is_ordered
         self._prefetch, self._limit_bytes = prefetch, budget.limit_bytes
         # Re-entrant: a garbage collection under the lock may finalise the pipeline, which calls request_stop.
         self._lock = threading.RLock()
@@ -73,9 +83,13 @@ class Engine:
         self._is_batch_waiting = False  # for bytes
         self._blocks: dict[int, _Job] = {}
         self._retire: list[tuple[int, int]] = []  # heap of (last batch that needs it, sequence)
+        self._expansion = 1.0  # bytes of the widest row group so far over what its footer promised
         self._next_cut = self._num_cut = self._next_out = schedule.batches.start
+        self._taken_cuts, self._done_cuts, self._handed_out = set(skipped), set(skipped), set(skipped)
         self._outputs: dict[int, tuple[Batch, int]] = {}
-        self._done_cuts: set[int] = set()
+        self._num_open = 0  # batches that are being cut or wait
+        self._num_out = 0
+        self._pass_marks()
         self._error: BaseException | None = None
         self._is_stopped = False
         self._alive: dict[str, set[int]] = {stage: set() for stage in STAGES}
@@ -123,6 +137,7 @@ class Engine:
             self._outputs.clear()
             for queue in self._queues.values():
                 queue.clear()
+        self._work_on.close()
 
     def _spawn(self) -> None:
         with self._lock:
@@ -137,27 +152,49 @@ class Engine:
                     self._threads[stage, index] = thread
                     thread.start()
 
-    def next_batch(self) -> Batch | None:
-        """The next batch in order, or None after the last; raises what a worker raised."""
+    def _pass_marks(self) -> None:
+        """Move each mark past the batches that are behind it already."""
+        while self._next_cut in self._taken_cuts:
+            self._taken_cuts.remove(self._next_cut)
+            self._next_cut += 1
+        while self._num_cut in self._done_cuts:
+            self._done_cuts.remove(self._num_cut)
+            self._num_cut += 1
+        while self._next_out in self._handed_out:
+            self._handed_out.remove(self._next_out)
+            self._next_out += 1
+
+    def _arrived_batch(self) -> int | None:
+        if self._is_ordered:
+            return self._next_out if self._next_out in self._outputs else None
+        return min(self._outputs, default=None)
+
+    def next_batch(self) -> tuple[int, Batch] | None:
+        """The next batch with its number, or None after the last; raises what a worker raised."""
         with self._lock:
             if self._next_out >= self._schedule.batches.stop:
                 return None
-            if self._next_out not in self._outputs:
+            if self._arrived_batch() is None:
                 began = time.perf_counter()
-                while self._next_out not in self._outputs and self._error is None and not self._is_stopped:
+                while self._arrived_batch() is None and self._error is None and not self._is_stopped:
                     self._arrived.wait(WAKE_S)
                 self._stall_s += time.perf_counter() - began
             if self._error is not None:
                 raise self._error
             if self._is_stopped:
                 raise RuntimeError("the ingest pipeline was closed while it was read")
-            batch, num_bytes = self._outputs.pop(self._next_out)
-            self._next_out += 1
+            number = self._arrived_batch()
+            assert number is not None
+            batch, num_bytes = self._outputs.pop(number)
+            self._handed_out.add(number)
+            self._pass_marks()
+            self._num_open -= 1
+            self._num_out += 1
             self._rows_out += len(batch)
             self._memory.add(batches=-num_bytes)
             self._wake["batch"].notify()
             self._wake["read"].notify()
-            return batch
+            return number, batch
 
     def stats(self) -> dict[str, Any]:
         with self._lock:
@@ -172,8 +209,10 @@ class Engine:
                 stage: counter.summary(elapsed_s=elapsed_s, queue=queues[stage], queue_size=self._read_ahead())
                 for stage, counter in self._counters.items()
             }
+            for stage in self._work_on.in_processes:
+                summaries[stage]["in_processes"] = True
             summaries["consumer"] = {
-                "batches": self._next_out - self._schedule.batches.start,
+                "batches": self._num_out,
                 "rows": self._rows_out,
                 "rows_per_s": self._rows_out / elapsed_s if elapsed_s else 0.0,
                 "seconds": elapsed_s,
@@ -185,6 +224,8 @@ class Engine:
                 "bytes": self._memory.total,
                 "peak_bytes": self._memory.peak,
                 "limit_bytes": self._limit_bytes,
+                "expansion": self._expansion,
+                "pauses": self._guard.num_pauses,
             }
             return summaries
 
@@ -224,22 +265,16 @@ class Engine:
                 condition.notify_all()
 
     def _run(self, stage: str, task: _Job | _Assembly) -> None:
-        began, began_cpu = time.perf_counter(), time.thread_time()
         if isinstance(task, _Assembly):
+            clock = Clock()
             result: Any = self._reader.assemble(task.slices, num_global=task.cut.num_global)
-            rows, num_bytes = len(result), min(task.num_bytes, result.size_in_bytes())
+            taken, rows, num_bytes = clock.lap(), len(result), min(task.num_bytes, result.size_in_bytes())
         else:
-            group = task.entry.group
-            if stage == "read":
-                result = self._reader.read(group)
-            elif stage == "decode":
-                result = self._reader.decode(group, task.payload)
-            else:
-                result = self._reader.transform(group, task.payload)
+            group, workers = task.entry.group, self._counters[stage].workers
+            result, taken = self._work_on.do(stage, group, task.payload, workers=workers)
             rows, num_bytes = group.num_rows, result.nbytes
-        busy_s, cpu_s = time.perf_counter() - began, time.thread_time() - began_cpu
         with self._lock:
-            self._counters[stage].add(rows=rows, num_bytes=num_bytes, busy_s=busy_s, cpu_s=cpu_s)
+            self._counters[stage].add(rows=rows, num_bytes=num_bytes, taken=taken)
             if isinstance(task, _Assembly):
                 self._finish_cut(task, result, num_bytes)
             else:
@@ -261,16 +296,25 @@ class Engine:
             return None
         item_bytes = self._schedule.item_bytes
         free_bytes = min(item_bytes - self._memory.items, max(item_bytes, self._limit_bytes) - self._memory.total)
-        if entry.charge.admitted_bytes > free_bytes:
-            return None
+        charge_bytes = math.ceil(entry.charge.admitted_bytes * self._expansion)
         num_ahead = self._num_admitted - self._num_needed()
+        if charge_bytes > free_bytes:
+            if num_ahead < 0 and not self._num_unsettled and not self._num_open:
+                raise InputError(self._too_wide(entry, charge_bytes))
+            return None
         if num_ahead >= self._read_ahead() or (num_ahead >= 0 and self._guard.is_short()):
             return None
         self._num_admitted += 1
         self._num_unsettled += 1
-        self._memory.add(items=entry.charge.admitted_bytes)
+        self._memory.add(items=charge_bytes)
         heapq.heappush(self._retire, (entry.last_batch, entry.sequence))
-        return _Job(entry=entry, charge_bytes=entry.charge.admitted_bytes)
+        return _Job(entry=entry, charge_bytes=charge_bytes)
+
+    def _too_wide(self, entry: Entry, charge_bytes: int) -> str:
+        return (
+            f"the memory limit of {self._limit_bytes:,} bytes is too small: {self._reader.describe(entry.group)} takes "
+            f"{charge_bytes:,} bytes, {self._expansion:.2f} times what its footer says, beside what its batch holds"
+        )
 
     def _pop(self, stage: str) -> _Job | None:
         queue = self._queues[stage]
@@ -282,11 +326,13 @@ class Engine:
             heapq.heappush(self._queues[following], (job.entry.sequence, job))
             self._wake[following].notify()
             return
-        # Never more than the settled charge: the budget was checked against it.
-        self._give_back(job, job.charge_bytes - min(job.entry.charge.settled_bytes, job.payload.nbytes))
+        settled_bytes, kept_bytes = job.entry.charge.settled_bytes, job.payload.nbytes
+        if kept_bytes > settled_bytes:  # wider than the footer promised: the next ones are charged for that
+            self._expansion = max(self._expansion, kept_bytes / settled_bytes)
+        self._give_back(job, job.charge_bytes - kept_bytes)
         self._blocks[job.entry.sequence] = job
         self._num_unsettled -= 1
-        if job.entry.sequence == self._num_ready or self._is_batch_waiting:
+        if job.entry.sequence == self._num_ready or self._is_batch_waiting or not self._is_ordered:
             while self._num_ready in self._blocks:
                 self._num_ready += 1
             self._wake["batch"].notify_all()
@@ -297,21 +343,35 @@ class Engine:
         self._wake["read"].notify()
 
     def _take_cut(self) -> _Assembly | None:
-        """The next batch to assemble, if its row groups are ready, a slot is free and its bytes fit."""
-        number = self._next_cut
-        if number >= self._schedule.batches.stop or number - self._next_out >= self._prefetch:
+        """A batch to assemble: the next one, or without an order any, whose row groups are ready and bytes fit."""
+        if self._next_cut >= self._schedule.batches.stop or self._num_open >= self._prefetch:
             return None
-        if self._num_ready < self._schedule.num_needed(number):
+        self._schedule.forget(self._num_cut)
+        if self._num_ready >= self._schedule.num_needed(self._next_cut):
+            return self._try_cut(self._next_cut, is_first=True)
+        if self._is_ordered:
             return None
+        stop = min(self._schedule.batches.stop, self._next_cut + 2 * self._prefetch)
+        for number in set(range(self._next_cut + 1, stop)) - self._taken_cuts:
+            if all(sequence in self._blocks for sequence, _, _ in self._schedule.cut(number).slices):
+                found = self._try_cut(number, is_first=False)
+                if found:
+                    return found
+        return None
+
+    def _try_cut(self, number: int, *, is_first: bool) -> _Assembly | None:
         cut = self._schedule.cut(number)
         slices = [(self._blocks[sequence].payload, start, stop) for sequence, start, stop in cut.slices]
         num_bytes = sum(block.batch_bytes(start, stop) for block, start, stop in slices)
         fits = self._memory.total + num_bytes <= self._limit_bytes
-        # A batch of unusually wide rows takes precedence over new row groups: those on their way settle meanwhile.
-        self._is_batch_waiting = not fits and (self._memory.batches > 0 or self._num_unsettled > 0)
-        if self._is_batch_waiting:
+        if is_first:
+            # A batch of unusually wide rows takes precedence over new row groups: those on their way settle meanwhile.
+            self._is_batch_waiting = not fits and (self._memory.batches > 0 or self._num_unsettled > 0)
+        if self._is_batch_waiting or not (fits or is_first):
             return None
-        self._next_cut += 1
+        self._taken_cuts.add(number)
+        self._pass_marks()
+        self._num_open += 1
         self._memory.add(batches=num_bytes)
         self._wake["read"].notify()  # what the next batch needs is no longer read ahead
         return _Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
@@ -322,9 +382,7 @@ class Engine:
         self._arrived.notify()
         self._wake["batch"].notify()
         self._done_cuts.add(assembly.cut.batch)
-        while self._num_cut in self._done_cuts:
-            self._done_cuts.remove(self._num_cut)
-            self._num_cut += 1
+        self._pass_marks()
         while self._retire and self._retire[0][0] < self._num_cut:
             job = self._blocks.pop(heapq.heappop(self._retire)[1])
             self._give_back(job, job.charge_bytes)

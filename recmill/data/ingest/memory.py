@@ -57,6 +57,11 @@ def default_memory_limit(world_size: int = 1) -> int:
     return min(MAX_DEFAULT_LIMIT_BYTES, available_memory_bytes() // (2 * world_size))
 
 
+def hard_memory_cap(world_size: int = 1, *, reserve_bytes: int = 0) -> int:
+    """The most that a rank's ingestion may be allowed: what is free less what the trainer will still take."""
+    return max(1, (available_memory_bytes() - reserve_bytes) // world_size)
+
+
 class MemoryGuard:
     """Says when the machine itself runs short, whatever our own books say."""
 
@@ -64,11 +69,13 @@ class MemoryGuard:
         self.reserve_bytes = reserve_bytes
         self._checked_at = -GUARD_INTERVAL_S
         self._is_short = False
+        self.num_pauses = 0  # times that the machine was found to be short
 
     def is_short(self) -> bool:
         now = time.monotonic()
         if now - self._checked_at >= GUARD_INTERVAL_S:
             self._checked_at, self._is_short = now, available_memory_bytes() < self.reserve_bytes
+            self.num_pauses += self._is_short
         return self._is_short
 
 
@@ -127,10 +134,16 @@ class Budget:
     item_bytes: int  # admission of row groups stops here
 
 
-def split_budget(order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range) -> Budget:
-    """Share the limit out, or raise if not even one batch and the row groups it is cut from fit."""
+def split_budget(
+    order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range, num_outside: int = 0
+) -> Budget:
+    """Share the limit out, or raise if not even one batch and the row groups it is cut from fit.
+
+    `num_outside`: batches that the engine has handed on and that still take memory, on their way to another process.
+    """
     own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
     batch_bytes = int(own_rows * _row_bytes(order, charges))
+    limit_bytes -= num_outside * batch_bytes
     live_bytes = live_bytes_bound(order, charges)
     if live_bytes + prefetch * batch_bytes > limit_bytes:
         live_bytes = max(peak_live_bytes(order.plan(epoch, share_items=False), charges) for epoch in epochs)

@@ -11,11 +11,12 @@ from typing import Any
 from recmill.artifacts import Dataset, InputError
 from recmill.data.batch import Batch
 from recmill.data.ingest.engine import Engine
-from recmill.data.ingest.memory import Budget, MemoryGuard, default_memory_limit, split_budget
+from recmill.data.ingest.memory import Budget, MemoryGuard, default_memory_limit, hard_memory_cap, split_budget
 from recmill.data.ingest.order import Order, num_lanes_for
+from recmill.data.ingest.remote import WINDOW, RemoteEngine
 from recmill.data.ingest.schedule import Schedule
 from recmill.data.ingest.splits import split_groups
-from recmill.data.ingest.stages import STAGES, open_reader
+from recmill.data.ingest.stages import STAGES, PlainReader, open_reader
 from recmill.data.schema import Schema
 
 DEFAULT_WORKERS = {"read": 1, "decode": 1, "transform": 1, "batch": 1}
@@ -52,6 +53,10 @@ class IngestPipeline:
         memory_reserve_bytes: int = 256 * 2**20,
         dedup: Sequence[Sequence[str]] | None = None,
         windows: Sequence[str] = (),
+        is_ordered: bool = True,
+        in_process: bool = True,
+        trainer_reserve_bytes: int = 0,
+        reader: PlainReader | None = None,
     ) -> None:
         """`batch_size` counts the samples of all ranks together; `prefetch` the batches that may wait for the consumer.
 
@@ -61,6 +66,11 @@ class IngestPipeline:
         `dedup` lists groups of id features: batches then hold the distinct lists of each group once, as an
         InverseKeyedJaggedTensor, and features in no group as they are. `windows` names features whose distinct lists
         shift and are to be windows of a shared buffer. Without `dedup` batches are plain KeyedJaggedTensors.
+
+        Without `is_ordered` batches come as they are made: each once, in any order (one rank only, for ranks would
+        mix batches). Without `in_process` the workers live in a process of their own, batches come through shared
+        memory. No limit passes what the machine or its control group has left beyond `trainer_reserve_bytes`.
+        `reader` replaces the stages by your own, a subclass of PlainReader.
         """
         _check_counts(
             batch_size=batch_size, world_size=world_size, epochs=epochs, prefetch=prefetch, rank=rank, seed=seed
@@ -81,14 +91,19 @@ class IngestPipeline:
         if world_size > min(self.num_rows, batch_size):
             what = f"a batch of {batch_size}" if batch_size < self.num_rows else f"split {split!r} of {self.num_rows}"
             raise InputError(f"{self.dataset.path}: {what} rows cannot be shared out to {world_size} ranks")
+        if not is_ordered and world_size > 1:
+            raise InputError(f"is_ordered=False: {world_size} ranks would mix different batches in a step; use order")
+        self._is_ordered, self._engine_type = is_ordered, Engine if in_process else RemoteEngine
         self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
         self._prefetch = prefetch
         self._guard = MemoryGuard(reserve_bytes=memory_reserve_bytes)
-        self._reader = open_reader(self.dataset, self.schema, dedup=dedup, windows=windows)
+        self._reader = reader or open_reader(self.dataset, self.schema, dedup=dedup, windows=windows)
         self._charges = self._reader.charges(self._groups)
-        self._limit_bytes = memory_limit_bytes or default_memory_limit(world_size)
-        self._position = 0
-        self._engine: Engine | None = None
+        self._hard_cap_bytes = hard_memory_cap(world_size, reserve_bytes=trainer_reserve_bytes)
+        self._limit_bytes = min(memory_limit_bytes or default_memory_limit(world_size), self._hard_cap_bytes)
+        self._position = 0  # all batches before it were handed out
+        self._ahead: set[int] = set()  # and these, without an order
+        self._engine: Engine | RemoteEngine | None = None
         self._stats: dict[str, Any] = {stage: {"workers": count} for stage, count in self._workers.items()}
         self._budget = self._split_budget()
 
@@ -109,7 +124,16 @@ class IngestPipeline:
     @property
     def position(self) -> int:
         """Batches handed out since the first epoch began."""
-        return self._position
+        return self._position + len(self._ahead)
+
+    @property
+    def item_bytes(self) -> int:
+        """The most that one row group on its way is charged."""
+        return max(charge.admitted_bytes for charge in self._charges)
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        return self._limit_bytes
 
     @property
     def workers(self) -> dict[str, int]:
@@ -120,30 +144,38 @@ class IngestPipeline:
         return self.batches_per_epoch * self.epochs
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._position >= len(self):
+        if self.position >= len(self):
             return
         self._stop_engine()  # one iteration at a time: the older one raises if it is continued
         schedule = Schedule(
             self._order, self._groups, self._charges, budget=self._budget, batches=range(self._position, len(self))
         )
-        engine = self._engine = Engine(
+        engine = self._engine = self._engine_type(
             self._reader,
             schedule,
             workers=self._workers,
             prefetch=self._prefetch,
             budget=self._budget,
             guard=self._guard,
+            is_ordered=self._is_ordered,
+            skipped=frozenset(self._ahead),
         )
         finalizer = weakref.finalize(self, engine.request_stop)
         try:
-            while (batch := engine.next_batch()) is not None:
-                self._position += 1
-                yield batch
+            while (found := engine.next_batch()) is not None:
+                self._note(found[0])
+                yield found[1]
         finally:
             finalizer.detach()
             engine.stop()
             if self._engine is engine:
                 self._stats, self._engine = engine.stats(), None
+
+    def _note(self, number: int) -> None:
+        self._ahead.add(number)
+        while self._position in self._ahead:
+            self._ahead.remove(self._position)
+            self._position += 1
 
     def set_workers(self, workers: Mapping[str, int]) -> None:
         """Change how many threads work on the named stages, at once and without losing or repeating a row."""
@@ -153,7 +185,7 @@ class IngestPipeline:
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit; what is over it drains, and an epoch under way keeps the least it needs to finish."""
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = min(limit_bytes, self._hard_cap_bytes)
         self._budget = self._split_budget()
         if self._engine:
             self._engine.set_budget(self._budget)
@@ -165,7 +197,8 @@ class IngestPipeline:
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, and everything that has to be equal for it to be the same batch."""
         epoch, batch = divmod(self._position, self.batches_per_epoch)
-        return {"epoch": epoch, "batch": batch, "num_lanes": self.num_lanes, **self._identity()}
+        ahead = {"ahead": sorted(self._ahead)} if self._ahead else {}
+        return {"epoch": epoch, "batch": batch, "num_lanes": self.num_lanes, **ahead, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, possibly at another number of ranks."""
@@ -180,6 +213,7 @@ class IngestPipeline:
         self._stop_engine()
         self._order = replace(self._order, num_lanes=int(state["num_lanes"]))
         self._position = int(state["epoch"]) * self.batches_per_epoch + int(state["batch"])
+        self._ahead = {int(number) for number in state.get("ahead", ())}
         self._budget = self._split_budget()
 
     def _identity(self) -> dict[str, Any]:
@@ -199,6 +233,7 @@ class IngestPipeline:
             limit_bytes=self._limit_bytes,
             prefetch=self._prefetch,
             epochs=range(first, min(self.epochs, first + CHECKED_EPOCHS)),
+            num_outside=WINDOW if self._engine_type is RemoteEngine else 0,
         )
 
     def _stop_engine(self) -> None:

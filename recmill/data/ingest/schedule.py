@@ -76,8 +76,6 @@ class Schedule:
 
     def cut(self, batch: int) -> Cut:
         epoch, position = self._epoch_of(batch), batch % self.order.batches_per_epoch
-        while self._epochs[0] is not epoch:
-            self._epochs.popleft()
         return Cut(
             batch=batch,
             slices=[
@@ -86,6 +84,11 @@ class Schedule:
             ],
             num_global=global_batch_rows(position, num_rows=self.order.num_rows, batch_size=self.order.batch_size),
         )
+
+    def forget(self, batch: int) -> None:
+        """Drop the plans of epochs before this batch's: nobody asks for them any more."""
+        while len(self._epochs) > 1 and self._epochs[0].number < batch // self.order.batches_per_epoch:
+            self._epochs.popleft()
 
     def _epoch_of(self, batch: int) -> _Epoch:
         number = batch // self.order.batches_per_epoch

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from recmill.data.ingest.clock import Taken
+
 
 @dataclass(kw_only=True)
 class StageCounter:
@@ -17,6 +19,7 @@ class StageCounter:
     bytes: int = 0
     busy_s: float = 0.0
     cpu_s: float = 0.0
+    queued_s: float = 0.0
     worker_s: float = 0.0  # seconds that workers existed, busy or not
     since: float = field(default_factory=time.perf_counter)
 
@@ -29,12 +32,13 @@ class StageCounter:
         self.worker_s += self.workers * (now - self.since)
         self.since = now
 
-    def add(self, *, rows: int, num_bytes: int, busy_s: float, cpu_s: float) -> None:
+    def add(self, *, rows: int, num_bytes: int, taken: Taken) -> None:
         self.items += 1
         self.rows += rows
         self.bytes += num_bytes
-        self.busy_s += busy_s
-        self.cpu_s += cpu_s
+        self.busy_s += taken.seconds
+        self.cpu_s += taken.cpu_seconds
+        self.queued_s += taken.queued_seconds
 
     def summary(self, *, elapsed_s: float, queue: int, queue_size: int) -> dict[str, Any]:
         """The figures of the stage: rates over the whole time, and the service time of one item."""
@@ -46,6 +50,7 @@ class StageCounter:
             "bytes": self.bytes,
             "seconds": self.busy_s,
             "cpu_seconds": self.cpu_s,
+            "queued_seconds": self.queued_s,  # without a core although it could have run
             "seconds_per_item": self.busy_s / self.items if self.items else 0.0,
             "rows_per_s": self.rows / elapsed_s if elapsed_s else 0.0,
             "busy_share": min(1.0, self.busy_s / self.worker_s) if self.worker_s else 0.0,
