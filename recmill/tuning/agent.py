@@ -1,0 +1,129 @@
+"""The learning controller: a policy that corrects the linear programme, and hands back to it when that does better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recmill.artifacts import InputError
+from recmill.progress import Progress, no_progress
+from recmill.tuning.controllers import Controller
+from recmill.tuning.measurement import Floats, Ints, Measured
+from recmill.tuning.residual import Watcher, correct_workers
+
+if TYPE_CHECKING:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import KVWriter
+
+SHIPPED_POLICY = Path(__file__).parent / "policy.zip"
+PRETRAIN_STEPS = 500_000  # about 90 s on one core
+NUM_PROBES = 2  # intervals with the programme's own answer, to know what the agent has to beat
+WORSE = 0.99
+FIRST_BAN = 6
+MAX_BAN = 48
+HYPERPARAMETERS: dict[str, Any] = {
+    "gamma": 0.9,
+    "gae_lambda": 0.9,
+    "learning_rate": 1e-3,
+    "ent_coef": 0.002,
+    "n_epochs": 5,
+    "policy_kwargs": {"net_arch": [64, 64]},
+}
+
+
+def pretrain(
+    *,
+    steps: int = PRETRAIN_STEPS,
+    seed: int = 0,
+    num_envs: int = 64,
+    writers: tuple[KVWriter, ...] = (),
+    progress: Progress = no_progress,
+    **task: Any,
+) -> PPO:
+    """A policy trained in the simulator; `task` as in IngestTask, `writers` get SB3's figures (see mlflow_writer)."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
+
+    from recmill.tuning.env import IngestVecEnv
+
+    env = IngestVecEnv(num_envs, seed=seed, **task)
+    rollout = min(32, max(8, steps // num_envs))
+    options = {**HYPERPARAMETERS, "n_steps": rollout, "batch_size": min(512, rollout * num_envs)}
+    # Small networks: a second thread costs more than it brings.
+    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options)
+    model.set_logger(Logger(folder=None, output_formats=list(writers)))
+    model.learn(total_timesteps=steps, callback=_reporter(progress, steps))
+    return model
+
+
+def _reporter(progress: Progress, steps: int) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
+    def report(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        progress("train agent in simulation", min(steps, int(local["self"].num_timesteps)), steps)
+        return True
+
+    return report
+
+
+def load_policy(path: str | Path = SHIPPED_POLICY) -> PPO:
+    """A saved policy; the one that ships with the package unless another is named."""
+    from stable_baselines3 import PPO
+
+    if not Path(path).is_file():
+        raise InputError(f"{path}: no such policy, expected a zip written by `recmill tune`")
+    try:
+        return PPO.load(path, device="cpu")
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        raise InputError(f"{path}: cannot be read as a policy ({error})") from error
+
+
+class Agent(Controller):
+    """The policy's corrections, as long as they give at least what the programme gave under the same conditions.
+
+    After a start or a change of conditions the programme's own answer runs for two intervals; that is the mark. If
+    the policy then does worse, the programme takes over for a while, each time twice as long.
+    """
+
+    name = "agent"
+
+    def __init__(self, policy: PPO | None = None) -> None:
+        self.policy = policy or load_policy()
+
+    def reset(self, measured: Measured) -> None:
+        size = len(measured)
+        self._watcher = Watcher()
+        self._watcher.reset(measured)
+        self._age_B = np.zeros(size, dtype=np.int64)  # intervals under these conditions
+        self._mark_B = np.zeros(size)  # what the programme gave
+        self._mean_B = np.zeros(size)  # what the policy gives
+        self._ban_B = np.zeros(size, dtype=np.int64)  # intervals that the programme still has
+        self._next_ban_B = np.full(size, FIRST_BAN)
+        self._was_policy_B = np.zeros(size, dtype=np.bool_)
+        self.is_fallback_B = np.ones(size, dtype=np.bool_)
+
+    def propose(self, measured: Measured) -> Ints:
+        self._watcher.update(measured)
+        self._judge(measured.rows_per_s_B)
+        action_BA, _ = self.policy.predict(self._watcher.observation, deterministic=True)
+        corrected_BS = correct_workers(np.asarray(action_BA, dtype=np.int64), self._watcher.profile, measured)
+        self.is_fallback_B = (self._age_B < NUM_PROBES) | (self._ban_B > 0)
+        self._was_policy_B = ~self.is_fallback_B
+        return np.where(self.is_fallback_B[:, None], self._watcher.programme_BS, corrected_BS)
+
+    def _judge(self, rate_B: Floats) -> None:
+        """Compare what the last interval gave with the mark, and ban the policy where it falls short."""
+        is_new = self._watcher.profile.is_new_B
+        self._age_B = np.where(is_new, 0, self._age_B + 1)
+        ran_programme = ~self._was_policy_B
+        self._mark_B = np.where(
+            is_new, 0.0, np.where(ran_programme, np.maximum(rate_B, 0.5 * (self._mark_B + rate_B)), self._mark_B)
+        )
+        mean_B = np.where(self._mean_B > 0, 0.5 * (self._mean_B + rate_B), rate_B)
+        self._mean_B = np.where(is_new | ran_programme, 0.0, mean_B)
+        is_worse = self._was_policy_B & ~is_new & (self._mean_B < WORSE * self._mark_B)
+        self._ban_B = np.where(is_new, 0, np.maximum(0, self._ban_B - 1))
+        self._ban_B = np.where(is_worse, self._next_ban_B, self._ban_B)
+        self._next_ban_B = np.where(is_worse, np.minimum(MAX_BAN, 2 * self._next_ban_B), self._next_ban_B)
+        self._next_ban_B = np.where(is_new, FIRST_BAN, self._next_ban_B)

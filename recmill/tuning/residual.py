@@ -1,0 +1,110 @@
+"""What the agent sees and what its actions mean: a correction of the linear programme's answer.
+
+An action has one choice of five for each stage (fewer or more workers than the programme says) and one for how far
+above the trainer's demand to aim. Shape suffixes: B = pipelines, S = stages, A = S + 1 choices, F = figures.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from recmill.tuning.controllers import Profile
+from recmill.tuning.guard import clip_workers
+from recmill.tuning.measurement import Floats, Ints, Measured
+from recmill.tuning.programme import solve_workers
+
+NUM_CHOICES = 5
+NUM_STACKED = 3
+FACTORS = np.array([0.5, 0.8, 1.0, 1.12, 1.3])  # of the workers of a stage
+HEADROOMS = np.array([np.inf, 1.25, 1.1, 1.04, 0.97])  # of the demand to aim for
+NEUTRAL = 2  # the choice that leaves a stage as the programme has it
+NUM_STAGE_FIGURES = 7
+NUM_COMMON_FIGURES = 8
+
+
+def num_figures(num_stages: int) -> int:
+    return NUM_STACKED * (NUM_STAGE_FIGURES * num_stages + NUM_COMMON_FIGURES)
+
+
+def correct_workers(action_BA: Ints, profile: Profile, measured: Measured) -> Ints:
+    """The workers that an action asks for."""
+    headroom_B = HEADROOMS[action_BA[:, -1]]
+    base_BS, _ = solve_workers(
+        profile.seconds_BS, profile.cpu_BS, measured, demand_B=headroom_B * np.maximum(measured.demand_B, 1e-9)
+    )
+    choice_BS = action_BA[:, :-1]
+    scaled_BS = np.rint(base_BS * FACTORS[choice_BS]).astype(np.int64)
+    # A few workers times a factor may round to themselves; whoever asks for more gets one more.
+    least_BS = base_BS + np.sign(choice_BS - NEUTRAL)
+    moved_BS = np.where(choice_BS > NEUTRAL, np.maximum(scaled_BS, least_BS), np.minimum(scaled_BS, least_BS))
+    return np.maximum(1, np.where(choice_BS == NEUTRAL, base_BS, moved_BS))
+
+
+class Watcher:
+    """Turns intervals into what the policy reads: a profile, ratios without units, the last three stacked."""
+
+    def reset(self, measured: Measured) -> None:
+        self.profile = Profile()
+        self.profile.reset(measured)
+        self._least_BS = measured.seconds_BS
+        self._rate_B = measured.rows_per_s_B
+        self.programme_BS, self._expected_B = self._solve(measured)
+        figures_BF = self._figures(measured)
+        self._stack = np.repeat(figures_BF[:, None, :], NUM_STACKED, axis=1)
+
+    def update(self, measured: Measured) -> None:
+        self.profile.update(measured)
+        self._least_BS = np.where(
+            self.profile.is_new_B[:, None], measured.seconds_BS, np.minimum(self._least_BS, measured.seconds_BS)
+        )
+        self.programme_BS, self._expected_B = self._solve(measured)
+        figures_BF = self._figures(measured)
+        self._stack = np.concatenate([self._stack[:, 1:], figures_BF[:, None, :]], axis=1)
+        self._rate_B = measured.rows_per_s_B
+
+    def restart(self, chosen: npt.NDArray[np.bool_], measured: Measured) -> None:
+        """Forget what was seen of the chosen pipelines."""
+        fresh = Watcher()
+        fresh.reset(measured)
+        self.profile.replace(chosen, fresh.profile)
+        self._least_BS = np.where(chosen[:, None], fresh._least_BS, self._least_BS)
+        self._rate_B = np.where(chosen, fresh._rate_B, self._rate_B)
+        self.programme_BS = np.where(chosen[:, None], fresh.programme_BS, self.programme_BS)
+        self._expected_B = np.where(chosen, fresh._expected_B, self._expected_B)
+        self._stack = np.where(chosen[:, None, None], fresh._stack, self._stack)
+
+    @property
+    def observation(self) -> npt.NDArray[np.float32]:
+        return self._stack.reshape(len(self._stack), -1).astype(np.float32)
+
+    def _solve(self, measured: Measured) -> tuple[Ints, Floats]:
+        workers_BS, expected_B = solve_workers(self.profile.seconds_BS, self.profile.cpu_BS, measured)
+        return clip_workers(workers_BS, measured)[0], expected_B
+
+    def _figures(self, measured: Measured) -> Floats:
+        cores_B1, expected_B = measured.cores_B[:, None], np.maximum(self._expected_B, 1e-9)
+        seconds_BS, workers_BS = self.profile.seconds_BS, measured.workers_BS
+        rate_B1 = measured.rows_per_s_B[:, None]
+        stage_figures = [
+            workers_BS / cores_B1,
+            np.log(workers_BS / self.programme_BS),
+            self.profile.cpu_BS / np.maximum(seconds_BS, 1e-12),
+            measured.queue_BS,
+            rate_B1 * measured.seconds_BS / workers_BS,  # how busy its workers are
+            np.log(np.maximum(seconds_BS, 1e-12) / np.maximum(self._least_BS, 1e-12)),  # slower than it can be
+            workers_BS * measured.item_bytes_BS / np.maximum(measured.free_bytes_B, 1.0)[:, None],
+        ]
+        busy_B = (workers_BS * self.profile.cpu_BS / np.maximum(seconds_BS, 1e-12)).sum(axis=1)
+        common = [
+            measured.stall_B,
+            measured.rows_per_s_B / expected_B,
+            measured.demand_B / expected_B,
+            busy_B / measured.cores_B,
+            (workers_BS * measured.item_bytes_BS).sum(axis=1) / np.maximum(measured.free_bytes_B, 1.0),
+            np.log2(measured.cores_B) / 8,
+            np.log(np.maximum(measured.rows_per_s_B, 1e-9) / np.maximum(self._rate_B, 1e-9)),
+            self.profile.is_new_B.astype(np.float64),
+        ]
+        stacked = np.concatenate([*stage_figures, np.stack(common, axis=1)], axis=1)
+        return np.clip(np.nan_to_num(stacked), -5.0, 5.0)
