@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         dist.barrier()
-        state = {**_model_state(sharded), "rng": {str(rank): _random_state()}}
+        state = {**_model_state(sharded, sharded.table_states()), "rng": {str(rank): _random_state()}}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=str(folder))
@@ -52,15 +52,17 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
 def load_checkpoint(path: Path, sharded: ShardedModel) -> Mapping[str, Any]:
     """Load weights, optimiser state and, at the same world size, random state; gives the checkpoint's body."""
     checkpoint = Checkpoint.load(path)
-    state = _model_state(sharded)
+    table_states = sharded.table_states()
+    state = _model_state(sharded, table_states)
     rank = str(dist.get_rank())
     has_random_state = checkpoint.body["world_size"] == dist.get_world_size()
     if has_random_state:
         state["rng"] = {rank: _random_state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Tensors are filled in place: tables and dense weights of the state are views of the live model.
+        # Tensors are filled in place: most are views of the live model, the others are taken over afterwards.
         dcp.load(state, checkpoint_id=str(path))
+    sharded.absorb_tables(table_states)
     _load_dense_optimiser(sharded.dense_optimiser, state["dense_optimiser"])
     if has_random_state:
         torch.set_rng_state(state["rng"][rank])
@@ -97,10 +99,14 @@ def prune_checkpoints(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _model_state(sharded: ShardedModel) -> dict[str, Any]:
+def _model_state(sharded: ShardedModel, table_states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state of all stores together, with that of the dense half."""
+    merged: dict[str, Any] = {"tables": {}, "table_optimiser": {}}
+    for state in table_states:
+        for part, entries in state.items():
+            merged.setdefault(part, {}).update(entries)
     return {
-        "tables": sharded.table_weights(),
-        "table_optimiser": sharded.table_optimiser_state(),
+        **merged,
         "dense": sharded.dense_state(),
         "dense_optimiser": _dense_optimiser_state(sharded.dense_optimiser),
     }

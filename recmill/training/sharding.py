@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -16,46 +18,64 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import Adagrad
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recmill.artifacts import ShardPlan
+from recmill.artifacts import ShardPlan, module_name
 from recmill.data.schema import Schema
 from recmill.data.tables import distinct_tables, logical_names
-from recmill.model.embeddings import initial_rows
+from recmill.model.embeddings import TableEmbeddings, initial_rows
+from recmill.model.hot_embedding import HotEmbeddingCollection
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.table_store import InitialRows, TableOptimiser, TableStore
+from recmill.model.torchrec_store import TorchRecStore
 from recmill.training.config import TrainConfig
+from recmill.training.placement import Placement, place_tables
 
 # One bucket holds all dense gradients, so the order in which they are summed over ranks never changes within a run
 # and a resumed run adds them as the uninterrupted one did.
 DENSE_BUCKET_MB = 1 << 14
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ShardedModel:
-    """The model as one rank holds it, with both optimisers; tables update themselves in the backward pass."""
+    """The model as one rank holds it, with its optimisers; tables update themselves in the backward pass.
+
+    `stores` hold the tables between them. While `is_hot`, the live values of hot rows are those of `hot`.
+    """
 
     module: DistributedModelParallel
     dense_optimiser: torch.optim.Optimizer
     schema: Schema
+    stores: tuple[TableStore, ...] = ()
+    hot: tuple[HotEmbeddingCollection, ...] = ()
+    is_hot: bool = False
 
-    def table_weights(self) -> dict[str, Any]:
-        """Every table as a ShardedTensor in row order; the rank's own shards are views of the live weights."""
-        return {
-            self._table_of(path): value
-            for path, value in self.module.state_dict().items()
-            if path.startswith("embeddings.")
-        }
+    def enter_hot(self) -> None:
+        """Bring the hot rows to every rank: from here on hot batches are trained."""
+        if not self.is_hot:
+            for collection in self.hot:
+                collection.enter(self.stores)
+            self.is_hot = True
 
-    def table_optimiser_state(self) -> dict[str, Any]:
-        """The optimiser state of the tables this rank holds, by table and name of the state."""
-        state = self.module.fused_optimizer.state_dict()["state"]
-        return {
-            self._table_of(path): {key.split(".")[-1]: value for key, value in entry.items()}
-            for path, entry in state.items()
-        }
+    def leave_hot(self) -> None:
+        """Bring the hot rows back to where their tables live: from here on any batch can be trained."""
+        self.write_hot_back()
+        self.is_hot = False
 
-    def _table_of(self, path: str) -> str:
-        # embeddings.pooled.embedding_bags.<module name>.weight
-        return logical_names(self.schema)[path.split(".")[-2]]
+    def write_hot_back(self) -> None:
+        """Make the stores hold what the hot rows are now (for evaluation and checkpoints), staying in hot mode."""
+        if self.is_hot:
+            for collection in self.hot:
+                collection.leave(self.stores)
+
+    def table_states(self) -> list[dict[str, Any]]:
+        """What a checkpoint keeps of the tables, one state a store."""
+        self.write_hot_back()
+        return [store.state() for store in self.stores]
+
+    def absorb_tables(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over states of the form `table_states` gives, after a checkpoint has been read into them."""
+        for store, state in zip(self.stores, states, strict=True):
+            store.absorb(state)
 
     def dense_state(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.module.state_dict().items() if name.startswith("ranker.")}
@@ -74,23 +94,121 @@ def shard_model(
     `deduplicated` names the features whose batches hold distinct rows only.
     """
     torch.manual_seed(config.seed)
-    model = RankingModel(schema, RankerConfig.of(config.to_json()), deduplicated=deduplicated)
+    placement = place_tables(schema, plan, config)
+    ranker = RankerConfig.of(config.to_json())
+    model = RankingModel(schema, ranker, deduplicated=deduplicated, elsewhere=placement.elsewhere)
     _fuse_table_optimiser(model.embeddings, config)
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    kept = {name: table for name, table in plan.body["tables"].items() if name not in placement.elsewhere}
+    torchrec_plan = replace(plan, body={**plan.body, "tables": kept})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = DistributedModelParallel(
             model,
             device=device,
-            plan=plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated)),
+            plan=torchrec_plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated)),
             sharders=sharders,
             data_parallel_wrapper=DefaultDataParallelWrapper(bucket_cap_mb=DENSE_BUCKET_MB),
         )
     dense = [parameter for name, parameter in module.named_parameters() if name.startswith("ranker.")]
     optimiser = torch.optim.Adam(dense, lr=config.dense_lr, weight_decay=config.dense_weight_decay)
-    sharded = ShardedModel(module=module, dense_optimiser=optimiser, schema=schema)
-    _start_tables(sharded, config)
-    return sharded
+    held = _Tables(schema=schema, config=config, plan=plan, device=device, placement=placement)
+    stores = [
+        *([_torchrec_store(module, schema, config)] if kept else []),
+        *held.attach_tiered(model.embeddings),
+        *held.attach_shared(model.embeddings),
+    ]
+    for store in stores:
+        store.start(_initial_rows(schema, config))
+    return ShardedModel(
+        module=module,
+        dense_optimiser=optimiser,
+        schema=schema,
+        stores=tuple(stores),
+        hot=tuple(held.attach_hot(model.embeddings)),
+    )
+
+
+def _torchrec_store(module: DistributedModelParallel, schema: Schema, config: TrainConfig) -> TorchRecStore:
+    names = logical_names(schema)
+
+    def table_of(path: str) -> str:
+        # embeddings.pooled.embedding_bags.<module name>.weight
+        return names[path.split(".")[-2]]
+
+    weights = {table_of(path): value for path, value in module.state_dict().items() if path.startswith("embeddings.")}
+    state = {
+        table_of(path): {key.split(".")[-1]: value for key, value in entry.items()}
+        for path, entry in module.fused_optimizer.state_dict()["state"].items()
+    }
+    return TorchRecStore(weights, state, state_names=table_optimiser(config).state_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tables:
+    """Builds the collections that hold tables beside TorchRec's, and lets the model look up in them."""
+
+    schema: Schema
+    config: TrainConfig
+    plan: ShardPlan
+    device: torch.device
+    placement: Placement
+
+    def _by_shape(self, embeddings: TableEmbeddings, tables: frozenset[str]) -> Iterator[tuple[str, list[Any]]]:
+        wanted = {module_name(table) for table in tables}
+        for shape, configs in embeddings.configs.items():
+            if chosen := [config for config in configs if config.name in wanted]:
+                yield shape, chosen
+
+    def _options(self) -> dict[str, Any]:
+        # A group of its own keeps a collection's messages apart from DDP's, whose order is autograd's business.
+        return {
+            "optimiser": table_optimiser(self.config),
+            "process_group": dist.new_group(),
+            "device": self.device,
+        }
+
+    def attach_tiered(self, embeddings: TableEmbeddings) -> list[TableStore]:
+        from recmill.model.tiered_embedding import TieredEmbeddingCollection
+
+        built = []
+        for shape, configs in self._by_shape(embeddings, self.placement.tiered):
+            collection = TieredEmbeddingCollection(
+                configs,
+                self.plan,
+                is_pooled=shape != "sequence",
+                sync_every=self.config.hot_sync_every,
+                **self._options(),
+            )
+            embeddings.attach(shape, collection.tables, collection)
+            built.append(collection)
+        return built
+
+    def attach_shared(self, embeddings: TableEmbeddings) -> list[Any]:
+        return []
+
+    def attach_hot(self, embeddings: TableEmbeddings) -> list[HotEmbeddingCollection]:
+        built = []
+        for shape, configs in self._by_shape(embeddings, frozenset(self.placement.hot_rows)):
+            collection = HotEmbeddingCollection(configs, self.placement.hot_rows, **self._options())
+            embeddings.attach_hot(shape, collection.tables, collection)
+            built.append(collection)
+        return built
+
+
+def table_optimiser(config: TrainConfig) -> TableOptimiser:
+    return TableOptimiser(kind=config.table_optimiser, lr=config.table_lr)
+
+
+def _initial_rows(schema: Schema, config: TrainConfig) -> InitialRows:
+    tables = {table.name: table for table in schema.tables}
+
+    def rows(name: str, start: int, stop: int) -> Tensor:
+        table = tables[name]
+        scale = table_scale(table.num_rows, config)
+        return initial_rows(name, start=start, stop=stop, dim=table.dim, scale=scale, seed=config.seed)
+
+    return rows
 
 
 def table_scale(num_rows: int, config: TrainConfig) -> float:
@@ -106,19 +224,3 @@ def _fuse_table_optimiser(embeddings: nn.Module, config: TrainConfig) -> None:
     }
     kind, arguments = optimisers[config.table_optimiser]
     apply_optimizer_in_backward(kind, embeddings.parameters(), arguments)
-
-
-@torch.no_grad()
-def _start_tables(sharded: ShardedModel, config: TrainConfig) -> None:
-    # TorchRec draws the weights it materialises from each rank's own generator: not the same at two world sizes.
-    rows_of = {table.name: table.num_rows for table in sharded.schema.tables}
-    for name, weight in sharded.table_weights().items():
-        for shard in weight.local_shards():
-            first, column = shard.metadata.shard_offsets
-            num_rows, width = shard.metadata.shard_sizes
-            dim = weight.size()[1]
-            for start in range(first, first + num_rows, 1 << 20):
-                stop = min(start + (1 << 20), first + num_rows)
-                scale = table_scale(rows_of[name], config)
-                rows = initial_rows(name, start=start, stop=stop, dim=dim, scale=scale, seed=config.seed)
-                shard.tensor[start - first : stop - first].copy_(rows[:, column : column + width])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_o
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
+Launcher = Callable[[Mapping[str, Any], Path, int], None]  # (job, folder of the run, number of ranks)
 
 
 class TrainingFailed(RuntimeError):
@@ -50,10 +51,12 @@ def train(
     nproc: int = 1,
     config: TrainConfig | None = None,
     port: int = 0,
+    launcher: Launcher | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Train a model on a Dataset with `nproc` processes and give the content of OUT/result.json.
 
+    `launcher` starts the ranks in another way than torchrun on this machine: on other nodes, or another network.
     The same call again continues an interrupted run from its newest checkpoint, or gives the result of a finished one.
     """
     config = config or TrainConfig()
@@ -68,7 +71,10 @@ def train(
         refuse_other_settings(folder, job)
         write_text_atomically(folder / JOB, dump_json(job))
         if not (folder / "result.json").exists():
-            launch(job, folder=folder, nproc=nproc, port=port, progress=progress)
+            if launcher:
+                launcher(job, folder, nproc)
+            else:
+                launch(job, folder=folder, nproc=nproc, port=port, progress=progress)
         return read_json(folder / "result.json")
 
 

@@ -1,0 +1,283 @@
+"""What every switch buys: the same data trained with none, one, all but one and all of the optimisations.
+
+    OUT/raw  OUT/data/<layout>  OUT/profile  OUT/plans/<switches>  OUT/allocations/<kind>     shared by the variants
+    OUT/<variant>/               a run folder as the report reads it; train/ is the first repeat, repeats/2 the next
+    OUT/ablation.json            the variants, their switches, the figures of all repeats and their medians
+
+Variants run in turns, in both orders, so that a machine that slows down slows them all.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts import (
+    FORMAT_VERSION,
+    AccessProfile,
+    Dataset,
+    InputError,
+    ShardPlan,
+    dump_json,
+    explain_write_errors,
+    is_remote,
+    read_json,
+    refuse_foreign_folder,
+    write_text_atomically,
+)
+from recmill.data.cluster import cluster_sessions
+from recmill.data.sources import make_raw_log
+from recmill.planning.planner import Topology, plan_shards
+from recmill.profiling.access import profile_access
+from recmill.progress import Progress, no_progress
+from recmill.training.config import TrainConfig
+from recmill.training.trainer import Launcher, train
+from recmill.tuning.allocation import tune_ingest
+
+SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
+MANIFEST = "ablation.json"
+__all__ = ["SWITCHES", "Ablation", "Variant", "run_ablation", "variants_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A name for the page and the switches that are on."""
+
+    name: str
+    switches: frozenset[str]
+
+
+def variants_of(switches: Sequence[str] = SWITCHES, *, leave_one_out: bool = True) -> list[Variant]:
+    """Baseline, each switch alone, all but each, all."""
+    unknown = sorted(set(switches) - set(SWITCHES))
+    if unknown:
+        raise InputError(f"unknown switch {unknown[0]!r}; known are {', '.join(SWITCHES)}")
+    everything = frozenset(switches)
+    found = [Variant(name="baseline", switches=frozenset())]
+    found += [Variant(name=f"+{switch}", switches=frozenset({switch})) for switch in switches]
+    if leave_one_out and len(switches) > 2:
+        found += [Variant(name=f"all-{switch}", switches=everything - {switch}) for switch in switches]
+    if len(switches) > 1:
+        found.append(Variant(name="all", switches=everything))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What is compared, on what data and machine."""
+
+    preset: str
+    data: str | None = None
+    data_settings: Mapping[str, str] | None = None
+    config: TrainConfig = field(default_factory=TrainConfig)
+    nproc: int = 1
+    topology: Topology | None = None
+    memory_budget_bytes: int = 2**30
+    hot_budget_bytes: int = 2**24
+    compress: str = "auto"
+    eval_fraction: float = 0.1
+    repeats: int = 1
+    switches: tuple[str, ...] = SWITCHES
+    leave_one_out: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "preset": self.preset,
+            "data": self.data,
+            "data_settings": dict(self.data_settings or {}),
+            "config": self.config.to_json(),
+            "nproc": self.nproc,
+            "memory_budget_bytes": self.memory_budget_bytes,
+            "hot_budget_bytes": self.hot_budget_bytes,
+            "compress": self.compress,
+            "eval_fraction": self.eval_fraction,
+            "repeats": self.repeats,
+            "switches": list(self.switches),
+        }
+
+
+def run_ablation(
+    ablation: Ablation, *, out: str | Path, launcher: Launcher | None = None, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Train every variant and give the content of OUT/ablation.json. The same call again takes up where it stopped."""
+    if is_remote(out):
+        raise InputError(f"--out {out}: the comparison trains here and wants a local folder")
+    folder = Path(out).absolute()
+    refuse_foreign_folder(folder, MANIFEST)
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    _refuse_other_settings(folder, ablation)
+    write_text_atomically(folder / MANIFEST, dump_json(_manifest(ablation, [])))
+    shared = _Shared(folder=folder, ablation=ablation, progress=progress)
+    variants = variants_of(ablation.switches, leave_one_out=ablation.leave_one_out)
+    figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
+    done = 0
+    for repeat in range(ablation.repeats):
+        for variant in variants if repeat % 2 == 0 else variants[::-1]:
+            progress("variants trained", done, len(variants) * ablation.repeats)
+            figures[variant.name].append(shared.train(variant, repeat, launcher))
+            done += 1
+    progress("variants trained", done, len(variants) * ablation.repeats)
+    result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
+    write_text_atomically(folder / MANIFEST, dump_json(result))
+    return result
+
+
+def _manifest(ablation: Ablation, variants: list[dict[str, Any]]) -> dict[str, Any]:
+    settings = ablation.to_json()
+    return {"format_version": FORMAT_VERSION, "kind": "ablation", "settings": settings, "variants": variants}
+
+
+def _refuse_other_settings(folder: Path, ablation: Ablation) -> None:
+    if (folder / MANIFEST).exists():
+        before, now = read_json(folder / MANIFEST)["settings"], ablation.to_json()
+        differing = [key for key in now if before.get(key) != now[key] and key not in ("repeats", "switches")]
+        if differing:
+            raise InputError(
+                f"{folder}: holds a comparison with other settings ({', '.join(differing)}); give another --out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """What the variants share, made when the first of them needs it."""
+
+    folder: Path
+    ablation: Ablation
+    progress: Progress
+
+    def _raw(self) -> Path:
+        target = self.folder / "raw"
+        made = make_raw_log(
+            self.ablation.preset,
+            out=target,
+            data=self.ablation.data,
+            overrides=self.ablation.data_settings or {},
+            progress=self.progress,
+        )
+        return Path(made)
+
+    def dataset(self, layout: str) -> Dataset:
+        target = self.folder / "data" / layout
+        if (target / Dataset.manifest_name).exists():
+            return Dataset.load(target)
+        fraction = self.ablation.eval_fraction
+        return cluster_sessions(self._raw(), out=target, layout=layout, eval_fraction=fraction, progress=self.progress)
+
+    def profile(self) -> AccessProfile:
+        target = self.folder / "profile"
+        if (target / AccessProfile.manifest_name).exists():
+            return AccessProfile.load(target)
+        return profile_access(self.dataset("session"), out=target, progress=self.progress)
+
+    def plan(self, switches: frozenset[str]) -> ShardPlan:
+        chosen = sorted(switches & {"tiers", "hot", "shared"})
+        target = self.folder / "plans" / ("-".join(chosen) or "torchrec")
+        if (target / ShardPlan.manifest_name).exists():
+            return ShardPlan.load(target)
+        return plan_shards(
+            self.profile(),
+            out=target,
+            topology=self.ablation.topology or Topology.local(self.ablation.nproc),
+            memory_budget_bytes=self.ablation.memory_budget_bytes,
+            hot_budget_bytes=self.ablation.hot_budget_bytes if "hot" in switches else None,
+            compress=self.ablation.compress if "shared" in switches else None,
+            strategy="tiers" if "tiers" in switches else "torchrec",
+            batch_size=self.ablation.config.batch_size,
+            progress=self.progress,
+        )
+
+    def allocation(self, dataset: Dataset, layout: str) -> Path:
+        target = self.folder / "allocations" / layout
+        if not (target / "allocation.json").exists():
+            tune_ingest(dataset, out=target, batch_size=self.ablation.config.batch_size, progress=self.progress)
+        return target
+
+    def train(self, variant: Variant, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
+        """Train one repeat of a variant and give its figures."""
+        layout = "deduplicated" if "dedup" in variant.switches else "time"
+        dataset, plan = self.dataset(layout), self.plan(variant.switches)
+        run = self.folder / variant.name
+        is_tuned = "tuned" in variant.switches
+        allocation = self.allocation(dataset, layout) if is_tuned else None
+        _link_parts(run, dataset=dataset.path, profile=self.folder / "profile", plan=plan.path, allocation=allocation)
+        started = time.time()
+        result = train(
+            dataset.path,
+            out=run / "train" if repeat == 0 else run / "repeats" / str(repeat + 1),
+            plan=plan.path,
+            allocation=allocation,
+            nproc=self.ablation.nproc,
+            config=_config_of(self.ablation.config, variant),
+            launcher=launcher,
+            progress=self.progress,
+        )
+        record = {"name": variant.name, "preset": self.ablation.preset, "started_at": started}
+        body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
+        write_text_atomically(run / "run.json", dump_json(body))
+        return figures_of(result, dataset)
+
+
+def _config_of(config: TrainConfig, variant: Variant) -> TrainConfig:
+    def state(switch: str) -> str:
+        return "auto" if switch in variant.switches else "false"
+
+    return replace(
+        config,
+        dedup=state("dedup"),
+        tiers=state("tiers"),
+        hot_batches=state("hot"),
+        sharing=state("shared"),
+        tune="online" if "tuned" in variant.switches else "fixed",
+    )
+
+
+def _link_parts(run: Path, **parts: str | Path | None) -> None:
+    """Make the shared artifacts appear in the run folder, where the report looks for them."""
+    run.mkdir(parents=True, exist_ok=True)
+    for name, target in parts.items():
+        link = run / name
+        if target is not None and not link.exists():
+            link.symlink_to(os.path.relpath(target, run))
+
+
+def figures_of(result: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """The figures that variants are compared by, of one training."""
+    usage = result["usage"]
+    num_samples = max(usage["num_samples"], 1)
+    consumer = result["ingest"].get("consumer", {})
+    stall = consumer.get("stall_seconds", 0.0) / consumer["seconds"] if consumer.get("seconds") else None
+    return {
+        "samples_per_s": result["samples_per_s"],
+        "auc": result["metrics"]["auc"],
+        "log_loss": result["metrics"]["log_loss"],
+        "seconds": result["seconds"],
+        "peak_memory_bytes": result["peak_memory_bytes"],
+        "data_bytes": dataset.data_bytes,
+        "wire_bytes_per_sample": usage["wire_bytes"] / num_samples,
+        "cpu_seconds_per_million": usage["cpu_seconds"] / num_samples * 1e6,
+        "stall_share": stall,
+        "evaluations": [[entry["seconds"], entry["auc"]] for entry in result["evaluations"]],
+    }
+
+
+def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
+    """Training seconds until an evaluation reached the AUC."""
+    return next((seconds for seconds, auc in figures["evaluations"] if auc is not None and auc >= target), None)
+
+
+def _summary(variant: Variant, repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = [name for name in repeats[0] if name != "evaluations"]
+    known = {name: [entry[name] for entry in repeats if entry[name] is not None] for name in names}
+    return {
+        "name": variant.name,
+        "switches": sorted(variant.switches),
+        "repeats": [dict(entry) for entry in repeats],
+        "median": {name: statistics.median(values) if values else None for name, values in known.items()},
+        "spread": {name: [min(values), max(values)] if values else None for name, values in known.items()},
+    }
