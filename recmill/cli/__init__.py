@@ -22,6 +22,7 @@ COMMANDS = {
     "cluster": "recmill.cli.data:cluster",
     "profile": "recmill.cli.data:profile",
     "plan": "recmill.cli.planning:plan",
+    "layout": "recmill.cli.layout:layout",
     "tune": "recmill.cli.tuning:tune",
     "train": "recmill.cli.training:train",
     "evaluate": "recmill.cli.training:evaluate",

@@ -1,0 +1,49 @@
+"""`recmill layout`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from recmill.cli.output import emit, format_bytes, json_option, progress_for
+
+
+@click.command()
+@click.argument("data", type=str)
+@click.option("--plan", "plan_path", required=True, help="Plan with a hot set (`recmill plan --hot-budget`).")
+@click.option("--out", required=True, help="Folder (or URL) of the laid out dataset; replaced if it is one already.")
+@click.option(
+    "--sessions",
+    type=click.Choice(["auto", "whole", "split"]),
+    default="auto",
+    show_default=True,
+    help="Whether a session with hot and cold samples is cold as a whole, or divided; auto: as the plan found better.",
+)
+@json_option
+def layout(data: str, plan_path: str, out: str, sessions: str, as_json: bool) -> None:
+    """Lay dataset DATA out for hot batches: samples that read hot rows only apart from the others.
+
+    The training rows become the splits 'hot', whose ids are slots of the hot rows, and 'cold'; other splits stay.
+    """
+    from recmill.data.hot_layout import layout_hot
+
+    started = time.perf_counter()
+    chosen = None if sessions == "auto" else sessions
+    dataset = layout_hot(data, plan_path, out=out, sessions=chosen, progress=progress_for(as_json))
+    seconds = time.perf_counter() - started
+    hot = dataset.body["hot"]
+    result = {
+        "dataset": str(out),
+        **hot,
+        "num_rows": dataset.num_rows,
+        "bytes": dataset.data_bytes,
+        "seconds": seconds,
+        "content_hash": dataset.content_hash,
+    }
+    lines = [
+        f"{out}: {hot['num_hot']:,} hot and {hot['num_cold']:,} cold samples ({hot['sample_share']:.1%} hot), "
+        f"sessions {hot['sessions']}",
+        f"  {format_bytes(dataset.data_bytes)}, {seconds:.1f} s",
+    ]
+    emit(result, lines, as_json=as_json)

@@ -1,0 +1,71 @@
+"""Rows of a row group sorted into hot and cold, a column at a time.
+
+Shape suffixes: R = rows (samples), N = ids of a feature.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recmill.data.distinct import take_lists
+from recmill.data.hot_remap import HotRemap
+from recmill.data.schema import Schema
+from recmill.data.transforms import Transforms
+
+Mask = npt.NDArray[np.bool_]
+Slots = dict[str, npt.NDArray[np.int32]]
+
+
+def list_parts(rows: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer]]:
+    """(ids, offsets) of a list column, offsets from 0."""
+    column = rows.column(name)
+    lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    offsets = lists.offsets.to_numpy()
+    ids = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy()
+    return ids, offsets - offsets[0] if len(offsets) and offsets[0] else offsets
+
+
+def find_hot_samples(rows: pa.Table, schema: Schema, remap: HotRemap) -> tuple[Mask, Slots]:
+    """Which samples read hot rows only, and the slots of every feature's ids (-1: cold)."""
+    is_hot = np.ones(rows.num_rows, bool)
+    slots: Slots = {}
+    for feature in schema.id_features:
+        ids, offsets = list_parts(rows, feature.name)
+        slots[feature.name] = own = remap.slots(feature.table, ids)
+        if len(ids) == rows.num_rows and offsets[-1] == rows.num_rows and bool((np.diff(offsets) == 1).all()):
+            is_hot &= own >= 0
+            continue
+        num_cold = np.zeros(len(ids) + 1, np.int32)
+        np.cumsum(own < 0, out=num_cold[1:])
+        is_hot &= num_cold[offsets[1:]] == num_cold[offsets[:-1]]
+    return is_hot, slots
+
+
+def take_samples(rows: pa.Table, schema: Schema, chosen_R: Mask, *, slots: Slots | None = None) -> pa.Table:
+    """The chosen samples in their order; with `slots`, these take the place of the ids."""
+    if slots:
+        for feature in schema.id_features:
+            _, offsets = list_parts(rows, feature.name)
+            lists = pa.ListArray.from_arrays(
+                pa.array(offsets.astype(np.int32, copy=False)), pa.array(slots[feature.name].astype(np.int64))
+            )
+            rows = rows.set_column(rows.schema.get_field_index(feature.name), feature.name, lists)
+    return rows.filter(pa.array(chosen_R)).cast(schema.arrow_schema())
+
+
+def transform_rows(rows: pa.Table, schema: Schema) -> pa.Table:
+    """The rows with the transforms of id features applied, as readers would."""
+    transforms = Transforms(schema)
+    for feature in schema.id_features:
+        if not feature.transforms:
+            continue
+        ids, offsets = list_parts(rows, feature.name)
+        lengths = np.diff(offsets).astype(np.int32)
+        values, starts, lengths = transforms.lists(feature.name, ids, offsets[:-1].astype(np.int64), lengths)
+        ends = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=ends[1:])
+        lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(take_lists(values, starts, lengths)))
+        rows = rows.set_column(rows.schema.get_field_index(feature.name), feature.name, lists)
+    return rows
