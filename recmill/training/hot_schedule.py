@@ -1,0 +1,155 @@
+"""In which order hot and cold batches are trained, decided by what the order does to the held-out loss.
+
+A rate of r means: r of an epoch's hot batches, then r of its cold ones, and so on in turns, so that every epoch has
+about 1/r turns and moves the hot rows twice a turn. Long runs of either kind drift away from what the other teaches:
+
+    held-out loss rose         rate / 2      shorter runs, more swaps
+    fell several times         rate * 2      longer runs, fewer swaps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recmill.artifacts import InputError
+
+MIN_RATE, MAX_RATE = 0.01, 1.0
+START_RATE = 0.5
+FALLS_TO_DOUBLE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Batches of one kind in a row: numbers [start, start + count) of the epoch's hot or cold batches."""
+
+    is_hot: bool
+    start: int
+    count: int
+
+
+class HotSchedule:
+    """Gives the blocks of an epoch one after another, and adapts the rate to the held-out losses it is told.
+
+        schedule = HotSchedule(num_hot=800, num_cold=200)
+        while (block := schedule.next_block()) is not None:
+            ...                                  # train the block
+            if schedule.is_turn_over:
+                schedule.observe(held_out_loss)  # the same on all ranks
+
+    The state is a few numbers, equal on all ranks because the loss is: `observe` takes rank 0's.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_hot: int,
+        num_cold: int,
+        rate: float = START_RATE,
+        falls_to_double: int = FALLS_TO_DOUBLE,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if num_hot < 0 or num_cold < 0 or not MIN_RATE <= rate <= MAX_RATE or falls_to_double < 1:
+            raise InputError(
+                f"received {num_hot} hot and {num_cold} cold batches, a rate of {rate} and {falls_to_double} falls; "
+                f"expected no negative number, a rate of {MIN_RATE} to {MAX_RATE} and 1 fall or more"
+            )
+        self.num_hot, self.num_cold = num_hot, num_cold
+        self.falls_to_double = falls_to_double
+        self._group = process_group
+        self._state = _State(rate=rate)
+
+    @property
+    def rate(self) -> float:
+        return self._state.rate
+
+    @property
+    def num_swaps(self) -> int:
+        """Times the hot rows entered or left so far."""
+        return self._state.num_swaps
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the last block ended a turn: the time to measure the held-out loss."""
+        state = self._state
+        is_cold_done = state.is_hot_next and (state.hot_done + state.cold_done) > 0
+        return is_cold_done or self.is_epoch_over
+
+    @property
+    def is_epoch_over(self) -> bool:
+        return self._state.hot_done >= self.num_hot and self._state.cold_done >= self.num_cold
+
+    def next_block(self) -> Block | None:
+        """The next batches to train, or None when the epoch is over (then `start_epoch` begins another)."""
+        if self.is_epoch_over:
+            return None
+        state = self._state
+        is_hot = state.is_hot_next
+        done, total = (state.hot_done, self.num_hot) if is_hot else (state.cold_done, self.num_cold)
+        count = min(max(1, round(state.rate * total)), total - done)
+        if count <= 0:  # this kind has run out: what is left of the other is one block
+            is_hot = not is_hot
+            done, total = (state.hot_done, self.num_hot) if is_hot else (state.cold_done, self.num_cold)
+            count = total - done
+        if is_hot:
+            state.hot_done += count
+            state.num_swaps += 2
+        else:
+            state.cold_done += count
+        state.is_hot_next = not is_hot
+        return Block(is_hot=is_hot, start=done, count=count)
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks that are left of the epoch, at the rate each is reached with."""
+        while (block := self.next_block()) is not None:
+            yield block
+
+    def start_epoch(self) -> None:
+        state = self._state
+        state.hot_done = state.cold_done = 0
+        state.is_hot_next = True
+        state.epoch += 1
+
+    def observe(self, loss: float) -> float:
+        """Take the held-out loss (rank 0's counts) and give the new rate."""
+        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+            shared = torch.tensor([loss], dtype=torch.float64)
+            dist.broadcast(shared, src=dist.get_global_rank(self._group, 0) if self._group else 0, group=self._group)
+            loss = float(shared)
+        state = self._state
+        if state.last_loss is not None:
+            if loss > state.last_loss:
+                state.rate, state.num_falls = max(MIN_RATE, state.rate / 2), 0
+            elif loss < state.last_loss:
+                state.num_falls += 1
+                if state.num_falls >= self.falls_to_double:
+                    state.rate, state.num_falls = min(MAX_RATE, state.rate * 2), 0
+        state.last_loss = loss
+        return state.rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides the blocks to come, as JSON."""
+        return {**asdict(self._state), "num_hot": self.num_hot, "num_cold": self.num_cold}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, with the same data."""
+        for name, expected in (("num_hot", self.num_hot), ("num_cold", self.num_cold)):
+            if state.get(name) != expected:
+                raise InputError(f"the saved schedule has {name} {state.get(name)!r}, this run has {expected}")
+        self._state = _State(**{name: state[name] for name in _State.__dataclass_fields__})
+
+
+@dataclass(kw_only=True)
+class _State:
+    rate: float
+    epoch: int = 0
+    hot_done: int = 0
+    cold_done: int = 0
+    is_hot_next: bool = True
+    num_swaps: int = 0
+    num_falls: int = 0
+    last_loss: float | None = None
