@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 
-from kernels import expand_rows
 from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 from recmill.data.tables import SHAPES, logical_names, table_shapes
+from recmill.model.sequence_windows import SequenceWindows
 
 # B = batch, U = distinct rows of a feature (B where nothing is deduplicated), L = padded length, D = embedding width
 INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows
@@ -32,7 +32,7 @@ class Lookups:
     """What the tables gave for a batch, still over distinct rows where the batch is deduplicated."""
 
     pooled: dict[str, Tensor] = field(default_factory=dict)  # sparse feature -> [U, D]
-    sequences: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # -> ([U, L, D], lengths [U])
+    sequences: dict[str, SequenceWindows] = field(default_factory=dict)  # sequence feature -> its U sequences
     inverse: dict[str, Tensor] = field(default_factory=dict)  # deduplicated feature -> [B], sample to distinct row
 
 
@@ -45,7 +45,7 @@ class _Source:
 
 
 class TableEmbeddings(nn.Module):
-    """Looks up every id feature of a batch: pooled vectors for sparse features, padded ones for sequences.
+    """Looks up every id feature of a batch: pooled vectors for sparse features, windows of rows for sequences.
 
     Tables stay on the meta device unless one is given: sharding materialises only what a rank holds. `deduplicated`
     names the features that arrive as distinct rows; what they give is the same, each row looked up once. Tables named
@@ -119,11 +119,11 @@ class TableEmbeddings(nn.Module):
                 pooled[name] = vectors[: batch.num_rows(name)]
         rows = {name: answer[name] for features, answer in found for name in features}
         inverse: dict[str, Tensor] = {}
-        sequences: dict[str, tuple[Tensor, Tensor]] = {}
+        sequences: dict[str, SequenceWindows] = {}
         for name in self.row_features:
             feature = self.schema.feature(name)
             if feature.kind == "sequence":
-                sequences[name] = self._pad(batch, name, rows[name])
+                sequences[name] = self._windows(batch, name, rows[name])
             else:
                 lists = JaggedTensor(values=rows[name].values(), lengths=batch.lists(name)[1])
                 pooled[name] = pool_rows(lists, is_mean=feature.pooling == "mean")
@@ -132,12 +132,12 @@ class TableEmbeddings(nn.Module):
                 inverse[name] = mapping
         return Lookups(pooled=pooled, sequences=sequences, inverse=inverse)
 
-    def _pad(self, batch: _Features, name: str, rows: JaggedTensor) -> tuple[Tensor, Tensor]:
+    def _windows(self, batch: _Features, name: str, rows: JaggedTensor) -> SequenceWindows:
         window = batch.windows(name)
-        if window is not None:
-            return pad_windows(rows.values(), window[1], window[2], self.max_sequence_length)
-        found = JaggedTensor(values=rows.values(), lengths=batch.lists(name)[1])
-        return pad_sequence(found, self.max_sequence_length)
+        if window is None:
+            return SequenceWindows.of_lists(rows.values(), batch.lists(name)[1], max_length=self.max_sequence_length)
+        found = SequenceWindows(rows_ND=rows.values(), starts_U=window[1], lengths_U=window[2])
+        return found.last(self.max_sequence_length)
 
 
 def _features_of(configs: Sequence[Any]) -> list[str]:
@@ -208,32 +208,12 @@ class _Features:
 
 def pad_windows(buffer_ND: Tensor, starts_U: Tensor, lengths_U: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
     """([U, L, D], lengths) of windows into a buffer of rows, keeping the last `max_length` elements of longer ones."""
-    starts_U = starts_U + (lengths_U - max_length).clamp(min=0)
-    lengths_U = lengths_U.clamp(max=max_length)
-    longest = max(int(lengths_U.max()), 1) if lengths_U.numel() else 1
-    steps_L = torch.arange(longest, device=starts_U.device)
-    is_real_UL = steps_L[None, :] < lengths_U[:, None]
-    if not buffer_ND.shape[0]:
-        return buffer_ND.new_zeros(len(lengths_U), longest, buffer_ND.shape[1]) + buffer_ND.sum(), lengths_U
-    position_UL = torch.where(is_real_UL, starts_U[:, None] + steps_L[None, :], 0)
-    rows_ULD = expand_rows(buffer_ND, position_UL.flatten()).view(len(lengths_U), longest, buffer_ND.shape[1])
-    return rows_ULD * is_real_UL[:, :, None].to(rows_ULD.dtype), lengths_U
+    return SequenceWindows(rows_ND=buffer_ND, starts_U=starts_U, lengths_U=lengths_U).last(max_length).pad()
 
 
 def pad_sequence(rows: JaggedTensor, max_length: int) -> tuple[Tensor, Tensor]:
     """([B, L, D], lengths) of a jagged sequence, keeping the last `max_length` elements of longer ones."""
-    values, lengths, offsets = rows.values(), rows.lengths(), rows.offsets()
-    longest = int(lengths.max()) if lengths.numel() else 0
-    if longest > max_length:
-        owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
-        from_end = offsets[1:][owners] - torch.arange(values.shape[0], device=lengths.device)
-        values = values[from_end <= max_length]
-        lengths = lengths.clamp(max=max_length)
-        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-        longest = max_length
-    # At least one slot, so that a batch of empty sequences keeps a shape attention can work with.
-    padded = torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max(longest, 1)], 0.0)
-    return padded, lengths
+    return SequenceWindows.of_lists(rows.values(), rows.lengths(), max_length=max_length).pad()
 
 
 def pool_rows(rows: JaggedTensor, *, is_mean: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """The dense half of the model: embeddings in, one logit a sample out.
 
-It sees pooled vectors and padded sequences and does not know where the tables live, so training (TorchRec, sharded)
+It sees pooled vectors and sequences of vectors and does not know where the tables live, so training (TorchRec, sharded)
 and serving (plain tensors) use the same module with the same weights.
 """
 
@@ -17,6 +17,9 @@ from kernels import expand_rows
 from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.layers import MLP, AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
+from recmill.model.sequence_windows import SequenceWindows
+
+Sequences = SequenceWindows | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,9 @@ class Ranker(nn.Module):
     """DLRM or DCNv2 over dense values, pooled embeddings and sequences of embeddings.
 
     `forward(dense_BF, pooled, sequences, inverse)`: `pooled` maps a sparse feature to [U, D], `sequences` a sequence
-    feature to ([U, L, D], lengths [U]). A feature in `inverse` comes as U distinct rows and is expanded to B samples by
-    it, after its encoder: the work is done once a distinct row. Every other feature has U = B.
+    feature to windows, or to the padded pair ([U, L, D], lengths [U]). A feature in `inverse` comes as U distinct rows
+    and is expanded to B samples by it, after its encoder: the work is done once a distinct row. Every other feature has
+    U = B.
     """
 
     def __init__(self, schema: Schema, config: RankerConfig) -> None:
@@ -87,14 +91,16 @@ class Ranker(nn.Module):
         self,
         dense_BF: Tensor,
         pooled: dict[str, Tensor],
-        sequences: dict[str, tuple[Tensor, Tensor]],
+        sequences: Mapping[str, Sequences],
         inverse: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Logits [B]."""
         vectors = [self.bottom(dense_BF)] if self.bottom is not None else []
         for feature in self.schema.id_features:
             if feature.kind == "sequence":
-                vector_BD = self.encoders[module_name(feature.name)](*sequences[feature.name])
+                encoder: Any = self.encoders[module_name(feature.name)]
+                found = sequences[feature.name]
+                vector_BD = encoder.encode(found) if isinstance(found, SequenceWindows) else encoder(*found)
             else:
                 vector_BD = pooled[feature.name]
             if module_name(feature.name) in self.projections:
