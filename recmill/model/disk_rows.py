@@ -1,0 +1,129 @@
+"""The rows of one table in a sparse file on disk: read and written in bulk, drawn when they are first touched.
+
+    record of a row:   | D weights | S floats of optimiser state |     float32, row after row
+
+The file is as long as the whole table, but only pages that were written take space: a table of 50 GB is there at once.
+Rows nobody has touched have no bytes; a hash of the row says what they start from. The mapping is dropped from memory
+every now and then: what was written stays with the operating system, which may keep it in its cache.
+
+Shape suffixes: R = rows, D = embedding width, S = floats of state a row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from recmill.artifacts import InputError, explain_write_errors
+
+IdArray = npt.NDArray[np.int64]
+PAGE_BYTES = mmap.PAGESIZE
+BLOCK_ROWS = 1 << 16
+
+
+def hashed_rows(rows_R: IdArray, dim: int, *, scale: float, seed: int) -> Tensor:
+    """[R, D] uniform in +-scale, each row from its number alone (splitmix64): any row can be drawn at any time."""
+    with np.errstate(over="ignore"):
+        base_R = (rows_R.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = base_R[:, None] ^ (np.arange(1, dim + 1, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03))[None, :]
+        mixed += np.uint64((seed * 0x2545F4914F6CDD1D + 0x632BE59BD9B4E019) % 2**64)
+        mixed ^= mixed >> np.uint64(30)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(27)
+        mixed *= np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    unit = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return torch.from_numpy((2 * unit - 1) * np.float32(scale))
+
+
+class DiskRows:
+    """Rows by number, weights and state side by side. One thread at a time may use it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        num_rows: int,
+        dim: int,
+        state_width: int,
+        scale: float,
+        seed: int,
+        resident_bytes: int = 256 * 2**20,
+    ) -> None:
+        """`resident_bytes` bounds what of the file stays mapped into this process."""
+        self.num_rows, self.dim, self.width = num_rows, dim, dim + state_width
+        self.scale, self.seed = scale, seed
+        self._max_pages = max(1, resident_bytes // PAGE_BYTES)
+        self._pages_per_row = 1 + 4 * self.width // PAGE_BYTES
+        self._pages = 0
+        self.num_bytes = 4 * num_rows * self.width
+        with explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "w+b")  # noqa: SIM115  it lives as long as the mapping
+            os.ftruncate(self._file.fileno(), self.num_bytes)
+        try:
+            self._map = mmap.mmap(self._file.fileno(), self.num_bytes)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: {self.num_bytes:,} B cannot be mapped ({error})") from error
+        self._map.madvise(mmap.MADV_RANDOM)  # rows are scattered: reading ahead would fetch what nobody asked for
+        self._rows = torch.frombuffer(self._map, dtype=torch.float32).view(num_rows, self.width)
+        self._touched = np.zeros(-(-num_rows // 8), np.uint8)
+
+    def clear(self) -> None:
+        """Forget everything: all rows start again."""
+        self._release()
+        os.ftruncate(self._file.fileno(), 0)
+        os.ftruncate(self._file.fileno(), self.num_bytes)
+        self._touched[:] = 0
+
+    def read(self, rows_R: IdArray) -> Tensor:
+        """[R, D + S]."""
+        is_there = self._is_touched(rows_R)
+        if is_there.all():
+            found = self._rows.index_select(0, torch.from_numpy(rows_R))
+        else:
+            found = torch.zeros(len(rows_R), self.width)
+            fresh = np.flatnonzero(~is_there)
+            drawn = hashed_rows(rows_R[fresh], self.dim, scale=self.scale, seed=self.seed)
+            found[torch.from_numpy(fresh), : self.dim] = drawn
+            known = np.flatnonzero(is_there)
+            found[torch.from_numpy(known)] = self._rows.index_select(0, torch.from_numpy(rows_R[known]))
+        self._count_pages(len(rows_R))
+        return found
+
+    def write(self, rows_R: IdArray, values: Tensor) -> None:
+        """Rows must be distinct."""
+        self._rows.index_copy_(0, torch.from_numpy(rows_R), values)
+        np.bitwise_or.at(self._touched, rows_R >> 3, (1 << (rows_R & 7)).astype(np.uint8))
+        self._count_pages(len(rows_R))
+
+    def fill(self) -> Tensor:
+        """Every row written, for whoever needs the whole table: [num_rows, D + S], a view of the file."""
+        for start in range(0, self.num_rows, BLOCK_ROWS):
+            rows = np.arange(start, min(start + BLOCK_ROWS, self.num_rows))
+            fresh = rows[~self._is_touched(rows)]
+            if len(fresh):
+                self.write(fresh, self.read(fresh))
+        return self._rows
+
+    def _is_touched(self, rows_R: IdArray) -> npt.NDArray[np.bool_]:
+        return np.asarray((self._touched[rows_R >> 3] >> (rows_R & 7).astype(np.uint8)) & 1, bool)
+
+    def _count_pages(self, num_rows: int) -> None:
+        self._pages += num_rows * self._pages_per_row
+        if self._pages > self._max_pages:
+            self._release()
+
+    def _release(self) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: nothing written is lost
+        self._pages = 0
+
+    def close(self) -> None:
+        self._release()
+        self._file.close()
