@@ -1,0 +1,235 @@
+"""What ranks send one another: all-to-alls inside a node, between nodes and over all, with every byte counted.
+
+The ranks of a job form a grid; a rank talks along its row, along its column, or to all:
+
+              local rank  0   1   2   3
+    node 0                0   1   2   3      node group: a row      fast links
+    node 1                4   5   6   7      peer group: a column   slow links
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels import distinct_keys
+from kernels.expand_rows.ops import sum_rows as sum_rows_op
+
+# K = keys, D = columns of a row
+LEVELS = ("intra", "inter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Some of the ranks, in order, this one among them."""
+
+    ranks: tuple[int, ...]  # numbered within the whole grid
+    position: int
+    group: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The ranks of a job by node and local rank, and the bytes this one has sent, by (phase, level)."""
+
+    rank: int
+    world_size: int
+    ranks_per_node: int
+    world: Ring
+    node: Ring
+    peers: Ring
+    sent: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, process_group: dist.ProcessGroup | None, *, ranks_per_node: int) -> Grid:
+        """The grid of a process group, called on all ranks; one node where `ranks_per_node` does not divide them."""
+        if not dist.is_initialized():
+            alone = Ring(ranks=(0,), position=0, group=None)
+            return cls(rank=0, world_size=1, ranks_per_node=1, world=alone, node=alone, peers=alone)
+        rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        per_node = ranks_per_node if size % ranks_per_node == 0 else size
+        everyone = Ring(ranks=tuple(range(size)), position=rank, group=process_group)
+        rows = [tuple(range(first, first + per_node)) for first in range(0, size, per_node)]
+        columns = [tuple(range(local, size, per_node)) for local in range(per_node)]
+        return cls(
+            rank=rank,
+            world_size=size,
+            ranks_per_node=per_node,
+            world=everyone,
+            node=_ring(rows, everyone),
+            peers=_ring(columns, everyone),
+        )
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.ranks_per_node
+
+    @property
+    def node_index(self) -> int:
+        return self.rank // self.ranks_per_node
+
+    @property
+    def local_rank(self) -> int:
+        return self.rank % self.ranks_per_node
+
+    def swap(self, ring: Ring, values: Tensor, *, send: Sequence[int], receive: Sequence[int], phase: str) -> Tensor:
+        """Send the next `send[i]` entries of `values` to the i-th of the ring; gives what they sent, in their order."""
+        if ring.size == 1:
+            return values
+        received = values.new_empty((sum(receive), *values.shape[1:]))
+        dist.all_to_all_single(
+            received,
+            values.contiguous(),
+            output_split_sizes=list(receive),
+            input_split_sizes=list(send),
+            group=ring.group,
+        )
+        entry_bytes = values.element_size() * int(np.prod(values.shape[1:]))
+        for position, other in enumerate(ring.ranks):
+            if other != self.rank:
+                level = LEVELS[other // self.ranks_per_node != self.node_index]
+                self.sent[phase, level] += send[position] * entry_bytes
+        return received
+
+    def swap_counts(self, ring: Ring, counts: Sequence[int], *, phase: str) -> list[int]:
+        """What every other of the ring has for us, from what we have for each of them."""
+        ones = [1] * ring.size
+        values = self.swap(ring, torch.tensor(counts), send=ones, receive=ones, phase=phase)
+        return [int(count) for count in values.tolist()]
+
+
+def _ring(lines: Sequence[tuple[int, ...]], everyone: Ring) -> Ring:
+    """The line this rank is in, with a process group of its own. All ranks make all groups: torch wants it so."""
+    if len(lines) == 1:
+        return everyone
+    mine = next(line for line in lines if everyone.position in line)
+    if len(mine) == 1:
+        return Ring(ranks=mine, position=0, group=None)
+    of_job = [dist.get_global_rank(everyone.group or dist.group.WORLD, rank) for rank in everyone.ranks]
+    groups = [dist.new_group([of_job[rank] for rank in line]) for line in lines]
+    return Ring(ranks=mine, position=mine.index(everyone.position), group=groups[lines.index(mine)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseRows:
+    """Some rows of a larger array: ascending keys, each once, and a vector for each."""
+
+    keys_K: Tensor
+    rows_KD: Tensor
+
+    @classmethod
+    def sum_of(cls, lists: Sequence[SparseRows], *, domain: int) -> SparseRows:
+        """All rows of the lists, equal keys added up in the order of the lists."""
+        if len(lists) == 1:
+            return lists[0]
+        keys_K, inverse = distinct_keys(torch.cat([rows.keys_K for rows in lists]), bound=max(domain, 1))
+        return cls(keys_K=keys_K, rows_KD=sum_rows(torch.cat([rows.rows_KD for rows in lists]), inverse, len(keys_K)))
+
+    @classmethod
+    def merge(cls, lists: Sequence[SparseRows]) -> SparseRows:
+        """All rows of lists that have no key in common."""
+        keys_K, order = torch.sort(torch.cat([rows.keys_K for rows in lists]))
+        return cls(keys_K=keys_K, rows_KD=torch.cat([rows.rows_KD for rows in lists])[order])
+
+    def between(self, start: int, stop: int) -> SparseRows:
+        """The rows with keys in [start, stop), counted from `start`."""
+        first, last = torch.searchsorted(self.keys_K, self.keys_K.new_tensor([start, stop])).tolist()
+        return SparseRows(keys_K=self.keys_K[first:last] - start, rows_KD=self.rows_KD[first:last])
+
+    def stripes(self, count: int) -> list[SparseRows]:
+        """The rows dealt out by key % count; each stripe counts its keys as key // count."""
+        if count == 1:
+            return [self]
+        places = [(self.keys_K % count == stripe).nonzero().squeeze(1) for stripe in range(count)]
+        return [SparseRows(keys_K=self.keys_K[at] // count, rows_KD=self.rows_KD[at]) for at in places]
+
+
+def unstripe(stripes: Sequence[SparseRows]) -> SparseRows:
+    """The inverse of `SparseRows.stripes`."""
+    count = len(stripes)
+    if count == 1:
+        return stripes[0]
+    return SparseRows.merge(
+        [SparseRows(keys_K=own.keys_K * count + stripe, rows_KD=own.rows_KD) for stripe, own in enumerate(stripes)]
+    )
+
+
+def sum_rows(rows_ND: Tensor, inverse_N: Tensor, num_distinct: int) -> Tensor:
+    """[U, D]: rows of the same number added up, always first to last."""
+    backend = "cpu" if rows_ND.device.type == "cpu" else "triton"
+    summed: Tensor = sum_rows_op(rows_ND, inverse_N, num_distinct, backend, 0)
+    return summed
+
+
+def swap_rows(
+    grid: Grid,
+    ring: Ring,
+    lists: Sequence[SparseRows],
+    *,
+    domain: int,
+    phase: str,
+    receive: Sequence[int] | None = None,
+) -> list[SparseRows]:
+    """Send the i-th list to the i-th of the ring; gives what each sent to us. Keys are below `domain` on both sides.
+
+    `receive` says how many rows come from each, where that is known already.
+    """
+    if ring.size == 1:
+        return list(lists)
+    dim = lists[0].rows_KD.shape[1]
+    send = [len(own.keys_K) for own in lists]
+    receive = grid.swap_counts(ring, send, phase=phase) if receive is None else receive
+    payload = torch.cat([part for own in lists for part in (own.rows_KD.reshape(-1), _encode(own.keys_K, domain))])
+    words = [[count * dim + _encoded_words(count, domain) for count in counts] for counts in (send, receive)]
+    arrived = grid.swap(ring, payload, send=words[0], receive=words[1], phase=phase)
+    found = []
+    for count, part in zip(receive, torch.split(arrived, words[1]), strict=True):
+        rows_KD = part[: count * dim].view(count, dim)
+        found.append(SparseRows(keys_K=_decode(part[count * dim :], count, domain), rows_KD=rows_KD))
+    return found
+
+
+def _is_bitmap(count: int, domain: int) -> bool:
+    """Whether a bit for every possible key is shorter than a number for every present one."""
+    return -(-domain // 32) < count * (1 if domain < 1 << 31 else 2)
+
+
+def _encoded_words(count: int, domain: int) -> int:
+    """The 4-byte words that `count` keys below `domain` take on the wire; both sides know them beforehand."""
+    if not count:
+        return 0
+    return -(-domain // 32) if _is_bitmap(count, domain) else count * (1 if domain < 1 << 31 else 2)
+
+
+def _encode(keys_K: Tensor, domain: int) -> Tensor:
+    """Ascending keys as words that travel with float32 rows: only bits are copied, never read as numbers."""
+    if not len(keys_K):
+        return torch.empty(0, device=keys_K.device)
+    if not _is_bitmap(len(keys_K), domain):
+        return (keys_K.int() if domain < 1 << 31 else keys_K).view(torch.float32)
+    is_present = np.zeros(-(-domain // 32) * 32, dtype=bool)
+    is_present[keys_K.cpu().numpy()] = True
+    packed = np.packbits(is_present, bitorder="little")
+    return torch.from_numpy(packed).view(torch.float32).to(keys_K.device)
+
+
+def _decode(words: Tensor, count: int, domain: int) -> Tensor:
+    if not count:
+        return torch.empty(0, dtype=torch.int64, device=words.device)
+    if not _is_bitmap(count, domain):
+        return (
+            words.clone().view(torch.int32 if domain < 1 << 31 else torch.int64).long()
+        )  # cloned: int64 wants 8 bytes
+    packed = words.cpu().contiguous().view(torch.uint8).numpy()
+    keys = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    return torch.from_numpy(keys).to(words.device)
