@@ -8,13 +8,20 @@ OUT ?= runs/demo
 PRESET ?= tiny
 # Where wheels of CPU-only torch are found, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+# Linters of images and manifests live apart: checkov asks for older versions of what the stack needs new.
+LINT := .venv-lint
+LINT_STAMP := $(LINT)/.ready
+KUBECTL ?= kubectl
+KIND_CLUSTER ?= recmill
+OVERLAYS := $(wildcard manifests/overlays/*)
+IMAGE_TAG ?= $(shell images/tag.sh)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench clean
+.PHONY: help setup demo test test-all check check-deployment format bench images kind-up kind-down test-cluster clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv with everything pinned (done by the other targets)
 
@@ -33,16 +40,35 @@ demo: $(STAMP) ## Run the whole pipeline on synthetic data and print what it fou
 	$(BIN)/recmill run --preset $(PRESET) --out $(OUT)
 
 test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --ignore tests/cluster
 
 test-all: $(STAMP) ## Run every test, the slow ones too
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --ignore tests/cluster
 
 check: $(STAMP) ## Lint, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory check-deployment
+
+check-deployment: $(LINT_STAMP) ## Lint images, manifests and scripts
+	$(LINT)/bin/hadolint images/*/Dockerfile tests/cluster/*/Dockerfile
+	$(LINT)/bin/shellcheck images/*.sh images/*/*.sh manifests/*.sh tests/cluster/*.sh tests/cluster/*/*.sh .ci/run
+	$(LINT)/bin/yamllint .
+	@mkdir -p build/manifests
+	@for overlay in $(OVERLAYS); do \
+	  rendered=build/manifests/$$(basename $$overlay).yaml; echo "checking $$overlay"; \
+	  $(KUBECTL) kustomize $$overlay > $$rendered || exit 1; \
+	  $(LINT)/bin/kubernetes-validate --strict --quiet $$rendered || exit 1; \
+	  $(LINT)/bin/checkov --quiet --compact --framework kubernetes --file $$rendered || exit 1; \
+	done
+	$(LINT)/bin/checkov --quiet --compact --framework dockerfile --directory images
+
+$(LINT_STAMP): lint-requirements.txt
+	@test -x $(LINT)/bin/python || $(PYTHON) -m venv $(LINT)
+	$(LINT)/bin/python -m pip install --quiet --disable-pip-version-check --requirement lint-requirements.txt
+	@touch $@
 
 format: $(STAMP) ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
@@ -51,5 +77,17 @@ format: $(STAMP) ## Rewrite the code in the house style
 bench: $(STAMP) ## Run every benchmark in its quick form
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
 
+images: ## Build the images with docker or buildah; make images IMAGE_TAG=...
+	images/build.sh --tag $(IMAGE_TAG)
+
+kind-up: $(STAMP) ## Start a kind cluster with Kubeflow Pipelines, Trainer, MLflow and the images
+	KIND_CLUSTER=$(KIND_CLUSTER) KUBECTL=$(KUBECTL) IMAGE_TAG=$(IMAGE_TAG) manifests/kind-up.sh
+
+kind-down: ## Remove the kind cluster and all it holds
+	kind delete cluster --name $(KIND_CLUSTER)
+
+test-cluster: $(STAMP) ## Run the steps as real pods on the cluster that KUBECONFIG names (under 20 minutes)
+	$(BIN)/python -m pytest tests/cluster --timeout 1500
+
 clean: ## Remove everything that can be made again
-	rm -rf $(VENV) build runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(LINT) build runs .mypy_cache .ruff_cache .pytest_cache

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,18 @@ class Finding:
 
 
 @click.command()
+@click.option(
+    "--image",
+    type=click.Choice(["data", "trainer"]),
+    help="Check a container image instead of a machine: what its steps need, and nothing that does not belong there.",
+)
 @json_option
-def doctor(as_json: bool) -> None:
+def doctor(image: str | None, as_json: bool) -> None:
     """Say what is installed, what is missing and how to get it; exit 1 if a required part is missing."""
-    findings = [check() for check in CHECKS] + [check_package(name) for name in PACKAGES]
+    if image:
+        findings = check_image(image)
+    else:
+        findings = [check() for check in CHECKS] + [check_package(name) for name in PACKAGES]
     is_healthy = all(finding.is_ok for finding in findings if finding.is_required)
     lines = []
     for finding in findings:
@@ -160,6 +168,36 @@ def check_data() -> Finding:
     return Finding(
         name="real data", is_ok=bool(found), is_required=False, found=", ".join(found) or "none", remedy=remedy
     )
+
+
+def check_image(name: str) -> list[Finding]:
+    """What a step's image must have, and what must not be left in it."""
+    findings = [check_python(), check_fbgemm(), check_kernels(), *(check_package(package) for package in PACKAGES)]
+    if name == "data":
+        findings += [check_package("pyspark"), replace(check_java(), is_required=True)]
+    return [*findings, check_user(), check_no_compiler(), check_no_caches()]
+
+
+def check_user() -> Finding:
+    remedy = "run the image as it is, with USER 10001, or with runAsNonRoot"
+    return Finding(
+        name="user", is_ok=os.getuid() != 0, is_required=True, found=f"{os.getuid()}:{os.getgid()}", remedy=remedy
+    )
+
+
+def check_no_compiler() -> Finding:
+    found = [program for program in ("cc", "c++", "gcc", "g++", "clang", "make", "cmake") if shutil.which(program)]
+    remedy = "compile in the builder stage and copy the result"
+    return Finding(
+        name="no compiler", is_ok=not found, is_required=True, found=", ".join(found) or "none", remedy=remedy
+    )
+
+
+def check_no_caches() -> Finding:
+    places = ("/root/.cache/pip", "/tmp/.cache/pip", "/var/lib/apt/lists/lock")
+    found = [place for place in places if os.access(place, os.F_OK)]
+    remedy = "pip install with PIP_NO_CACHE_DIR=1; rm -rf /var/lib/apt/lists/* in the same layer"
+    return Finding(name="no caches", is_ok=not found, is_required=True, found=", ".join(found) or "none", remedy=remedy)
 
 
 def _is_installed(name: str) -> bool:

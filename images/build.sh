@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# images/build.sh [--tag TAG] [--registry PREFIX] [--variant cpu|cuda] [--base IMAGE] [--archive FOLDER] [NAME...]
+# Builds the images of images/NAME/Dockerfile with docker, or with buildah where there is no docker.
+# --archive also writes FOLDER/NAME.tar, for nodes that are loaded by hand. BUILDER=docker|buildah chooses;
+# BUILDAH_FLAGS are buildah's global flags (a storage driver, say).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tag="" registry="" variant=cpu base="" archive=""
+while [ $# -gt 0 ] && [[ $1 == --* ]]; do
+  case $1 in
+    --tag) tag=$2 ;;
+    --registry) registry=${2%/}/ ;;
+    --variant) variant=$2 ;;
+    --base) base=$2 ;;
+    --archive) archive=$2 ;;
+    *) sed -n '2,6p' "$0" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+names=("$@")
+[ ${#names[@]} -gt 0 ] || names=(data trainer mlflow)
+[ -n "$tag" ] || tag=$(images/tag.sh)
+builder=${BUILDER:-$(command -v docker >/dev/null && echo docker || echo buildah)}
+read -ra flags <<<"${BUILDAH_FLAGS:-}"
+
+arguments=(--build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" --build-arg "VARIANT=$variant")
+[ -z "$base" ] || arguments+=(--build-arg "BASE_IMAGE=$base")
+[ -z "${TORCH_INDEX_URL:-}" ] || arguments+=(--build-arg "TORCH_INDEX_URL=$TORCH_INDEX_URL")
+# How this machine's pip finds packages, as secrets of the build: they leave no trace in the image.
+[ ! -r /etc/pip.conf ] || arguments+=(--secret "id=pip_site,src=/etc/pip.conf")
+[ ! -r "$HOME/.config/pip/pip.conf" ] || arguments+=(--secret "id=pip_user,src=$HOME/.config/pip/pip.conf")
+if [ "$builder" = buildah ]; then
+  # Folders of wheels and certificates that those settings name must be there inside the build, too.
+  for path in $(python3 -m pip config list 2>/dev/null | grep -oE "/[^' ,]+" | sed -E "s,^/+,/,; s,/simple/?$,," | sort -u); do
+    [ ! -e "$path" ] || arguments+=(--volume "$path:$path:ro")
+  done
+fi
+
+for name in "${names[@]}"; do
+  image="${registry}recmill/$name:$tag"
+  echo "building $image with $builder" >&2
+  if [ "$builder" = docker ]; then
+    DOCKER_BUILDKIT=1 docker build "${arguments[@]}" --file "images/$name/Dockerfile" --tag "$image" .
+    [ -z "$archive" ] || docker save --output "$archive/$name.tar" "$image"
+  else
+    buildah "${flags[@]}" bud --isolation chroot --layers --format docker "${arguments[@]}" \
+      --file "images/$name/Dockerfile" --tag "$image" .
+    [ -z "$archive" ] || { rm -f "$archive/$name.tar"; buildah "${flags[@]}" push "$image" "docker-archive:$archive/$name.tar:$image"; }
+  fi
+  echo "$image"
+done
