@@ -1,7 +1,7 @@
 """The container images the steps run in: the only place that names them.
 
 `recmill compile --image-tag` sets the tag. Kubeflow's cache key holds an image's name and not its content, so a tag
-must never be moved to other content.
+must never be moved to other content: `images/tag.sh` derives it from the content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from recmill.artifacts import InputError
 
 DATA = "recmill/data"
 TRAINER = "recmill/trainer"
+MLFLOW = "recmill/mlflow"  # the server; steps run in the other two
 TAG = recmill.__version__
+CUDA_SUFFIX = "-cuda"  # of the tag of the trainer's variant for GPUs
 
 
 def image(name: str, *, tag: str = TAG, registry: str = "") -> str:

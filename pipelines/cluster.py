@@ -41,11 +41,19 @@ def parse_parameters(flags: tuple[str, ...], package: Path) -> dict[str, Any]:
 
 
 def _parse(name: str, text: str, kind: str) -> Any:
+    parsers: dict[str, Any] = {"NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "LIST": _parse_list}
     try:
-        return {"NUMBER_INTEGER": int, "NUMBER_DOUBLE": float}.get(kind, str)(text)
+        return parsers.get(kind, str)(text)
     except ValueError:
-        wanted = "a whole number" if kind == "NUMBER_INTEGER" else "a number"
+        wanted = {"NUMBER_INTEGER": "a whole number", "LIST": "a list as JSON"}.get(kind, "a number")
         raise InputError(f"--param {name}={text!r}: expected {wanted}") from None
+
+
+def _parse_list(text: str) -> list[Any]:
+    loaded = json.loads(text)
+    if not isinstance(loaded, list):
+        raise ValueError(text)
+    return loaded
 
 
 def open_client(host: str, *, namespace: str | None, token: str | None) -> Any:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
 from recmill.cli.output import BYTES, emit, json_option
 
+if TYPE_CHECKING:
+    from components.placement import Placement
+
 PRESETS = ("tiny", "small", "recd", "globo", "frappe", "movielens", "criteo")
-PIPELINE_FILE = "recmill.yaml"
+PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "ablations": "recmill-ablations.yaml"}
 
 
 @click.command()
@@ -165,36 +169,84 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
         raise InputError(f"{folder}: holds another run ({changes}); give another --out or remove it")
 
 
+def package_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of everything that compiles: which pipeline, in which images, placed how."""
+    for option in reversed(
+        (
+            click.option(
+                "--pipeline",
+                "kind",
+                type=click.Choice(list(PIPELINES)),
+                default="train",
+                show_default=True,
+                help="'partitions': folders of a log side by side; 'ablations': one optimisation more each time.",
+            ),
+            click.option("--image-tag", help="Tag of the images; must never move. Default: this version."),
+            click.option(
+                "--image-registry", "registry", default="", help="Registry and path before the images' names."
+            ),
+            click.option("--placement", help="YAML file: resources, GPUs, nodes, volumes, time (docs/kubernetes.md)."),
+            click.option("--gpus", type=click.IntRange(min=0), help="GPUs of the training step, of each node."),
+            click.option("--gpu-type", help="Resource name of the GPUs. Default: nvidia.com/gpu."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 @click.command("compile")
 @click.option("--out", default="build", show_default=True, help="Folder to write the pipeline's YAML to.")
-@click.option("--image-tag", help="Tag of the images the steps run in; must never move. Default: this version.")
-@click.option("--image-registry", default="", help="Registry and path before the images' names.")
+@package_options
 @json_option
-def compile_pipeline(out: str, image_tag: str | None, image_registry: str, as_json: bool) -> None:
+def compile_pipeline(out: str, as_json: bool, **package: Any) -> None:
     """Write the pipeline as YAML that Kubeflow Pipelines runs; the same input gives the same bytes."""
     from recmill.artifacts import hash_file
 
-    path = _compile_to(Path(out), image_tag=image_tag, registry=image_registry)
+    path = _compile_to(Path(out), **package)
     result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size}
     emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)"], as_json=as_json)
 
 
-def _compile_to(folder: Path, *, image_tag: str | None, registry: str) -> Path:
+def _compile_to(
+    folder: Path,
+    *,
+    kind: str,
+    image_tag: str | None,
+    registry: str,
+    placement: str | None,
+    gpus: int | None,
+    gpu_type: str | None,
+) -> Path:
     from kfp import compiler
 
     from components.images import TAG
-    from pipelines.train import build_pipeline
+    from pipelines.ablations import build_ablations
+    from pipelines.train import build_partitioned_pipeline, build_pipeline
 
-    pipeline = build_pipeline(image_tag=TAG if image_tag is None else image_tag, registry=registry)
+    builders = {"train": build_pipeline, "partitions": build_partitioned_pipeline, "ablations": build_ablations}
+    pipeline = builders[kind](
+        image_tag=TAG if image_tag is None else image_tag,
+        registry=registry,
+        placement=_read_placement(placement, gpus, gpu_type),
+    )
     if folder.is_file():
         raise InputError(f"{folder}: exists and is a file; --out wants a folder")
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / PIPELINE_FILE
-        temporary = folder / f".{PIPELINE_FILE.removesuffix('.yaml')}.{uuid.uuid4().hex[:8]}.yaml"
+        path = folder / PIPELINES[kind]
+        temporary = folder / f".{path.stem}.{uuid.uuid4().hex[:8]}.yaml"
         compiler.Compiler().compile(pipeline, str(temporary))
         temporary.replace(path)
     return path
+
+
+def _read_placement(path: str | None, gpus: int | None, gpu_type: str | None) -> Placement:
+    from components.placement import Placement
+
+    placement = Placement.load(path) if path else Placement()
+    if gpu_type:
+        placement = replace(placement, gpu_type=gpu_type)
+    return placement if gpus is None else placement.with_step("train_model", gpus=gpus)
 
 
 @click.command()
@@ -206,8 +258,7 @@ def _compile_to(folder: Path, *, image_tag: str | None, registry: str) -> Path:
 @click.option("--experiment", default="recmill", show_default=True, help="Experiment the run is listed under.")
 @click.option("--run-name", help="Name of the run. Default: recmill and the preset.")
 @click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="A parameter of the pipeline. Repeatable.")
-@click.option("--image-tag", help="Tag of the images the steps run in. Default: this version.")
-@click.option("--image-registry", default="", help="Registry and path before the images' names.")
+@package_options
 @click.option("--wait", is_flag=True, help="Follow the run and end with its result.")
 @click.option("--timeout", "timeout_s", type=float, default=86_400, show_default=True, help="Seconds --wait waits.")
 @click.option("--poll-interval", "poll_s", type=float, default=5, show_default=True, help="Seconds between two looks.")
@@ -219,12 +270,11 @@ def submit(
     experiment: str,
     run_name: str | None,
     flags: tuple[str, ...],
-    image_tag: str | None,
-    image_registry: str,
     wait: bool,
     timeout_s: float,
     poll_s: float,
     as_json: bool,
+    **package: Any,
 ) -> None:
     """Send the pipeline to Kubeflow Pipelines and, with --wait, follow it to its end (exit 1 if it fails).
 
@@ -239,11 +289,11 @@ def submit(
     if not host:
         raise InputError("no host: give --host URL or set RECMILL_KFP_HOST")
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-        package = _compile_to(Path(scratch), image_tag=image_tag, registry=image_registry)
-        parameters = parse_parameters(flags, package)
+        path = _compile_to(Path(scratch), **package)
+        parameters = parse_parameters(flags, path)
         client = open_client(host, namespace=namespace, token=token)
         name = run_name or f"recmill {parameters.get('preset', 'tiny')}"
-        submitted = submit_run(client, host, package, parameters, experiment=experiment, name=name, namespace=namespace)
+        submitted = submit_run(client, host, path, parameters, experiment=experiment, name=name, namespace=namespace)
     if not as_json:
         click.echo(f"run {submitted['run_id']}: {submitted['url']}", err=True)
     if wait:

@@ -2,32 +2,33 @@
 
 generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── report
                └─ tune_ingest ───────────────────┘
+
+With partitions, generate_data runs once a partition, side by side, and merge_data joins what they wrote.
 """
 
-from kfp import dsl, kubernetes
+from typing import Any
+
+from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from components.generate_data.component import generate_data
-from components.images import DATA, TAG, TRAINER, image
+from components.images import TAG
+from components.merge_data.component import merge_data
+from components.placement import Placement
 from components.plan_shards.component import plan_shards
 from components.profile_access.component import profile_access
 from components.report.component import report
 from components.train_model.component import train_model
 from components.tune_ingest.component import tune_ingest
+from pipelines.site import Site
 
 STEPS = ("generate_data", "profile_access", "plan_shards", "tune_ingest", "train_model", "report")
 NAME = "recmill"
 
 
-def build_pipeline(*, image_tag: str = TAG, registry: str = "") -> BaseComponent:
-    """The training pipeline, its steps running in the images of that tag."""
-    data_image = image(DATA, tag=image_tag, registry=registry)
-    trainer_image = image(TRAINER, tag=image_tag, registry=registry)
-
-    def placed(task: dsl.PipelineTask, container_image: str) -> dsl.PipelineTask:
-        task.set_container_image(container_image)
-        # Not a parameter: an id that changes with every run would defeat Kubeflow's cache.
-        return kubernetes.use_field_path_as_env(task, "KFP_RUN_ID", "metadata.labels['pipeline/runid']")
+def build_pipeline(*, image_tag: str = TAG, registry: str = "", placement: Placement | None = None) -> BaseComponent:
+    """The training pipeline, its steps running in the images of that tag; on a cluster, placed there."""
+    site = Site(image_tag=image_tag, registry=registry, placement=placement)
 
     @dsl.pipeline(name=NAME, description="Raw interaction logs in; a trained, sharded recommendation model out.")
     def train(
@@ -37,43 +38,125 @@ def build_pipeline(*, image_tag: str = TAG, registry: str = "") -> BaseComponent
         data_settings: str = "{}",
         layout: str = "session",
         eval_fraction: float = 0.1,
+        engine: str = "duckdb",
+        master: str = "",
         nproc: int = 1,
+        num_nodes: int = 1,
         memory_budget_bytes: int = 2**30,
         settings: str = "{}",
         tracking_uri: str = "",
         parent_run_id: str = "",
     ) -> None:
         where = {"workdir": workdir, "tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
-        generated = generate_data(
-            preset=preset, data=data, data_settings=data_settings, layout=layout, eval_fraction=eval_fraction, **where
-        )
-        profiled = profile_access(dataset=generated.outputs["dataset"], **where)
-        planned = plan_shards(
+        with site.closing(where):
+            generated = site.place(
+                "generate_data",
+                generate_data(
+                    preset=preset,
+                    data=data,
+                    data_settings=data_settings,
+                    layout=layout,
+                    eval_fraction=eval_fraction,
+                    engine=engine,
+                    master=master,
+                    **where,
+                ),
+            )
+            ranks = {"nproc": nproc, "num_nodes": num_nodes}
+            steps_after_data(
+                site, generated.outputs["dataset"], ranks, memory_budget_bytes, settings=settings, where=where
+            )
+
+    return train
+
+
+def build_partitioned_pipeline(
+    *, image_tag: str = TAG, registry: str = "", placement: Placement | None = None
+) -> BaseComponent:
+    """The same for a log that lies in several folders: each is clustered by a task of its own, side by side."""
+    site = Site(image_tag=image_tag, registry=registry, placement=placement)
+
+    @dsl.pipeline(name=f"{NAME}-partitions", description="As recmill, with the raw log clustered in partitions.")
+    def train_on_partitions(
+        workdir: str,
+        partitions: list,
+        eval_fraction: float = 0.1,
+        engine: str = "duckdb",
+        master: str = "",
+        nproc: int = 1,
+        num_nodes: int = 1,
+        memory_budget_bytes: int = 2**30,
+        settings: str = "{}",
+        tracking_uri: str = "",
+        parent_run_id: str = "",
+    ) -> None:
+        tracked = {"tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
+        where = {"workdir": workdir, **tracked}
+        with site.closing(where):
+            with dsl.ParallelFor(partitions, name="partitions") as partition:
+                generated = site.place(
+                    "generate_data",
+                    generate_data(
+                        preset="parquet",
+                        data=partition.data,
+                        data_settings="{}",
+                        layout="session",
+                        eval_fraction=eval_fraction,
+                        engine=engine,
+                        master=master,
+                        workdir=f"{workdir}/partitions/{partition.name}",
+                        **tracked,
+                    ),
+                )
+            merged = site.place("merge_data", merge_data(datasets=dsl.Collected(generated.outputs["dataset"]), **where))
+            ranks = {"nproc": nproc, "num_nodes": num_nodes}
+            steps_after_data(
+                site, merged.outputs["dataset"], ranks, memory_budget_bytes, settings=settings, where=where
+            )
+
+    return train_on_partitions
+
+
+def steps_after_data(
+    site: Site,
+    dataset: Any,
+    ranks: dict[str, Any],
+    memory_budget_bytes: Any,
+    *,
+    settings: Any,
+    where: dict[str, Any],
+) -> None:
+    """Profile, plan, tune, train and report on a dataset."""
+    profiled = site.place("profile_access", profile_access(dataset=dataset, **where))
+    planned = site.place(
+        "plan_shards",
+        plan_shards(
             profile=profiled.outputs["profile"],
-            nproc=nproc,
             memory_budget_bytes=memory_budget_bytes,
             settings=settings,
+            **ranks,
             **where,
-        )
-        tuned = tune_ingest(dataset=generated.outputs["dataset"], settings=settings, **where)
-        trained = train_model(
-            dataset=generated.outputs["dataset"],
+        ),
+    )
+    tuned = site.place("tune_ingest", tune_ingest(dataset=dataset, settings=settings, **where))
+    trained = site.place(
+        "train_model",
+        train_model(
+            dataset=dataset,
             plan=planned.outputs["plan"],
             allocation=tuned.outputs["allocation"],
-            nproc=nproc,
             settings=settings,
+            **ranks,
             **where,
-        )
-        reported = report(
+        ),
+    )
+    site.place(
+        "report",
+        report(
             profile=profiled.outputs["profile"],
             plan=planned.outputs["plan"],
             allocation=tuned.outputs["allocation"],
             model=trained.outputs["model"],
             **where,
-        )
-        for task in (generated, profiled):
-            placed(task, data_image)
-        for task in (planned, tuned, trained, reported):
-            placed(task, trainer_image)
-
-    return train
+        ),
+    )

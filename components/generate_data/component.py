@@ -16,24 +16,34 @@ def generate_data(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
+    engine: str = "duckdb",
+    master: str = "",
 ):
     """Make or read a raw log, cluster it by session and split it by time."""
     import json
 
+    from components.generate_data.executors import spark_settings
     from components.outputs import publish, write_table
     from recmill.data.cluster import cluster_sessions
     from recmill.data.sources import make_raw_log
+    from recmill.data.spark_session import spark_session
     from recmill.tracking import step_run
 
-    inputs = {"preset": preset, "data": data, "layout": layout, "eval_fraction": eval_fraction}
+    inputs = {"preset": preset, "data": data, "layout": layout, "eval_fraction": eval_fraction, "engine": engine}
     with step_run(
         "generate_data", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
     ) as step:
         settings = json.loads(data_settings)
         raw = make_raw_log(preset, out=step.path("raw"), data=data or None, overrides=settings, progress=step.progress)
-        clustered = cluster_sessions(
-            raw, out=step.path("dataset"), layout=layout, eval_fraction=eval_fraction, progress=step.progress
-        )
+        with spark_session(spark_settings(master)):
+            clustered = cluster_sessions(
+                raw,
+                out=step.path("dataset"),
+                layout=layout,
+                engine=engine,
+                eval_fraction=eval_fraction,
+                progress=step.progress,
+            )
         step.count(clustered.num_rows)
         step.record({"num_sessions": clustered.num_sessions, "data_bytes": clustered.data_bytes})
         step.log_dataset(clustered, context="training")

@@ -15,6 +15,7 @@ def plan_shards(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
+    num_nodes: int = 1,
 ):
     """Decide which rows of which table live on which rank."""
     import json
@@ -25,14 +26,19 @@ def plan_shards(
     from recmill.tracking import step_run
     from recmill.training.config import TrainConfig
 
-    inputs = {"profile": path_of(profile), "nproc": nproc, "memory_budget_bytes": memory_budget_bytes}
+    inputs = {
+        "profile": path_of(profile),
+        "nproc": nproc,
+        "num_nodes": num_nodes,
+        "memory_budget_bytes": memory_budget_bytes,
+    }
     with step_run(
         "plan_shards", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
     ) as step:
         planned = plan_tables(
             path_of(profile),
             out=step.path("plan"),
-            topology=Topology.local(nproc),
+            topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
             memory_budget_bytes=memory_budget_bytes,
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
             progress=step.progress,

@@ -17,32 +17,38 @@ def train_model(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
+    num_nodes: int = 1,
+    variant: dict = {},  # noqa: B006
 ):
-    """Train with torchrun, evaluate on held-out sessions, and register the model."""
+    """Train with torchrun in this pod, or on several nodes; evaluate on held-out sessions; register the model."""
     import json
 
+    from components.memory import explain_memory_limit
     from components.outputs import log_numbers, path_of, publish
+    from components.train_model.training import train_anywhere
     from recmill import artifacts
     from recmill.tracking import step_run
     from recmill.training.config import TrainConfig
     from recmill.training.serving import export_checkpoint
-    from recmill.training.trainer import train
 
     data = artifacts.Dataset.load(path_of(dataset))
     inputs = {"dataset": data.path, "plan": path_of(plan), "allocation": path_of(allocation), "nproc": nproc}
+    inputs |= {"num_nodes": num_nodes, **variant}
     with step_run(
         "train_model", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
     ) as step:
         step.log_dataset(data, context="training")
-        result = train(
-            data.path,
-            out=step.path("train"),
-            plan=path_of(plan),
-            allocation=path_of(allocation),
-            nproc=nproc,
-            config=TrainConfig.from_overrides(json.loads(settings)),
-            progress=step.progress,
-        )
+        with explain_memory_limit():
+            result = train_anywhere(
+                data.path,
+                out=step.path("train"),
+                plan=path_of(plan),
+                allocation=path_of(allocation),
+                num_nodes=num_nodes,
+                nproc=nproc,
+                config=TrainConfig.from_overrides(json.loads(settings) | variant),
+                progress=step.progress,
+            )
         step.record({**result["metrics"], **{name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}})
         step.log_training(result)
         checkpoint = artifacts.Checkpoint.load(step.path("train/checkpoint"))

@@ -15,6 +15,16 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
 @click.option("--layout", type=click.Choice(["session", "deduplicated", "time"]), default="session", show_default=True)
 @click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True)
 @click.option(
+    "--master", help="Where Spark runs: local[4], spark://HOST:7077, k8s://https://HOST:6443. With --engine spark."
+)
+@click.option(
+    "--spark",
+    "spark_flags",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of Spark, e.g. spark.kubernetes.container.image=recmill/data:TAG. May be repeated.",
+)
+@click.option(
     "--memory-limit", type=BYTES, default="2GB", show_default=True, help="Memory of the sort; it spills to disk."
 )
 @click.option(
@@ -34,6 +44,8 @@ def cluster(
     out: str,
     layout: str,
     engine: str,
+    master: str | None,
+    spark_flags: tuple[str, ...],
     memory_limit: int,
     eval_fraction: float,
     rows_per_group: int | None,
@@ -44,24 +56,26 @@ def cluster(
 
     Layout 'session' puts the rows of a session next to each other, in time order, never across a row group;
     'deduplicated' stores each distinct list of a session once; 'time' keeps time order, as a baseline. Engine 'spark'
-    uses your Spark settings (spark.master, SPARK_REMOTE).
+    uses your Spark settings (spark.master, SPARK_REMOTE) or those given here.
     """
     from recmill.data.cluster import cluster_sessions
     from recmill.data.log import RawLog
+    from recmill.data.spark_session import session_settings, spark_session
 
     started = time.perf_counter()
     log = RawLog.open(raw, schema_path)
-    dataset = cluster_sessions(
-        log,
-        out=out,
-        layout=layout,
-        engine=engine,
-        memory_limit_bytes=memory_limit,
-        eval_fraction=eval_fraction,
-        rows_per_group=rows_per_group,
-        rows_per_part=max(1_000_000, rows_per_group or 0),
-        progress=progress_for(as_json),
-    )
+    with spark_session(session_settings(engine, master, spark_flags)):
+        dataset = cluster_sessions(
+            log,
+            out=out,
+            layout=layout,
+            engine=engine,
+            memory_limit_bytes=memory_limit,
+            eval_fraction=eval_fraction,
+            rows_per_group=rows_per_group,
+            rows_per_part=max(1_000_000, rows_per_group or 0),
+            progress=progress_for(as_json),
+        )
     seconds = time.perf_counter() - started
     splits = {split: sum(part["num_rows"] for part in dataset.split_parts(split)) for split in dataset.splits}
     result = {

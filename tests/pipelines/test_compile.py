@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -42,8 +43,14 @@ def test_the_result_can_be_read_by_a_machine(tmp_path: Path) -> None:
     assert told["bytes"] == (tmp_path / "recmill.yaml").stat().st_size
 
 
+def specs(text: bytes | str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pipeline, and what Kubernetes is told of its tasks."""
+    pipeline, platform = yaml.safe_load_all(text)
+    return pipeline, platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
 def test_the_image_tag_reaches_every_step(tmp_path: Path) -> None:
-    spec = next(yaml.safe_load_all(compiled(tmp_path, "--image-tag", "abc123", "--image-registry", "reg.test/team/")))
+    spec, _ = specs(compiled(tmp_path, "--image-tag", "abc123", "--image-registry", "reg.test/team/"))
     images = {name: entry["container"]["image"] for name, entry in spec["deploymentSpec"]["executors"].items()}
     assert images == {
         "exec-generate-data": "reg.test/team/recmill/data:abc123",
@@ -52,6 +59,7 @@ def test_the_image_tag_reaches_every_step(tmp_path: Path) -> None:
         "exec-tune-ingest": "reg.test/team/recmill/trainer:abc123",
         "exec-train-model": "reg.test/team/recmill/trainer:abc123",
         "exec-report": "reg.test/team/recmill/trainer:abc123",
+        "exec-close-run": "reg.test/team/recmill/data:abc123",
     }
 
 
@@ -79,7 +87,7 @@ def test_no_step_installs_packages_or_takes_the_run_id_as_a_parameter() -> None:
     text = GOLDEN.read_text(encoding="utf-8")
     assert "pip install" not in text
     assert "pipeline_job_uuid" not in text
-    assert text.count("name: KFP_RUN_ID") == len(STEPS)
+    assert text.count("name: KFP_RUN_ID") == len(STEPS) + 1  # and the task that closes the run
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -89,8 +97,8 @@ def test_folder_function_and_step_share_one_name_and_the_step_is_thin(step: str)
     assert function.name == step
     statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
     assert len(statements) <= 30
-    spec = next(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8")))
-    assert step.replace("_", "-") in spec["root"]["dag"]["tasks"]
+    spec, _ = specs(GOLDEN.read_text(encoding="utf-8"))
+    assert step.replace("_", "-") in spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
 
 def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
@@ -101,6 +109,7 @@ def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
             for output, entry in component["outputDefinitions"]["artifacts"].items()
         }
         for name, component in spec["components"].items()
+        if "outputDefinitions" in component
     }
     assert kinds == {
         "generate-data": {"dataset": "Dataset", "summary": "Markdown"},

@@ -1,0 +1,58 @@
+"""How a pipeline run's MLflow run ends, whatever ended the pipeline."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from recmill.artifacts import InputError, join_path, read_json
+from recmill.tracking import RunReference, is_tracking_off
+from recmill.tracking.server import explain_tracking_errors, find_run, load_mlflow, log_points
+from recmill.tracking.steps import QUALITY, say
+
+STATUSES = {"SUCCEEDED": "FINISHED", "CANCELLED": "KILLED", "CANCELED": "KILLED"}  # of Kubeflow: of MLflow
+TAG_REASON = "recmill.failure"
+
+
+def end_run(
+    *, state: str, reason: str, workdir: str, tracking_uri: str, parent_run_id: str, pipeline_run_id: str
+) -> RunReference:
+    """Give the MLflow run its final status, the headline metrics and, where it failed, the reason."""
+    if is_tracking_off() or not tracking_uri or not (parent_run_id or pipeline_run_id):
+        return RunReference()
+    status = STATUSES.get(state, "FAILED")
+    if parent_run_id:
+        found = RunReference(tracking_uri=tracking_uri, run_id=parent_run_id)
+    else:
+        found = find_run(tracking_uri, pipeline_run_id=pipeline_run_id)
+    mlflow = load_mlflow()
+    with explain_tracking_errors(tracking_uri):
+        client = mlflow.MlflowClient(tracking_uri)
+        _close_steps(client, found.run_id, status)
+        log_points(client, found.run_id, [(name, value, 0, time.time()) for name, value in headline(workdir).items()])
+        if reason and status == "FAILED":
+            client.set_tag(found.run_id, TAG_REASON, " ".join(reason.split())[:500])
+        client.set_terminated(found.run_id, status=status)
+    say("close_run", f"MLflow run {found.run_id} is {status}")
+    return found
+
+
+def headline(workdir: str) -> dict[str, float]:
+    """Quality of the model and seconds of the run, as far as the run came."""
+    known: dict[str, float] = {}
+    for file, names in (("steps/train_model.json", (*QUALITY, "samples_per_s")), ("run.json", ("seconds",))):
+        try:
+            record = read_json(join_path(workdir, file))
+        except InputError:
+            continue  # the run ended before
+        values = record.get("metrics", record)
+        known |= {name: float(values[name]) for name in names if name in values}
+    return known
+
+
+def _close_steps(client: Any, run_id: str, status: str) -> None:
+    """A step whose pod was killed could not end its own run."""
+    parent = client.get_run(run_id)
+    for run in client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{run_id}'"):
+        if run.info.status == "RUNNING":
+            client.set_terminated(run.info.run_id, status="FAILED" if status == "FINISHED" else status)

@@ -1,0 +1,39 @@
+from kfp import dsl
+from kfp.dsl import HTML, Input, Markdown, Model, Output
+
+from components.images import TRAINER, image
+
+
+@dsl.component(base_image=image(TRAINER), install_kfp_package=False)
+def compare_runs(
+    models: Input[list[Model]],
+    page: Output[HTML],
+    summary: Output[Markdown],
+    workdir: str,
+    tracking_uri: str,
+    parent_run_id: str,
+):
+    """Put trainings of the same data side by side: the first is the baseline."""
+    import fsspec
+
+    from components.compare_runs.folders import order_runs, result_rows
+    from components.outputs import path_of, write_table
+    from recmill.report import build_report
+    from recmill.tracking import step_run
+
+    runs = order_runs([path_of(model) for model in models])
+    with step_run(
+        "compare_runs",
+        workdir=workdir,
+        tracking_uri=tracking_uri,
+        parent_run_id=parent_run_id,
+        inputs={"runs": ", ".join(runs)},
+    ) as step:
+        written = build_report(runs, out=step.path("comparison.html"))
+        step.outputs["report"] = {"path": str(written)}
+        with fsspec.open(str(written), "rb") as source, open(page.path, "wb") as target:
+            step.record({"written_bytes": target.write(source.read())})
+        rows = result_rows(runs)
+        step.record({f"auc_{name}": row["auc"] for name, row in rows.items()})
+        step.record({f"samples_per_s_{name}": row["samples_per_s"] for name, row in rows.items()})
+        write_table(summary, "Comparison", rows)

@@ -1,0 +1,32 @@
+"""How generate_data asks Spark for executors: pods of the step's own image, on the run's volume."""
+
+from __future__ import annotations
+
+import os
+
+from components.placement import Placement
+from recmill.data.spark_session import ExecutorPods
+
+
+def spark_settings(master: str) -> dict[str, str]:
+    """Spark's settings for that master; for a Kubernetes one, executors as the placement wants them."""
+    if not master:
+        return {}
+    if not master.startswith("k8s://"):
+        return {"spark.master": master}
+    placement = Placement.from_environment()
+    given = placement.step("generate_data")
+    pods = ExecutorPods(
+        image=placement.image,
+        namespace=os.environ.get("RECMILL_NAMESPACE", "default"),
+        cores=given.cores,
+        claim=placement.claim,
+        mount=placement.mount,
+        service_account=placement.worker_account,
+        labels=placement.labels("executor"),
+        node_selector=dict(given.node_selector),
+        tolerations=[taint.to_manifest() for taint in given.tolerations],
+        driver_host=os.environ.get("RECMILL_POD_IP", ""),
+        driver_pod=os.environ.get("RECMILL_POD", ""),
+    )
+    return {"spark.master": master, **pods.settings()}

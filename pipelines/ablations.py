@@ -1,0 +1,107 @@
+"""The comparison: the same data trained with one optimisation more each time, side by side in the graph.
+
+generate_data ─┬─ profile_access ── plan_shards ─┬─ for each variant: train_model ── compare_runs
+               └─ tune_ingest ───────────────────┘
+"""
+
+from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
+
+from components.compare_runs.component import compare_runs
+from components.generate_data.component import generate_data
+from components.images import TAG
+from components.placement import Placement
+from components.plan_shards.component import plan_shards
+from components.profile_access.component import profile_access
+from components.train_model.component import train_model
+from components.tune_ingest.component import tune_ingest
+from pipelines.site import Site
+
+NAME = "recmill-ablations"
+SWITCHES = ("dedup", "tiers", "hot_batches", "sharing")
+TITLES = ("baseline", "dedup", "tiers", "hot", "shared")
+
+
+def variants() -> list[dict[str, object]]:
+    """Baseline, then one switch more each time; the plan and the data are the same for all."""
+    return [
+        {
+            "name": title,
+            "settings": {switch: "auto" if number < count else "false" for number, switch in enumerate(SWITCHES)},
+        }
+        for count, title in enumerate(TITLES)
+    ]
+
+
+VARIANTS = variants()
+
+
+def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Placement | None = None) -> BaseComponent:
+    """The comparison of baseline, +dedup, +tiers, +hot and +shared as one pipeline."""
+    site = Site(image_tag=image_tag, registry=registry, placement=placement)
+
+    @dsl.pipeline(name=NAME, description="One optimisation more each time, on the same data and plan.")
+    def compare_ablations(
+        workdir: str,
+        preset: str = "tiny",
+        data: str = "",
+        data_settings: str = "{}",
+        layout: str = "session",
+        eval_fraction: float = 0.1,
+        engine: str = "duckdb",
+        master: str = "",
+        nproc: int = 1,
+        num_nodes: int = 1,
+        memory_budget_bytes: int = 2**30,
+        settings: str = "{}",
+        ablations: list = VARIANTS,
+        tracking_uri: str = "",
+        parent_run_id: str = "",
+    ) -> None:
+        tracked = {"tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
+        where = {"workdir": workdir, **tracked}
+        ranks = {"nproc": nproc, "num_nodes": num_nodes}
+        with site.closing(where):
+            generated = site.place(
+                "generate_data",
+                generate_data(
+                    preset=preset,
+                    data=data,
+                    data_settings=data_settings,
+                    layout=layout,
+                    eval_fraction=eval_fraction,
+                    engine=engine,
+                    master=master,
+                    **where,
+                ),
+            )
+            dataset = generated.outputs["dataset"]
+            profiled = site.place("profile_access", profile_access(dataset=dataset, **where))
+            planned = site.place(
+                "plan_shards",
+                plan_shards(
+                    profile=profiled.outputs["profile"],
+                    memory_budget_bytes=memory_budget_bytes,
+                    settings=settings,
+                    **ranks,
+                    **where,
+                ),
+            )
+            tuned = site.place("tune_ingest", tune_ingest(dataset=dataset, settings=settings, **where))
+            with dsl.ParallelFor(ablations, name="ablations", parallelism=2) as variant:
+                trained = site.place(
+                    "train_model",
+                    train_model(
+                        dataset=dataset,
+                        plan=planned.outputs["plan"],
+                        allocation=tuned.outputs["allocation"],
+                        settings=settings,
+                        variant=variant.settings,
+                        workdir=f"{workdir}/ablations/{variant.name}",
+                        **ranks,
+                        **tracked,
+                    ),
+                )
+            site.place("compare_runs", compare_runs(models=dsl.Collected(trained.outputs["model"]), **where))
+
+    return compare_ablations
