@@ -77,6 +77,7 @@ class TableEmbeddings(nn.Module):
         self.distinct = EmbeddingBagCollection(tables=mine["distinct"], device=where) if mine["distinct"] else None
         self.sequence = EmbeddingCollection(tables=mine["sequence"], device=where) if mine["sequence"] else None
         self._mine = {shape: _features_of(configs) for shape, configs in mine.items()}
+        self.shared_arrays: tuple[Any, ...] = ()  # the one of tables that share parameters, once it is attached
         self._attached: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
 

@@ -10,13 +10,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kernels.shared_lookup.reference import find_slots
 from recmill.data.schema import Feature, Schema
 from recmill.model.ranker import Ranker
 from recmill.model.ranking_model import RankingModel
+from recmill.model.shared_array import SharedArray
 
 # B = batch, F = dense features, L = padded length, D = embedding width
 EXAMPLE_BATCH = 3
 EXAMPLE_LENGTH = 2  # not 1: torch.export would take a length of one for a constant
+
+
+class SharedRows(nn.Module):
+    """Rows of tables that share parameters, found by hashing in plain torch: no custom operator at the server."""
+
+    exact_ids: Tensor
+
+    def __init__(self, array: SharedArray) -> None:
+        super().__init__()
+        self.array = nn.Parameter(array.weight.detach(), requires_grad=False)
+        self.register_buffer("exact_ids", array.exact_ids)
+        self.layout = array.layout.numbers()
+        self.numbers = {name: array.features([name]).rows[0].tolist() for name in array.tables}
+
+    def forward(self, ids_BL: Tensor, table: str) -> Tensor:
+        slots_ND, signs_ND = find_slots(ids_BL.flatten(), self.numbers[table], self.exact_ids, self.layout)
+        rows_ND = nn.functional.embedding(slots_ND, self.array[:, None]).squeeze(-1) * signs_ND
+        return rows_ND.view(*ids_BL.shape, rows_ND.shape[-1])
 
 
 class ServableModel(nn.Module):
@@ -28,16 +48,19 @@ class ServableModel(nn.Module):
         self.ranker: Ranker = model.ranker
         self.max_sequence_length = model.embeddings.max_sequence_length
         weights = model.embeddings.table_weights()
-        order = {table.name: position for position, table in enumerate(self.schema.tables)}
-        self.table_of = {feature.name: order[feature.table] for feature in self.schema.id_features}
+        names = [table.name for table in self.schema.tables if table.name in weights]
+        order = {name: position for position, name in enumerate(names)}
+        self.table_of = {f.name: order[f.table] for f in self.schema.id_features if f.table in order}
         self.tables = nn.ParameterList(nn.Parameter(weights[name], requires_grad=False) for name in order)
+        arrays = model.embeddings.shared_arrays
+        self.shared = SharedRows(arrays[0]) if arrays else None
 
     def forward(self, dense_BF: Tensor, ids: list[Tensor]) -> Tensor:
         pooled: dict[str, Tensor] = {}
         sequences: dict[str, tuple[Tensor, Tensor]] = {}
         for feature, ids_BL in zip(self.schema.id_features, ids, strict=True):
             is_id_BL = ids_BL >= 0
-            rows_BLD = nn.functional.embedding(ids_BL.clamp(min=0), self.tables[self.table_of[feature.name]])
+            rows_BLD = self._rows(feature, ids_BL.clamp(min=0))
             rows_BLD = rows_BLD * is_id_BL[:, :, None].to(rows_BLD.dtype)
             lengths_B = is_id_BL.sum(1)
             if feature.kind == "sequence":
@@ -47,6 +70,12 @@ class ServableModel(nn.Module):
             else:
                 pooled[feature.name] = rows_BLD.sum(1)
         return torch.sigmoid(self.ranker(dense_BF, pooled, sequences))
+
+    def _rows(self, feature: Feature, ids_BL: Tensor) -> Tensor:
+        if feature.name in self.table_of:
+            return nn.functional.embedding(ids_BL, self.tables[self.table_of[feature.name]])
+        assert self.shared is not None
+        return self.shared(ids_BL, feature.table)
 
     def example_inputs(self) -> tuple[Tensor, list[Tensor]]:
         dense = torch.zeros(EXAMPLE_BATCH, len(self.schema.dense))

@@ -23,6 +23,8 @@ from recmill.artifacts import Checkpoint, InputError, explain_write_errors
 from recmill.data.schema import Schema
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.shared_array import SharedArray
+from recmill.model.shared_tables import attach_shared_tables
 from recmill.training.sharding import ShardedModel
 
 NUM_KEPT = 2
@@ -73,19 +75,44 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
     """The model of a checkpoint in this one process, unsharded, ready to predict."""
     checkpoint = Checkpoint.load(path)
     schema = Schema.from_json(checkpoint.body["schema"], where=f"{path}/checkpoint.json")
-    model = RankingModel(schema, RankerConfig.of(checkpoint.body["config"]), table_device=torch.device("cpu"))
-    state = {
+    sharing = checkpoint.body.get("sharing")
+    model = RankingModel(
+        schema,
+        RankerConfig.of(checkpoint.body["config"]),
+        elsewhere=frozenset(sharing["tables"]) if sharing else frozenset(),
+        table_device=torch.device("cpu"),
+    )
+    state: dict[str, Any] = {
         "tables": model.embeddings.table_weights(),
         "dense": {f"ranker.{k}": v for k, v in model.ranker.state_dict().items()},
     }
+    if sharing:
+        state["shared"] = {"array": _attach_saved_sharing(path, model, sharing).weight.data}
+    _read_here(path, state)
+    model.ranker.load_state_dict({name.removeprefix("ranker."): value for name, value in state["dense"].items()})
+    return model.eval(), checkpoint
+
+
+def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: Mapping[str, Any]) -> SharedArray:
+    """Let the model read a shared array laid out as the checkpoint's is; which rows it keeps exactly is read first."""
+    exact = {
+        name: torch.zeros(int(entry["exact_rows"]), dtype=torch.int64)
+        for name, entry in sharing["tables"].items()
+        if entry["kind"] == "both"
+    }
+    if exact:
+        _read_here(path, {"shared": {"exact_rows": exact}})
+    return attach_shared_tables(model.embeddings, sharing, exact)[0][1].array
+
+
+def _read_here(path: str | Path, state: dict[str, Any]) -> None:
+    """Fill the tensors of `state` from a checkpoint in this one process."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(state, checkpoint_id=str(path), no_dist=True)
     except dcp.CheckpointException as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({' '.join(str(error).split())[:200]})") from error
-    model.ranker.load_state_dict({name.removeprefix("ranker."): value for name, value in state["dense"].items()})
-    return model.eval(), checkpoint
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -20,15 +20,18 @@ from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset, InputError, dump_json, write_text_atomically
 from recmill.data.batch import Batch
+from recmill.data.hot_layout import COLD, HOT
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
 from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import DedupChoice
 from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
+from recmill.training.feed import Feed
 from recmill.training.sharding import ShardedModel
 from recmill.training.usage import Meter, usage_of_all_ranks
 
+HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
 LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
 Report = Callable[[str, int, int], None]
 
@@ -62,6 +65,7 @@ class TrainingRun:
         *,
         sharded: ShardedModel,
         dataset: Dataset,
+        hot_dataset: Dataset | None,
         schema: Schema,
         config: TrainConfig,
         out: Path,
@@ -79,11 +83,29 @@ class TrainingRun:
         self.curve: list[dict[str, float]] = []
         self.meter, self.num_metered = Meter(), 0  # what training used, and for how many samples, since this start
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
-        self.ingest = self._open("train", config.batch_size, epochs=config.epochs, shuffle=config.shuffle)
+        self.ingest = self._open_feed(hot_dataset)
 
-    def _open(self, split: str, batch_size: int, *, epochs: int = 1, shuffle: bool = False) -> IngestPipeline:
+    def _open_feed(self, hot_dataset: Dataset | None) -> Feed:
+        options: dict[str, Any] = {"epochs": self.config.epochs, "shuffle": self.config.shuffle}
+        size = self.config.batch_size
+        if hot_dataset is None or HOT not in hot_dataset.splits:
+            return Feed(self._open("train", size, **options))
+        if COLD not in hot_dataset.splits:
+            raise InputError(f"{hot_dataset.path}: holds hot samples only; train it with hot_batches=false")
+        cold, hot = (self._open(split, size, dataset=hot_dataset, **options) for split in (COLD, HOT))
+        return Feed(cold, hot)
+
+    def _open(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        epochs: int = 1,
+        shuffle: bool = False,
+        dataset: Dataset | None = None,
+    ) -> IngestPipeline:
         return IngestPipeline(
-            self.dataset,
+            dataset or self.dataset,
             split=split,
             batch_size=batch_size,
             rank=self.rank,
@@ -122,12 +144,14 @@ class TrainingRun:
             batches = iter(self.ingest)
             self.meter.start()
             while self.state.step < self.num_steps and not self.state.is_stopped:
-                self._step(next(batches))
+                self._step(*next(batches))
                 is_last = self.state.step == self.num_steps
                 if len(self.pending) == LOG_EVERY or is_last:
                     self._flush_losses()
                 if self.state.step % eval_every == 0 or is_last:
                     self._evaluate_and_decide()
+                if self.ingest.wants_loss and not is_last:
+                    self.ingest.observe(self._held_out_loss())
                 if self.state.step % self.config.checkpoint_every == 0:
                     self._flush_losses()
                     self._save(self.out / "checkpoints" / f"step-{self.state.step:08d}")
@@ -136,10 +160,14 @@ class TrainingRun:
         self._flush_losses()
         return self._finish(stats)
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: Batch, is_hot: bool) -> None:
         started = time.perf_counter()
+        if is_hot:
+            self.sharded.enter_hot()
+        else:
+            self.sharded.leave_hot()
         batch = batch.to(self.device)
-        logits_B = self._forward(batch)
+        logits_B = self._forward(batch, is_hot=is_hot)
         loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
         # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
         torch.autograd.backward(loss_sum * (self.world_size / batch.num_global))
@@ -151,17 +179,17 @@ class TrainingRun:
         self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
         self.state.seconds += time.perf_counter() - started
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, batch: Batch, *, is_hot: bool = False) -> Tensor:
         """Logits of the batch. A rank without samples passes a blank one and drops it: every rank must take part."""
         if len(batch):
-            return self.sharded.module(batch.dense_BF, batch.ids)
+            return self.sharded.module(batch.dense_BF, batch.ids, is_hot)
         keys = batch.ids.keys()
         blank = KeyedJaggedTensor(
             keys=keys,
             values=torch.empty(0, dtype=torch.int64, device=self.device),
             lengths=torch.zeros(len(keys), dtype=torch.int32, device=self.device),
         )
-        return self.sharded.module(batch.dense_BF.new_zeros(1, batch.dense_BF.shape[1]), blank)[:0]
+        return self.sharded.module(batch.dense_BF.new_zeros(1, batch.dense_BF.shape[1]), blank, is_hot)[:0]
 
     def _flush_losses(self) -> None:
         """Sum the pending losses over ranks and append them to the curve and its file."""
@@ -211,6 +239,7 @@ class TrainingRun:
     def evaluate(self, split: str) -> tuple[Accuracy | None, dict[str, list[float]]]:
         """Accuracy on a split over all ranks, and its ROC curve; both on rank 0 only."""
         self.sharded.module.eval()
+        self.sharded.write_hot_back()
         logits, labels = [], []
         with self._open(split, self.config.eval_batch_size) as batches:
             for done, batch in enumerate(batches):
@@ -229,11 +258,29 @@ class TrainingRun:
         roc = {"fpr": fpr.tolist(), "tpr": tpr.tolist(), "threshold": probability.tolist()}
         return measure_accuracy(scores, all_labels.cpu().numpy()), roc
 
+    @torch.no_grad()
+    def _held_out_loss(self) -> float:
+        """The mean loss over the first held-out batches, by which hot and cold turns are made longer or shorter."""
+        self.meter.stop()
+        self.sharded.module.eval()
+        self.sharded.write_hot_back()
+        total = torch.zeros(2, dtype=torch.float64)
+        with self._open(evaluation_split(self.dataset), self.config.eval_batch_size) as batches:
+            for _, batch in zip(range(HELD_OUT_BATCHES), batches, strict=False):
+                logits_B = self._forward(batch.to(self.device)).cpu()
+                loss = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+                total += torch.tensor([float(loss), float(len(batch))], dtype=torch.float64)
+        dist.all_reduce(total)
+        self.sharded.module.train()
+        self.meter.start()
+        return float(total[0] / total[1].clamp(min=1))
+
     def _body(self) -> dict[str, Any]:
         return {
             "step": self.state.step,
             "config": self.config.to_json(),
             "schema": self.schema.to_json(),
+            "sharing": self.sharded.sharing,
             "world_size": self.world_size,
             "run": self.state.to_json(),
             "ingest": self.ingest.state_dict(),
@@ -272,6 +319,7 @@ class TrainingRun:
             "evaluations": self.state.evaluations,
             "roc": roc,
             "ingest": dict(ingest_stats),
+            "hot": self._describe_hot(),
             "dedup": {"groups": [list(group) for group in self.dedup.groups], "windows": list(self.dedup.windows)},
             "model": self._describe_model(),
             "data": {
@@ -283,6 +331,17 @@ class TrainingRun:
         write_text_atomically(self.out / "result.json", dump_json(result))
         shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
         return result
+
+    def _describe_hot(self) -> dict[str, Any] | None:
+        schedule = self.ingest.schedule
+        if schedule is None:
+            return None
+        return {
+            "batches": {"hot": schedule.num_hot, "cold": schedule.num_cold},
+            "rate": schedule.rate,
+            "num_swaps": schedule.num_swaps,
+            "bytes": sum(collection.num_bytes for collection in self.sharded.hot),
+        }
 
     def _describe_model(self) -> dict[str, Any]:
         num_embedding = sum(table.num_rows * table.dim for table in self.schema.tables)

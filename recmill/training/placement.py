@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow.parquet as pq
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from recmill.artifacts import InputError, ShardPlan, join_path
 from recmill.data.schema import Schema
 from recmill.training.config import TrainConfig
+from recmill.training.switches import wants_hot_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,6 @@ def place_tables(schema: Schema, plan: ShardPlan, config: TrainConfig) -> Placem
         shared=frozenset(by_kind["shared"]),
         hot_rows={name: rows for name, rows in hot_rows.items() if name not in by_kind["shared"]},
     )
-
-
-def wants_hot_batches(plan: ShardPlan, config: TrainConfig) -> bool:
-    """Whether this run trains hot batches apart: asked for, or the plan says that it pays."""
-    hot_set: Mapping[str, Any] | None = plan.body.get("hot_set")
-    if config.hot_batches == "true" and not hot_set:
-        raise InputError("hot_batches=true, but the plan holds no hot set; make one with `recmill plan --hot-budget`")
-    if config.hot_batches == "false" or not hot_set:
-        return False
-    return config.hot_batches == "true" or bool(hot_set["pays"])
 
 
 def hot_rows_of(plan: ShardPlan) -> dict[str, Tensor]:

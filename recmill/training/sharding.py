@@ -25,10 +25,12 @@ from recmill.model.embeddings import TableEmbeddings, initial_rows
 from recmill.model.hot_embedding import HotEmbeddingCollection
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.shared_tables import attach_shared_tables
 from recmill.model.table_store import InitialRows, TableOptimiser, TableStore
+from recmill.model.tiered_embedding import TieredEmbeddingCollection
 from recmill.model.torchrec_store import TorchRecStore
 from recmill.training.config import TrainConfig
-from recmill.training.placement import Placement, place_tables
+from recmill.training.placement import Placement, exact_rows_of, place_tables
 
 # One bucket holds all dense gradients, so the order in which they are summed over ranks never changes within a run
 # and a resumed run adds them as the uninterrupted one did.
@@ -47,6 +49,7 @@ class ShardedModel:
     schema: Schema
     stores: tuple[TableStore, ...] = ()
     hot: tuple[HotEmbeddingCollection, ...] = ()
+    sharing: Mapping[str, Any] | None = None  # how tables share parameters: part of what the model is
     is_hot: bool = False
 
     def enter_hot(self) -> None:
@@ -126,6 +129,7 @@ def shard_model(
         schema=schema,
         stores=tuple(stores),
         hot=tuple(held.attach_hot(model.embeddings)),
+        sharing=plan.body["shared"] if placement.shared else None,
     )
 
 
@@ -169,9 +173,7 @@ class _Tables:
         }
 
     def attach_tiered(self, embeddings: TableEmbeddings) -> list[TableStore]:
-        from recmill.model.tiered_embedding import TieredEmbeddingCollection
-
-        built = []
+        built: list[TableStore] = []
         for shape, configs in self._by_shape(embeddings, self.placement.tiered):
             collection = TieredEmbeddingCollection(
                 configs,
@@ -184,8 +186,16 @@ class _Tables:
             built.append(collection)
         return built
 
-    def attach_shared(self, embeddings: TableEmbeddings) -> list[Any]:
-        return []
+    def attach_shared(self, embeddings: TableEmbeddings) -> list[TableStore]:
+        """One array for all shared tables; the collection of the first shape stands for it."""
+        if not self.placement.shared:
+            return []
+        exact = exact_rows_of(self.plan)
+        built = attach_shared_tables(embeddings, self.plan.body["shared"], exact, **self._options())
+        for shape, collection in built:
+            # Their rows are on every rank anyway: hot batches read them by their own ids.
+            embeddings.attach_hot(shape, collection.tables, collection)
+        return [built[0][1]]
 
     def attach_hot(self, embeddings: TableEmbeddings) -> list[HotEmbeddingCollection]:
         built = []

@@ -32,6 +32,7 @@ from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
+from recmill.training.switches import wants_hot_batches
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
@@ -71,6 +72,7 @@ def train(
         refuse_other_settings(folder, job)
         write_text_atomically(folder / JOB, dump_json(job))
         if not (folder / "result.json").exists():
+            job = lay_out_hot(job, folder, config, progress)
             if launcher:
                 launcher(job, folder, nproc)
             else:
@@ -120,6 +122,19 @@ def make_job(
         "config": config.to_json(),
         "inputs": inputs,
     }
+
+
+def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progress: Progress) -> dict[str, Any]:
+    """The job with data laid out for hot batches, where the plan and the settings want them. Laid out once a run."""
+    plan = ShardPlan.load(job["plan"]) if job["plan"] else None
+    if not wants_hot_batches(plan, config) or plan is None:
+        return dict(job)
+    from recmill.data.hot_layout import layout_hot  # loads torch, which the launcher can do without
+
+    target = folder / "layout"
+    if not (target / Dataset.manifest_name).exists():
+        layout_hot(job["data"], plan, out=target, progress=progress)
+    return {**job, "hot_data": str(target)}
 
 
 def _resolved(path: str | Path) -> str:

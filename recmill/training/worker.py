@@ -63,6 +63,7 @@ def run_rank(job: dict[str, Any]) -> None:
         run = TrainingRun(
             sharded=sharded,
             dataset=dataset,
+            hot_dataset=Dataset.load(job["hot_data"]) if job.get("hot_data") else None,
             schema=schema,
             config=config,
             out=Path(job["out"]),

@@ -1,0 +1,106 @@
+"""The batches of a run in the order they are trained: one stream, or hot and cold ones in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from recmill.data.batch import Batch
+from recmill.data.ingest import IngestPipeline
+from recmill.training.hot_schedule import Block, HotSchedule
+
+
+class Feed:
+    """Batches of one rank over all epochs, each with whether it holds slots of hot rows instead of ids.
+
+    With `hot`, its batches and those of `cold` come in the turns that the schedule sets. After a turn `wants_loss` is
+    true until `observe` is told the held-out loss, from which the next turns' lengths follow.
+    """
+
+    def __init__(self, cold: IngestPipeline, hot: IngestPipeline | None = None) -> None:
+        self.cold, self.hot = cold, hot
+        self.schedule: HotSchedule | None = None
+        if hot is not None:
+            self.schedule = HotSchedule(num_hot=hot.batches_per_epoch, num_cold=cold.batches_per_epoch)
+        self.wants_loss = False
+        self._block: Block | None = None
+        self._left = 0  # batches of the block that are still to come
+        self._num_done = 0
+
+    @property
+    def pipelines(self) -> list[IngestPipeline]:
+        return [self.cold] if self.hot is None else [self.cold, self.hot]
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return sum(pipeline.batches_per_epoch for pipeline in self.pipelines)
+
+    def __len__(self) -> int:
+        return self.batches_per_epoch * self.cold.epochs
+
+    def __iter__(self) -> Iterator[tuple[Batch, bool]]:
+        streams = {pipeline is self.hot: iter(pipeline) for pipeline in self.pipelines}
+        while self._num_done < len(self):
+            is_hot = self._next_kind()
+            batch = next(streams[is_hot])
+            self._num_done += 1
+            yield batch, is_hot
+
+    def _next_kind(self) -> bool:
+        if self.schedule is None:
+            return False
+        if not self._left:
+            if self.schedule.is_epoch_over:
+                self.schedule.start_epoch()
+            self._block = self.schedule.next_block()
+            assert self._block is not None  # the epoch was not over
+            self._left = self._block.count
+        assert self._block is not None
+        self._left -= 1
+        self.wants_loss = not self._left and self.schedule.is_turn_over
+        return self._block.is_hot
+
+    def observe(self, loss: float) -> None:
+        """The held-out loss after a turn, the same on all ranks."""
+        if self.schedule is not None:
+            self.schedule.observe(loss)
+        self.wants_loss = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.hot is None or self.schedule is None:
+            return self.cold.state_dict()
+        return {
+            "cold": self.cold.state_dict(),
+            "hot": self.hot.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "block": asdict(self._block) if self._block else None,
+            "left": self._left,
+            "num_done": self._num_done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.hot is None or self.schedule is None:
+            self.cold.load_state_dict(state)
+            self._num_done = self.cold.position
+            return
+        self.cold.load_state_dict(state["cold"])
+        self.hot.load_state_dict(state["hot"])
+        self.schedule.load_state_dict(state["schedule"])
+        self._block = Block(**state["block"]) if state["block"] else None
+        self._left, self._num_done = int(state["left"]), int(state["num_done"])
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of ingestion; of the cold stream where there are two, and the hot one's under "hot"."""
+        cold = self.cold.stats()
+        return cold if self.hot is None else {**cold, "hot": self.hot.stats()}
+
+    def close(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.close()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,19 @@
+"""Which of a plan's offers a run takes up. Light, so that the launcher can ask without loading torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recmill.artifacts import InputError, ShardPlan
+from recmill.training.config import TrainConfig
+
+
+def wants_hot_batches(plan: ShardPlan | None, config: TrainConfig) -> bool:
+    """Whether this run trains hot batches apart: asked for, or the plan says that it pays."""
+    hot_set: Mapping[str, Any] | None = plan.body.get("hot_set") if plan else None
+    if config.hot_batches == "true" and not hot_set:
+        raise InputError("hot_batches=true, but no plan holds a hot set; make one with `recmill plan --hot-budget`")
+    if config.hot_batches == "false" or not hot_set:
+        return False
+    return config.hot_batches == "true" or bool(hot_set["pays"])
