@@ -21,6 +21,7 @@ def tune_ingest(
     from recmill.tracking import step_run
     from recmill.training.config import TrainConfig
     from recmill.tuning.allocation import tune_ingest as allocate_workers
+    from recmill.tuning.mlflow_writer import MlflowWriter
 
     inputs = {"dataset": path_of(dataset)}
     with step_run(
@@ -30,9 +31,11 @@ def tune_ingest(
             path_of(dataset),
             out=step.path("allocation"),
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
+            writers=(MlflowWriter(step.client, step.mlflow_run.run_id),) if step.client else (),
             progress=step.progress,
         )
         step.record({"rows_per_s": allocated.body["rows_per_s"], "memory_bytes": allocated.body["memory_bytes"]})
+        step.record({"one_worker_rows_per_s": allocated.body["baseline"]["rows_per_s"]})
         step.record({f"workers_{stage}": workers for stage, workers in allocated.stages.items()})
         publish(allocation, step.wrote("allocation", allocated))
         log_numbers(metrics, step.metrics)

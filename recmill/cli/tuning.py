@@ -24,9 +24,27 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
     show_default=True,
     help="Samples of one step over all ranks.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=16.0,
+    show_default=True,
+    help="Time to measure and tune, all together.",
+)
 @json_option
-def tune(data: str, out: str, cores: int | None, memory_limit: int | None, batch_size: int, as_json: bool) -> None:
+def tune(
+    data: str,
+    out: str,
+    cores: int | None,
+    memory_limit: int | None,
+    batch_size: int,
+    seconds: float,
+    as_json: bool,
+) -> None:
     """Measure the ingestion stages on DATA and decide how many workers each gets.
+
+    The agent tunes a running pipeline; what it settles on is measured against the linear programme's answer, the even
+    split and one worker a stage, and the best is written. Its policy goes on from there in `train --set tune=online`.
 
     \b
     Examples:
@@ -42,6 +60,7 @@ def tune(data: str, out: str, cores: int | None, memory_limit: int | None, batch
         cores=cores,
         memory_limit_bytes=memory_limit,
         batch_size=batch_size,
+        seconds=seconds,
         progress=progress_for(as_json),
     )
     emit(
@@ -55,9 +74,10 @@ def _describe(body: Mapping[str, Any], stages: Mapping[str, int], out: str) -> l
     lines = [f"{'stage':<12}{'workers':>8}{'a row group':>14}"]
     for stage, taken in sorted(body["stage_times"].items(), key=lambda entry: -entry[1]["seconds"]):
         lines.append(f"{stage:<12}{stages[stage]:>8}{taken['seconds'] * 1e3:>11.1f} ms")
-    baseline = body["baseline"]
-    lines.append(
-        f"{body['rows_per_s']:,.0f} rows/s with at most {format_bytes(body['memory_bytes'])} "
-        f"(one worker a stage: {baseline['rows_per_s']:,.0f} rows/s); allocation in {out}"
-    )
+    lines += ["", f"{'measured':<20}{'rows/s':>12}  read/decode/transform/batch"]
+    for name, found in sorted(body["candidates"].items(), key=lambda entry: -entry[1]["rows_per_s"]):
+        counts = "/".join(str(found["stages"][stage]) for stage in ("read", "decode", "transform", "batch"))
+        mark = "  <- chosen" if name == body["controller"] else ""
+        lines.append(f"{name:<20}{found['rows_per_s']:>12,.0f}  {counts}{mark}")
+    lines += ["", f"at most {format_bytes(body['memory_bytes'])} held; allocation in {out}"]
     return lines

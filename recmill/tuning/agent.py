@@ -12,11 +12,13 @@ from recmill.artifacts import InputError
 from recmill.progress import Progress, no_progress
 from recmill.tuning.controllers import Controller
 from recmill.tuning.measurement import Floats, Ints, Measured
-from recmill.tuning.residual import Watcher, correct_workers
+from recmill.tuning.residual import MOVE_COST, Watcher, correct_workers
 
 if TYPE_CHECKING:
     from stable_baselines3 import PPO
     from stable_baselines3.common.logger import KVWriter
+
+    from recmill.tuning.online_learning import OnlineLearner
 
 SHIPPED_POLICY = Path(__file__).parent / "policy.zip"
 PRETRAIN_STEPS = 500_000  # about 90 s on one core
@@ -88,8 +90,10 @@ class Agent(Controller):
 
     name = "agent"
 
-    def __init__(self, policy: PPO | None = None) -> None:
-        self.policy = policy or load_policy()
+    def __init__(self, policy: PPO | None = None, *, learner: OnlineLearner | None = None) -> None:
+        """With a `learner`, for one pipeline, it draws its actions and learns from what they give."""
+        self.policy = learner.policy if learner else policy or load_policy()
+        self._learner = learner
 
     def reset(self, measured: Measured) -> None:
         size = len(measured)
@@ -102,15 +106,28 @@ class Agent(Controller):
         self._next_ban_B = np.full(size, FIRST_BAN)
         self._was_policy_B = np.zeros(size, dtype=np.bool_)
         self.is_fallback_B = np.ones(size, dtype=np.bool_)
+        self._last_BS = measured.workers_BS
 
     def propose(self, measured: Measured) -> Ints:
         self._watcher.update(measured)
         self._judge(measured.rows_per_s_B)
-        action_BA, _ = self.policy.predict(self._watcher.observation, deterministic=True)
-        corrected_BS = correct_workers(np.asarray(action_BA, dtype=np.int64), self._watcher.profile, measured)
         self.is_fallback_B = (self._age_B < NUM_PROBES) | (self._ban_B > 0)
+        corrected_BS = correct_workers(self._choose(measured), self._watcher.profile, measured)
         self._was_policy_B = ~self.is_fallback_B
         return np.where(self.is_fallback_B[:, None], self._watcher.programme_BS, corrected_BS)
+
+    def _choose(self, measured: Measured) -> Ints:
+        observation = self._watcher.observation
+        if self._learner is None:
+            return np.asarray(self.policy.predict(observation, deterministic=True)[0], dtype=np.int64)
+        if self._was_policy_B[0] and self._mark_B[0] > 0:
+            moved = float(np.abs(measured.workers_BS - self._last_BS).sum() / measured.cores_B[0])
+            self._learner.note(float(measured.rows_per_s_B[0] / self._mark_B[0]) - MOVE_COST * moved, observation)
+        self._last_BS = measured.workers_BS
+        action_BA = self._learner.choose(observation)
+        if self.is_fallback_B[0]:
+            self._learner.forget()
+        return action_BA
 
     def _judge(self, rate_B: Floats) -> None:
         """Compare what the last interval gave with the mark, and ban the policy where it falls short."""

@@ -1,52 +1,48 @@
 """How many workers each ingestion stage gets, and what that was measured to give.
 
-The static answer is the even split of the cores. It is what the tuned allocations have to beat, so its figures are
-recorded together with those of one worker a stage.
+Stages are timed alone, the simulator is calibrated on some allocations, the agent tunes a running pipeline, and what it
+settled on is measured against the linear programme's answer, the even split and one worker a stage. The best of what
+was measured is written, with the figures of the others beside it.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from recmill.artifacts import Dataset, InputError, WorkerAllocation, write_folder
-from recmill.data.batch import assemble_batch
 from recmill.data.ingest.memory import default_memory_limit
 from recmill.data.ingest.pipeline import IngestPipeline
-from recmill.data.ingest.splits import ALL_ROWS, split_groups
-from recmill.data.ingest.stages import STAGES, open_reader
-from recmill.data.schema import Schema
+from recmill.data.ingest.splits import ALL_ROWS
+from recmill.data.ingest.stages import STAGES
 from recmill.progress import Progress, no_progress
+from recmill.tuning.calibration import POINTS, Calibration, calibrate
+from recmill.tuning.cores import available_cores
+from recmill.tuning.live import Meter, as_workers, default_slots
+from recmill.tuning.measurement import Measured
+from recmill.tuning.programme import solve_workers
+from recmill.tuning.stage_times import (
+    MAX_EPOCHS,
+    ONE_WORKER,
+    StageTime,
+    Throughput,
+    measure_stages,
+    measure_throughput,
+)
 
-NUM_PROBED_GROUPS = 8
-WARM_UP_S = 0.2
-MEASURE_S = 2.0
-MAX_EPOCHS = 1_000  # small data are read again and again until the time is up
-ONE_WORKER = dict.fromkeys(STAGES, 1)
+if TYPE_CHECKING:
+    from stable_baselines3.common.logger import KVWriter
 
+__all__ = ["StageTime", "available_cores", "measure_stages", "measure_throughput", "split_evenly", "tune_ingest"]
 
-@dataclass(frozen=True, kw_only=True)
-class StageTime:
-    """What a stage takes for one row group when nothing else runs."""
-
-    seconds: float
-    cpu_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Throughput:
-    """What the pipeline gave with some allocation and a consumer that never waits."""
-
-    stages: Mapping[str, int]
-    rows_per_s: float
-    memory_bytes: int  # the peak that ingestion held
-    num_rows: int
-    seconds: float
+AGENT_FILE = "agent.zip"
+DEFAULT_SECONDS = 16.0  # for everything together, on any dataset
+ALIKE = 0.03  # rates this close are the same: the allocation with fewer workers wins
 
 
 def tune_ingest(
@@ -56,42 +52,53 @@ def tune_ingest(
     cores: int | None = None,
     memory_limit_bytes: int | None = None,
     batch_size: int = 4096,
+    seconds: float = DEFAULT_SECONDS,
+    writers: tuple[KVWriter, ...] = (),
     progress: Progress = no_progress,
 ) -> WorkerAllocation:
-    """Measure the stages on this machine, split the cores evenly over them and write what that gives."""
+    """Find the workers of each stage on this machine, in about `seconds`, and write them with what they give.
+
+    `writers` receive SB3's figures of the agent's learning (see mlflow_writer.py).
+    """
     dataset = data if isinstance(data, Dataset) else Dataset.load(data)
     cores = available_cores() if cores is None else cores
     if cores < 1:
         raise InputError(f"cores is {cores}, expected at least 1")
+    if seconds <= 0:
+        raise InputError(f"seconds is {seconds}, expected more than 0")
     limit_bytes = memory_limit_bytes or default_memory_limit()
+    options: dict[str, Any] = {"batch_size": batch_size, "memory_limit_bytes": limit_bytes}
     with write_folder(out, manifest_name=WorkerAllocation.manifest_name) as folder:
         times = measure_stages(dataset, batch_size=batch_size, progress=progress)
-        stages = split_evenly(cores, times)
-        options = {"batch_size": batch_size, "memory_limit_bytes": limit_bytes}
-        progress("measure allocations", 0, 2)
-        baseline = measure_throughput(dataset, workers=ONE_WORKER, **options)
-        progress("measure allocations", 1, 2)
-        chosen = baseline if stages == ONE_WORKER else measure_throughput(dataset, workers=stages, **options)
-        progress("measure allocations", 2, 2)
+        calibration = calibrate(
+            dataset, times, cores=cores, measure_s=0.3 * seconds / len(POINTS), progress=progress, **options
+        )
+        history, settled = _tune_live(
+            dataset, folder, cores=cores, seconds=0.35 * seconds, writers=writers, progress=progress, **options
+        )
+        candidates = {
+            "one worker a stage": ONE_WORKER,
+            "even split": split_evenly(cores, times),
+            "linear programme": _programme(times, cores),
+            "agent": settled,
+        }
+        measured = _measure_all(dataset, candidates, measure_s=0.35 * seconds / 4, progress=progress, **options)
+        chosen = _choose(measured)
         body: dict[str, Any] = {
-            "controller": "even_split",
-            **asdict(chosen),
-            "baseline": asdict(baseline),
+            "controller": chosen,
+            **asdict(measured[chosen]),
+            "baseline": asdict(measured["one worker a stage"]),
+            "candidates": {name: asdict(found) for name, found in measured.items()},
             "stage_times": {stage: asdict(taken) for stage, taken in times.items()},
+            "calibration": _summary(calibration),
+            "history": history,
+            "agent": AGENT_FILE,
             "cores": cores,
             "memory_limit_bytes": limit_bytes,
             "batch_size": batch_size,
         }
         WorkerAllocation.seal(folder, body=body, inputs={"dataset": dataset.content_hash})
     return WorkerAllocation.load(out)
-
-
-def available_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores this process may use: its CPU affinity, or the quota of its control group if that is less."""
-    cores = len(os.sched_getaffinity(0))
-    quota_file = cgroup_root / "cpu.max"
-    quota, period = quota_file.read_text(encoding="utf-8").split() if quota_file.is_file() else ("max", "1")
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def split_evenly(cores: int, times: Mapping[str, StageTime]) -> dict[str, int]:
@@ -101,81 +108,125 @@ def split_evenly(cores: int, times: Mapping[str, StageTime]) -> dict[str, int]:
     return {stage: max(1, each) + (stage in slowest) for stage in STAGES}
 
 
-def measure_stages(dataset: Dataset, *, batch_size: int, progress: Progress = no_progress) -> dict[str, StageTime]:
-    """The median time of every stage for one row group, one after the other in this thread."""
-    schema = Schema.load(dataset.path)
-    groups = split_groups(dataset, ALL_ROWS)
-    probed = groups[:: max(1, len(groups) // NUM_PROBED_GROUPS)][:NUM_PROBED_GROUPS]
-    reader = open_reader(dataset, schema)
-    taken: dict[str, list[StageTime]] = {stage: [] for stage in STAGES}
-    for done, group in enumerate(probed):
-        progress("time stages", done, len(probed))
-        clock = _Clock()
-        raw = reader.read(group)
-        taken["read"].append(clock.lap())
-        table = reader.decode(group, raw)
-        taken["decode"].append(clock.lap())
-        block = reader.transform(group, table)
-        taken["transform"].append(clock.lap())
-        for start in range(0, len(block), batch_size):
-            rows = (block, start, min(len(block), start + batch_size))
-            assemble_batch([rows], schema, num_global=batch_size)
-        taken["batch"].append(clock.lap())
-    progress("time stages", len(probed), len(probed))
-    reader.close()
-    return {
-        stage: StageTime(
-            seconds=statistics.median(entry.seconds for entry in entries),
-            cpu_seconds=statistics.median(entry.cpu_seconds for entry in entries),
-        )
-        for stage, entries in taken.items()
-    }
-
-
-class _Clock:
-    """Wall and CPU time since the last lap."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.thread_time()
-
-    def lap(self) -> StageTime:
-        wall, cpu = time.perf_counter(), time.thread_time()
-        taken = StageTime(seconds=wall - self._wall, cpu_seconds=cpu - self._cpu)
-        self._wall, self._cpu = wall, cpu
-        return taken
-
-
-def measure_throughput(
+def _tune_live(
     dataset: Dataset,
+    folder: Path,
     *,
-    workers: Mapping[str, int],
+    cores: int,
+    seconds: float,
     batch_size: int,
     memory_limit_bytes: int,
-    measure_s: float = MEASURE_S,
-) -> Throughput:
-    """Rows a second over `measure_s`, after a short warm-up, reading the data again where it is small."""
+    writers: tuple[KVWriter, ...],
+    progress: Progress,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Let the agent tune a pipeline whose consumer never waits; gives what happened and the best it found."""
+    from recmill.tuning.agent import Agent, load_policy
+    from recmill.tuning.online_learning import OnlineLearner
+
+    policy = load_policy()
+    agent = Agent(learner=OnlineLearner(policy, writers=writers, decisions_per_update=8))
+    interval_s = max(0.1, seconds / 24)
+    history: list[dict[str, Any]] = []
     with IngestPipeline(
         dataset,
         split=ALL_ROWS,
         batch_size=batch_size,
         epochs=MAX_EPOCHS,
-        workers=workers,
+        workers=ONE_WORKER,
         memory_limit_bytes=memory_limit_bytes,
     ) as pipeline:
-        started, num_rows, is_warm = time.perf_counter(), 0, False
-        for batch in pipeline:
-            num_rows += len(batch)
-            elapsed_s = time.perf_counter() - started
-            if not is_warm and elapsed_s >= WARM_UP_S:
-                started, num_rows, is_warm = time.perf_counter(), 0, True
-            elif is_warm and elapsed_s >= measure_s:
+        meter, began, is_first = Meter(pipeline), time.monotonic(), True
+        for _ in pipeline:
+            elapsed_s = time.monotonic() - began
+            progress("tune a running pipeline", min(int(elapsed_s * 10), int(seconds * 10)), int(seconds * 10))
+            if elapsed_s >= seconds and history:
                 break
-        seconds = time.perf_counter() - started
-        peak_bytes = pipeline.stats()["memory"]["peak_bytes"]
-    return Throughput(
-        stages=dict(workers),
-        rows_per_s=num_rows / seconds,
-        memory_bytes=peak_bytes,
-        num_rows=num_rows,
-        seconds=seconds,
+            if time.monotonic() - meter.looked_at < interval_s:
+                continue
+            measured = meter.measure(cores=cores, slots=default_slots(cores))
+            if measured is None:
+                continue
+            if is_first:
+                agent.reset(measured)
+            is_first = False
+            history.append(_entry(elapsed_s, measured))
+            pipeline.set_workers(as_workers(agent.decide(measured)))
+    progress("tune a running pipeline", int(seconds * 10), int(seconds * 10))
+    policy.save(folder / AGENT_FILE)
+    return history, _best_of(history)
+
+
+def _entry(elapsed_s: float, measured: Measured) -> dict[str, Any]:
+    return {
+        "t": elapsed_s,
+        "workers": as_workers(measured.workers_BS),
+        "rows_per_s": float(measured.rows_per_s_B[0]),
+        "stall": float(measured.stall_B[0]),
+        "event": None,
+    }
+
+
+def _best_of(history: list[dict[str, Any]]) -> dict[str, int]:
+    """The allocation with the highest mean rate over its intervals."""
+    rates: dict[tuple[int, ...], list[float]] = {}
+    for entry in history:
+        rates.setdefault(tuple(entry["workers"][stage] for stage in STAGES), []).append(entry["rows_per_s"])
+    if not rates:
+        return dict(ONE_WORKER)
+    best = max(rates, key=lambda workers: sum(rates[workers]) / len(rates[workers]))
+    return dict(zip(STAGES, best, strict=True))
+
+
+def _programme(times: Mapping[str, StageTime], cores: int) -> dict[str, int]:
+    """The linear programme's answer for stages timed alone; memory is the credits' business."""
+    seconds_BS = np.array([[times[stage].seconds / max(1.0, times[stage].rows) for stage in STAGES]])
+    cpu_BS = np.array([[times[stage].cpu_seconds / max(1.0, times[stage].rows) for stage in STAGES]])
+    zero_B, one_B = np.zeros(1), np.ones(1)
+    limits = Measured(
+        workers_BS=np.ones((1, len(STAGES)), dtype=np.int64),
+        seconds_BS=seconds_BS,
+        cpu_BS=cpu_BS,
+        queue_BS=np.zeros_like(cpu_BS),
+        rows_per_s_B=zero_B,
+        stall_B=zero_B,
+        cores_B=cores * one_B,
+        slots_B=np.array([default_slots(cores)]),
+        item_bytes_BS=np.zeros_like(cpu_BS),
+        base_bytes_B=zero_B,
+        memory_bytes_B=zero_B,
+        limit_bytes_B=one_B,
+        failed_B=zero_B > 0,
     )
+    return as_workers(solve_workers(seconds_BS, cpu_BS, limits)[0])
+
+
+def _measure_all(
+    dataset: Dataset,
+    candidates: Mapping[str, Mapping[str, int]],
+    *,
+    measure_s: float,
+    progress: Progress,
+    **options: Any,
+) -> dict[str, Throughput]:
+    """Each allocation's rate; one that several controllers name is measured once."""
+    found: dict[str, Throughput] = {}
+    for done, (name, workers) in enumerate(candidates.items()):
+        progress("measure allocations", done, len(candidates))
+        known = [entry for entry in found.values() if dict(entry.stages) == dict(workers)]
+        found[name] = (
+            known[0] if known else measure_throughput(dataset, workers=workers, measure_s=measure_s, **options)
+        )
+    progress("measure allocations", len(candidates), len(candidates))
+    return found
+
+
+def _choose(measured: Mapping[str, Throughput]) -> str:
+    best = max(found.rows_per_s for found in measured.values())
+    alike = [name for name, found in measured.items() if found.rows_per_s >= (1 - ALIKE) * best]
+    return min(alike, key=lambda name: sum(measured[name].stages.values()))
+
+
+def _summary(calibration: Calibration) -> dict[str, Any]:
+    """What the allocation keeps of the calibration."""
+    kept = calibration.to_json()
+    return {name: kept[name] for name in ("scale", "sigma", "contention", "overhead", "error", "points")}

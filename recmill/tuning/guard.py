@@ -7,10 +7,11 @@ import numpy as np
 from recmill.tuning.measurement import Bools, Floats, Ints, Measured
 
 
-def fits(workers_BS: Ints, *, slots_B: Ints, item_bytes_BS: Floats, free_bytes_B: Floats) -> Bools:
+def fits(workers_BS: Ints, measured: Measured) -> Bools:
     """Where that many workers stay within slots and memory."""
-    inside: Bools = (workers_BS.sum(axis=1) <= slots_B) & ((workers_BS * item_bytes_BS).sum(axis=1) <= free_bytes_B)
-    return inside
+    num_workers_B, held_B = workers_BS.sum(axis=1), (workers_BS * measured.item_bytes_BS).sum(axis=1)
+    inside_B: Bools = (num_workers_B <= measured.slots_B) & (held_B <= measured.free_bytes_B)
+    return inside_B
 
 
 def clip_workers(wanted_BS: Ints, measured: Measured) -> tuple[Ints, Bools]:
@@ -19,21 +20,19 @@ def clip_workers(wanted_BS: Ints, measured: Measured) -> tuple[Ints, Bools]:
     One worker a stage is always allowed: whether that fits is asked before anything starts, and credits at admission
     hold the limit whatever the workers are.
     """
-    workers_BS = np.maximum(1, wanted_BS)
-    limits = {
-        "slots_B": measured.slots_B,
-        "item_bytes_BS": measured.item_bytes_BS,
-        "free_bytes_B": measured.free_bytes_B,
-    }
-    is_clipped = (wanted_BS < 1).any(axis=1) | ~fits(workers_BS, **limits)
-    low, high = np.zeros(len(measured)), np.ones(len(measured))
-    scaled_BS = workers_BS
-    if not fits(workers_BS, **limits).all():
-        for _ in range(10):  # 1 / 1024 of the wanted workers is finer than one worker
-            middle = (low + high) / 2
-            tried = np.maximum(1, np.floor(workers_BS * middle[:, None]).astype(np.int64))
-            is_inside = fits(tried, **limits)
-            low, high = np.where(is_inside, middle, low), np.where(is_inside, high, middle)
-        shrunk = np.maximum(1, np.floor(workers_BS * low[:, None]).astype(np.int64))
-        scaled_BS = np.where(fits(workers_BS, **limits)[:, None], workers_BS, shrunk)
-    return scaled_BS, is_clipped
+    workers_BS: Ints = np.maximum(1, wanted_BS)
+    fits_B = fits(workers_BS, measured)
+    is_clipped_B: Bools = (wanted_BS < 1).any(axis=1) | ~fits_B
+    if fits_B.all():
+        return workers_BS, is_clipped_B
+    low_B, high_B = np.zeros(len(measured)), np.ones(len(measured))
+    for _ in range(10):  # 1 / 1024 of the wanted workers is finer than one worker
+        middle_B = (low_B + high_B) / 2
+        is_inside_B = fits(_scaled(workers_BS, middle_B), measured)
+        low_B, high_B = np.where(is_inside_B, middle_B, low_B), np.where(is_inside_B, high_B, middle_B)
+    return np.where(fits_B[:, None], workers_BS, _scaled(workers_BS, low_B)), is_clipped_B
+
+
+def _scaled(workers_BS: Ints, share_B: Floats) -> Ints:
+    scaled_BS: Ints = np.maximum(1, np.floor(workers_BS * share_B[:, None]).astype(np.int64))
+    return scaled_BS

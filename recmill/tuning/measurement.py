@@ -38,7 +38,8 @@ class Measured:
     @property
     def demand_B(self) -> Floats:
         """Rows a second that the consumer would take if it never waited."""
-        return self.rows_per_s_B / (1 - np.minimum(self.stall_B, MAX_STALL))
+        demand_B: Floats = self.rows_per_s_B / (1 - np.minimum(self.stall_B, MAX_STALL))
+        return demand_B
 
     @property
     def free_bytes_B(self) -> Floats:

@@ -20,26 +20,22 @@ def solve_workers(
     seconds_BS: Floats, cpu_BS: Floats, measured: Measured, *, demand_B: Floats | None = None
 ) -> tuple[Ints, Floats]:
     """Workers a stage and the rate the programme expects of them; limits are those of `measured`."""
-    limits = {
-        "slots_B": measured.slots_B,
-        "item_bytes_BS": measured.item_bytes_BS,
-        "free_bytes_B": measured.free_bytes_B,
-    }
     most_B = measured.cores_B / np.maximum(cpu_BS.sum(axis=1), 1e-12)
     # Stages that only wait leave the cores idle: then the slots are the limit.
     most_B = np.minimum(most_B, measured.slots_B / np.maximum(seconds_BS.sum(axis=1), 1e-12))
     if demand_B is not None:
         most_B = np.minimum(most_B, demand_B)
-    if not fits(_least_workers(most_B, seconds_BS), **limits).all():
+    is_inside = fits(_least_workers(most_B, seconds_BS), measured)
+    if not is_inside.all():
         low_B, high_B = np.zeros_like(most_B), most_B
-        is_inside = fits(_least_workers(most_B, seconds_BS), **limits)
         for _ in range(NUM_HALVINGS):
             middle_B = (low_B + high_B) / 2
-            is_low = fits(_least_workers(middle_B, seconds_BS), **limits)
+            is_low = fits(_least_workers(middle_B, seconds_BS), measured)
             low_B, high_B = np.where(is_low, middle_B, low_B), np.where(is_low, high_B, middle_B)
         most_B = np.where(is_inside, most_B, low_B)
     return _least_workers(most_B, seconds_BS), most_B
 
 
 def _least_workers(rate_B: Floats, seconds_BS: Floats) -> Ints:
-    return np.maximum(1, np.ceil(rate_B[:, None] * seconds_BS - 1e-6)).astype(np.int64)
+    workers_BS: Ints = np.maximum(1, np.ceil(rate_B[:, None] * seconds_BS - 1e-6)).astype(np.int64)
+    return workers_BS

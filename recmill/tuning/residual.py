@@ -16,9 +16,10 @@ from recmill.tuning.programme import solve_workers
 
 NUM_CHOICES = 5
 NUM_STACKED = 3
-FACTORS = np.array([0.5, 0.8, 1.0, 1.12, 1.3])  # of the workers of a stage
+FACTORS = np.array([0.7, 0.87, 1.0, 1.12, 1.3])  # of the workers of a stage
 HEADROOMS = np.array([np.inf, 1.25, 1.1, 1.04, 0.97])  # of the demand to aim for
 NEUTRAL = 2  # the choice that leaves a stage as the programme has it
+MOVE_COST = 0.02  # reward lost for moving as many workers as there are cores
 NUM_STAGE_FIGURES = 7
 NUM_COMMON_FIGURES = 8
 
@@ -107,4 +108,5 @@ class Watcher:
             self.profile.is_new_B.astype(np.float64),
         ]
         stacked = np.concatenate([*stage_figures, np.stack(common, axis=1)], axis=1)
-        return np.clip(np.nan_to_num(stacked), -5.0, 5.0)
+        clipped: Floats = np.clip(np.nan_to_num(stacked), -5.0, 5.0)
+        return clipped

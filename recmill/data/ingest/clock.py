@@ -33,11 +33,10 @@ class Taken:
 
 def _queued_s() -> float:
     """Seconds that this thread has waited for a core; 0 where the system does not say."""
-    file = getattr(_opened, "file", None)
-    if file is None:
+    if not hasattr(_opened, "file"):
         # Left open: 2 instead of 15 microseconds a look. It closes with the thread's locals.
-        file = _opened.file = _SCHEDULER_FILE.open("rb", buffering=0) if _SCHEDULER_FILE.exists() else False
-    return int(os.pread(file.fileno(), 64, 0).split()[1]) / 1e9 if file else 0.0
+        _opened.file = _SCHEDULER_FILE.open("rb", buffering=0) if _SCHEDULER_FILE.exists() else None
+    return int(os.pread(_opened.file.fileno(), 64, 0).split()[1]) / 1e9 if _opened.file else 0.0
 
 
 class Clock:

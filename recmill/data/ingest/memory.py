@@ -132,6 +132,7 @@ class Budget:
 
     limit_bytes: int
     item_bytes: int  # admission of row groups stops here
+    least_bytes: int = 0  # one batch and the row groups it is cut from: less cannot work
 
 
 def split_budget(
@@ -153,4 +154,6 @@ def split_budget(
             f"row groups it is cut from take {live_bytes + batch_bytes:,} bytes"
         )
     reserved_bytes = min(prefetch * batch_bytes, limit_bytes - live_bytes)
-    return Budget(limit_bytes=limit_bytes, item_bytes=limit_bytes - reserved_bytes)
+    return Budget(
+        limit_bytes=limit_bytes, item_bytes=limit_bytes - reserved_bytes, least_bytes=live_bytes + batch_bytes
+    )

@@ -136,6 +136,11 @@ class IngestPipeline:
         return self._limit_bytes
 
     @property
+    def least_bytes(self) -> int:
+        """What one batch and the row groups it is cut from take: the pipeline works with no less."""
+        return self._budget.least_bytes
+
+    @property
     def workers(self) -> dict[str, int]:
         return dict(self._workers)
 

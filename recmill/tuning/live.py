@@ -1,0 +1,87 @@
+"""A real pipeline through the eyes of a controller: its counters, interval by interval."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from recmill.data.ingest import STAGES, IngestPipeline
+from recmill.tuning.measurement import Floats, Ints, Measured
+
+MIN_SLOTS = 64  # stages that wait for storage want more workers than there are cores
+SLOTS_PER_CORE = 4
+ITEMS_PER_WORKER = 2  # the pipeline reads that many row groups ahead for each worker
+
+
+def default_slots(cores: float) -> int:
+    return max(MIN_SLOTS, int(SLOTS_PER_CORE * cores))
+
+
+class Meter:
+    """Differences between two looks at a pipeline's statistics."""
+
+    def __init__(self, pipeline: IngestPipeline) -> None:
+        self._pipeline = pipeline
+        self._last: Mapping[str, Any] = {}
+        self._seconds_S = np.zeros(len(STAGES))
+        self._cpu_S = np.zeros(len(STAGES))
+        self.looked_at = time.monotonic()
+
+    def measure(self, *, cores: float, slots: int) -> Measured | None:
+        """The figures since the last look; None before the second one, and while no batch is asked for."""
+        stats, before, self.looked_at = self._pipeline.stats(), self._last, time.monotonic()
+        if "consumer" not in stats:
+            return None
+        self._last = stats
+        if not before or stats["consumer"]["seconds"] <= before["consumer"]["seconds"]:
+            return None
+        self._update_times(before, stats)
+        if not self._seconds_S.all():
+            return None
+        consumer, old = stats["consumer"], before["consumer"]
+        elapsed_s = consumer["seconds"] - old["seconds"]
+        held = np.full(len(STAGES), float(ITEMS_PER_WORKER * self._pipeline.item_bytes))
+        limit_bytes = float(self._pipeline.memory_limit_bytes)
+        return Measured(
+            workers_BS=self._row([stats[stage]["workers"] for stage in STAGES]).astype(np.int64),
+            seconds_BS=self._seconds_S[None].copy(),
+            cpu_BS=self._cpu_S[None].copy(),
+            queue_BS=self._row([stats[stage]["queue_fill"] for stage in STAGES]),
+            rows_per_s_B=np.array([(consumer["rows"] - old["rows"]) / elapsed_s]),
+            stall_B=np.clip([(consumer["stall_seconds"] - old["stall_seconds"]) / elapsed_s], 0.0, 1.0),
+            cores_B=np.array([float(cores)]),
+            slots_B=np.array([slots]),
+            item_bytes_BS=held[None],
+            base_bytes_B=np.array([float(min(self._pipeline.least_bytes, limit_bytes))]),
+            memory_bytes_B=np.array([float(stats["memory"]["bytes"])]),
+            limit_bytes_B=np.array([limit_bytes]),
+            failed_B=np.zeros(1, dtype=np.bool_),
+        )
+
+    @staticmethod
+    def _row(values: list[float]) -> Floats:
+        return np.array(values, dtype=np.float64)[None]
+
+    def _update_times(self, before: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
+        """Seconds a row in each stage; a stage that finished nothing keeps what it had."""
+        for position, stage in enumerate(STAGES):
+            now, old = stats[stage], before[stage]
+            rows = now["rows"] - old["rows"]
+            if rows <= 0:
+                continue
+            cpu_s = max(1e-12, now["cpu_seconds"] - old["cpu_seconds"])
+            queued_s = now["queued_seconds"] - old["queued_seconds"]
+            self._seconds_S[position] = max(cpu_s, now["seconds"] - old["seconds"] - queued_s) / rows
+            self._cpu_S[position] = cpu_s / rows
+
+
+def as_workers(workers_BS: Ints) -> dict[str, int]:
+    """The only pipeline's workers by stage."""
+    return {stage: int(count) for stage, count in zip(STAGES, workers_BS[0], strict=True)}
+
+
+def as_array(workers: Mapping[str, int]) -> Ints:
+    return np.array([[workers[stage] for stage in STAGES]], dtype=np.int64)

@@ -1,0 +1,75 @@
+"""Learning from a real pipeline: the policy's own decisions and what they gave, a PPO update every few of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import KVWriter
+
+DECISIONS_PER_UPDATE = 32
+LEARNING_RATE = 1e-4  # a tenth of the pre-training's: a few noisy intervals must not undo it
+
+
+class OnlineLearner:
+    """Collects the decisions of one pipeline and updates the policy with them."""
+
+    def __init__(
+        self, policy: PPO, *, writers: tuple[KVWriter, ...] = (), decisions_per_update: int = DECISIONS_PER_UPDATE
+    ) -> None:
+        from stable_baselines3.common.buffers import RolloutBuffer
+        from stable_baselines3.common.logger import Logger
+
+        self.policy, self.num_updates = policy, 0
+        policy.set_logger(Logger(folder=None, output_formats=list(writers)))
+        policy.lr_schedule = lambda _: LEARNING_RATE
+        policy.batch_size, policy.n_epochs = decisions_per_update, 3
+        self._buffer = RolloutBuffer(
+            decisions_per_update,
+            policy.observation_space,
+            policy.action_space,
+            device="cpu",
+            gamma=policy.gamma,
+            gae_lambda=policy.gae_lambda,
+            n_envs=1,
+        )
+        self._pending: tuple[Any, ...] | None = None
+        self._is_start = True
+
+    def choose(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """An action drawn from the policy; `note` tells what it gave."""
+        with torch.no_grad():
+            action, value, log_prob = self.policy.policy(torch.as_tensor(observation))
+        chosen: npt.NDArray[np.int64] = action.numpy().astype(np.int64)
+        self._pending = (observation, chosen, value, log_prob)
+        return chosen
+
+    def note(self, reward: float, observation: npt.NDArray[np.float32]) -> None:
+        """What the last choice gave, and what is seen now."""
+        if self._pending is None:
+            return
+        seen, action, value, log_prob = self._pending
+        self._pending = None
+        self._buffer.add(seen, action, np.array([reward]), np.array([self._is_start]), value, log_prob)
+        self._is_start = False
+        if not self._buffer.full:
+            return
+        with torch.no_grad():
+            last_value = self.policy.policy.predict_values(torch.as_tensor(observation))
+        self._buffer.compute_returns_and_advantage(last_values=last_value, dones=np.zeros(1))
+        self.policy.rollout_buffer = self._buffer
+        self.policy.train()
+        self.num_updates += 1
+        self.policy.logger.record("online/reward", float(self._buffer.rewards.mean()))
+        self.policy.logger.dump(self.num_updates)
+        self._buffer.reset()
+        self._is_start = True
+
+    def forget(self) -> None:
+        """The last choice did not run: nothing is learnt from it."""
+        self._pending = None
