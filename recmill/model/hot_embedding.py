@@ -15,7 +15,7 @@ and applied by all ranks (hot_sync.py). Between hot and cold batches rows move f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,13 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         ctx.pending.apply(gradients[0])
         return None, None, None
+
+
+@runtime_checkable
+class TellsChanges(Protocol):
+    """A TableStore that can say which rows differ from those given, without sending them."""
+
+    def find_changed(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> Tensor: ...
 
 
 class PooledRows:
@@ -112,6 +119,8 @@ class HotEmbeddingCollection(nn.Module):
         }
         options: dict[str, Any] = {"optimiser": optimiser, "device": self.device}
         groups, place = _group_tables(tables, self.hot_rows, options)
+        for group in groups:
+            group.tables.clear()  # equal on all ranks from the start
         # Plain attributes, wrapped in tuples: DDP and checkpoints of the model must not see the rows.
         self._groups, self._place = tuple(groups), place
         self.anchor = torch.zeros((), requires_grad=True)  # not a Parameter: it only makes autograd call us
@@ -148,11 +157,21 @@ class HotEmbeddingCollection(nn.Module):
         return self._place[self._table_of[feature]][0].tables.pooling == "mean"
 
     def enter(self, stores: Sequence[TableStore]) -> None:
-        """Fetch the hot rows and their optimiser state from the stores that hold them. All ranks call it together."""
+        """Fetch the hot rows and their optimiser state from the stores that hold them. All ranks call it together.
+
+        Where a store can tell which rows changed since they left, only those travel: replicas are equal everywhere, so
+        whoever holds a row compares it with its own.
+        """
         for table, store in self._held_by(stores):
-            group, position = self._place[table]
-            weights, state = store.gather_rows(table, self.hot_rows[table])
-            group.tables.write(position, weights, state)
+            rows, weights, state = self.hot_rows[table], self.weights(table), self.optimiser_state(table)
+            places = torch.arange(len(rows))
+            if isinstance(store, TellsChanges):
+                places = store.find_changed(table, rows, weights, state)
+            if len(places):
+                found, found_state = store.gather_rows(table, rows[places])
+                weights[places.to(weights.device)] = found.to(weights.device)
+                for name, live in state.items():
+                    live[places.to(live.device)] = found_state[name].to(live.device).reshape(-1, *live.shape[1:])
 
     def leave(self, stores: Sequence[TableStore]) -> None:
         """Write the hot rows and their optimiser state back. Every rank has them, so nothing is exchanged."""

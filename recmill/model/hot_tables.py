@@ -6,7 +6,7 @@ updated with everybody's, in the same order everywhere, so the update is called 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,11 +89,10 @@ class FusedTables:
         return dict(zip(self.optimiser.state_names, own, strict=True))
 
     @torch.no_grad()
-    def write(self, table: int, rows_HD: Tensor, state: Mapping[str, Tensor]) -> None:
-        weights = self.weights(table)
-        weights[: len(rows_HD)].copy_(rows_HD)
-        for name, live in self.state(table).items():
-            live[: len(rows_HD)].copy_(state[name].reshape(-1, *live.shape[1:]))
+    def clear(self) -> None:
+        for table in range(self.num_tables):
+            for live in (self.weights(table), *self.state(table).values()):
+                live.zero_()
 
     @torch.no_grad()
     def look_up(self, ids_N: Tensor, offsets: Tensor) -> Tensor:

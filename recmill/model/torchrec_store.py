@@ -33,6 +33,7 @@ class TorchRecStore:
     ) -> None:
         self._weights, self._state = dict(weights), {name: dict(own) for name, own in optimiser_state.items()}
         self._state_names, self._group = state_names, process_group
+        self._wide: dict[tuple[str, str], bool] = {}
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -81,15 +82,32 @@ class TorchRecStore:
             if local is not None:
                 _write(local, rows_R, values)
 
+    @torch.no_grad()
+    def find_changed(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Places in `rows_R` whose rows differ from those given, by a bit or more; the same on every rank."""
+        differs = torch.zeros(len(rows_R), dtype=torch.uint8)
+        held = {"": weights_RD, **state}
+        for name, values in held.items():
+            source = self._weights[table] if not name else self._state.get(table, {}).get(name)
+            for shard in source.local_shards() if source is not None else ():
+                place, local, columns = _overlap(shard, rows_R)
+                own = values[place] if columns is None else values[place][:, columns]
+                live = shard.tensor[local].to(own.device)
+                unequal = live.view(torch.int32) != own.contiguous().view(torch.int32)
+                differs[place] |= (unequal.any(1) if unequal.dim() > 1 else unequal).to(torch.uint8).cpu()
+        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+            dist.all_reduce(differs, op=dist.ReduceOp.MAX, group=self._group)
+        return differs.nonzero().squeeze(1)
+
     def _state_shape(self, table: str, name: str, rows_R: Tensor, dim: int) -> tuple[int, ...]:
         # TorchRec names the state of local tables only, so ranks that hold nothing learn its form from one that does.
-        local = self._state.get(table, {}).get(name)
-        is_wide = int(local is not None and len(local.size()) == 2)
-        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
-            flag = torch.tensor([is_wide])
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-            is_wide = int(flag)
-        return (len(rows_R), dim) if is_wide else (len(rows_R),)
+        if (table, name) not in self._wide:
+            local = self._state.get(table, {}).get(name)
+            flag = torch.tensor([int(local is not None and len(local.size()) == 2)])
+            if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+                dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+            self._wide[table, name] = bool(flag)
+        return (len(rows_R), dim) if self._wide[table, name] else (len(rows_R),)
 
     def _collect(self, weight: Any, source: Any, rows_R: Tensor, shape: tuple[int, ...]) -> Tensor:
         device = rows_R.device

@@ -21,7 +21,7 @@ SLOT_BYTES = 4
 EXCHANGE_OVERHEAD_S = 3e-3
 HOT_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2e9  # rows into and out of the hot tables
-SWAPS_PER_EPOCH = 4  # the scheduler starts with two blocks of hot and two of cold batches
+TURNS_PER_EPOCH = 2  # of hot and cold batches, as the scheduler starts: rows enter once a turn and leave once
 MIN_SHARE = 0.1  # of the samples: below, an epoch is cold batches with a few hot ones between
 MIN_SPEED_UP = 1.05  # of the exchange: the estimate is no better than that
 WHOLE_SESSION_LOSS = 0.8  # keep sessions whole if that leaves this much of the hot samples
@@ -63,13 +63,14 @@ def judge_hot_batches(
     num_batches = max(1.0, num_samples / batch_size)
     cold_s = EXCHANGE_OVERHEAD_S + _exchange_bytes(schema, profile, topology, batch_size) / speed
     hot_s = HOT_OVERHEAD_S + _sync_bytes(schema, sampled, chosen_N, topology, batch_size) / speed
-    swap_s = hot_bytes * (1 / speed + 2 / COPY_BYTES_PER_S)
+    # Rows come from the ranks that hold them; every rank has them when they leave, so nothing travels then.
+    swaps_s = TURNS_PER_EPOCH * hot_bytes * (1 / speed + 4 / COPY_BYTES_PER_S)
     before = num_batches * cold_s
-    after = num_batches * ((1 - share) * cold_s + share * hot_s) + SWAPS_PER_EPOCH * swap_s
+    after = num_batches * ((1 - share) * cold_s + share * hot_s) + swaps_s
     speed_up = before / after
     facts = (
         f"{share:.0%} of the samples are hot ({sessions} sessions); a hot batch exchanges for {hot_s * 1e3:.1f} ms "
-        f"instead of {cold_s * 1e3:.1f} ms, swaps take {SWAPS_PER_EPOCH * swap_s:.2f} s an epoch of "
+        f"instead of {cold_s * 1e3:.1f} ms, swaps take {swaps_s:.2f} s an epoch of "
         f"{num_batches:.0f} batches: {speed_up:.2f}x"
     )
     pays = speed_up >= MIN_SPEED_UP

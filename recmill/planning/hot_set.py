@@ -75,7 +75,7 @@ class HotSet:
             "sample_share": self.sample_share,
             "session_share": self.session_share,
             "access_share": self.access_share,
-            "interval": list(self.interval),
+            "interval": [float(bound) for bound in self.interval],
             "confidence": self.confidence,
             "size": asdict(self.size),
             "tables": {name: dict(table) for name, table in self.tables.items()},
