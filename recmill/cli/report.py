@@ -1,27 +1,72 @@
-"""`recmill compare`: runs beside one another, on a page and in the terminal."""
+"""`recmill compare`: runs beside one another, or what every switch buys, on a page and in the terminal."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import click
 
-from recmill.cli.output import emit, json_option
+from recmill.cli.output import BYTES, emit, json_option, progress_for
+
+SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", default="report.html", show_default=True, help="Where the page is written.")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--out", help="Where the page is written. Default: report.html, or WORK/report.html with --preset.")
 @click.option("--title", help="Title of the page. Default: the names of the runs.")
+@click.option("--preset", help="Train every variant on this data and compare them: tiny, small, recd, globo, ...")
+@click.option("--data", help="With --preset, or alone for Parquet of your own: where the data lies.")
+@click.option("--work", help="Folder of the variants. Default: runs/compare-PRESET. The same command again resumes.")
+@click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Turns of every variant.")
+@click.option(
+    "--switch",
+    "switches",
+    multiple=True,
+    type=click.Choice(SWITCHES),
+    help="Compare these switches only. May be repeated. Default: all.",
+)
+@click.option("--no-leave-one-out", is_flag=True, help="Leave out the variants with all switches but one.")
+@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding bytes a process.")
+@click.option("--hot-budget", type=BYTES, default="16MiB", show_default=True, help="Bytes of hot rows a process.")
+@click.option("--compress", default="auto", show_default=True, help="How far shared tables are compressed.")
+@click.option(
+    "--set",
+    "flags",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A training setting (epochs=2), or one of the data (data.sessions=5000). May be repeated.",
+)
 @json_option
-def compare(runs: tuple[str, ...], out: str, title: str | None, as_json: bool) -> None:
-    """Build one self-contained HTML page from one or more RUN folders.
+def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: bool, **options: Any) -> None:
+    """Build one self-contained HTML page from RUN folders, or train all variants of a preset first.
 
     The first RUN is the baseline; every other one is set against it, figure by figure. A ratio above 1 always means
     better. A RUN is a folder as `recmill run --out` or `recmill train --out` writes it.
 
+    With --preset (or --data) the same data is trained with none, one, all but one and all of the optimisations:
+    dedup, tiers, hot, shared, tuned.
+
     \b
-    recmill compare runs/demo --out report.html
     recmill compare runs/baseline runs/dedup runs/all --out ablation.html --json
+    recmill compare --preset tiny
+    recmill compare --data my_log/ --work runs/mine --repeats 3 --set epochs=2
     """
+    from recmill.artifacts import InputError
+
+    is_ablation = bool(options["preset"] or options["data"])
+    if bool(runs) == is_ablation:
+        raise InputError("give either RUN folders or --preset (or --data), not " + ("both" if runs else "neither"))
+    if is_ablation:
+        _compare_variants(out, title, as_json, **options)
+    else:
+        _compare_runs(runs, out or "report.html", title, as_json)
+
+
+def _compare_runs(runs: tuple[str, ...], out: str, title: str | None, as_json: bool) -> None:
     from recmill.report import build_report
     from recmill.report.comparison import comparison_json, comparison_lines
     from recmill.report.runs import load_runs
@@ -32,3 +77,56 @@ def compare(runs: tuple[str, ...], out: str, title: str | None, as_json: bool) -
     lines = [*comparison_lines(loaded), "", f"Page: {page}"]
     missing = [f"  {run.label}: {sentence}" for run in loaded for sentence in run.missing]
     emit(result, lines + (["", "Missing:", *missing] if missing else []), as_json=as_json)
+
+
+def _compare_variants(out: str | None, title: str | None, as_json: bool, **options: Any) -> None:
+    from recmill.report import build_report
+    from recmill.report.ablation import ablation_json, ablation_lines, load_ablation
+    from recmill.report.comparison import comparison_json
+    from recmill.report.runs import load_runs
+    from recmill.training.ablation import run_ablation
+    from recmill.training.trainer import TrainingFailed
+
+    ablation, work = _ablation_of(**options)
+    try:
+        finished = run_ablation(ablation, out=work, progress=progress_for(as_json))
+    except TrainingFailed as error:
+        click.echo(f"recmill: error: {error}", err=True)
+        sys.exit(1)
+    folders = [Path(work, entry["name"]) for entry in finished["variants"]]
+    page = build_report(folders, out=out or Path(work, "report.html"), title=title, ablation=work)
+    variants = load_ablation(work)
+    result = {"report": str(page), **comparison_json(load_runs(folders)), "variants": ablation_json(variants)}
+    emit(result, [*ablation_lines(variants), "", f"Page: {page}"], as_json=as_json)
+
+
+def _ablation_of(
+    *,
+    preset: str | None,
+    data: str | None,
+    work: str | None,
+    flags: tuple[str, ...],
+    switches: tuple[str, ...],
+    no_leave_one_out: bool,
+    memory_budget: int,
+    hot_budget: int,
+    **counts: int | str,
+) -> tuple[Any, str]:
+    from recmill.training.ablation import Ablation
+    from recmill.training.config import PRESET_SETTINGS, TrainConfig, settings_from_flags
+
+    preset = preset or "parquet"
+    given = settings_from_flags(flags)
+    training = {name: value for name, value in given.items() if not name.startswith("data.")}
+    ablation = Ablation(
+        preset=preset,
+        data=data,
+        data_settings={name.removeprefix("data."): v for name, v in given.items() if name.startswith("data.")},
+        config=TrainConfig.from_overrides(PRESET_SETTINGS.get(preset, {}) | training),
+        memory_budget_bytes=memory_budget,
+        hot_budget_bytes=hot_budget,
+        switches=switches or SWITCHES,
+        leave_one_out=not no_leave_one_out,
+        **counts,  # type: ignore[arg-type]
+    )
+    return ablation, work or f"runs/compare-{preset}"

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recmill.artifacts import write_text_atomically
+from recmill.report.ablation import load_ablation
 from recmill.report.page import render_page
 from recmill.report.runs import load_runs
 
 __all__ = ["build_report"]
 
 
-def build_report(runs: Sequence[str | Path], *, out: str | Path, title: str | None = None) -> Path:
+def build_report(
+    runs: Sequence[str | Path], *, out: str | Path, title: str | None = None, ablation: str | Path | None = None
+) -> Path:
     """Write the page about the run folders (the first is the baseline) and give its path back.
+
+    `ablation` is the folder of a comparison: the page then opens with what each switch bought.
 
     A part that a run lacks is named on the page; a folder that is no run, or a broken file in it, raises InputError.
     """
-    write_text_atomically(out, render_page(load_runs(runs), title=title))
+    variants = load_ablation(ablation) if ablation else ()
+    write_text_atomically(out, render_page(load_runs(runs), title=title, variants=variants))
     return Path(out)

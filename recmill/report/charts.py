@@ -207,3 +207,47 @@ def draw_bar(bar: Bar, top: float, scale: Scale, legend: Sequence[Legend], axis:
         start = end
     marks.append(label(bar.text, scale(start) + 8, middle, class_="value"))
     return tag("g", *marks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A bar that floats between two values: a step of a waterfall."""
+
+    name: str
+    start: float
+    end: float
+    text: str
+    tone: str = ""  # "good", "bad" or "": a whole, not a step
+
+
+def span_chart(spans: Sequence[Span], *, title: str, description: str, axis: Axis) -> Markup:
+    """Floating horizontal bars, each joined to where the last one ended."""
+    values = [value for span in spans for value in (span.start, span.end)]
+    low, high = min([*values, 1.0]), max([*values, 1.0])
+    low = 0.0 if low < 0.5 or any(span.start == 0.0 for span in spans) else low * 0.95
+    room = 24 + CHARACTER * max(len(span.text) for span in spans)
+    scale = Scale(low=low, high=high * 1.02 if high > low else low + 1, start=BAR_LABELS, end=WIDTH - room)
+    bottom = 8 + len(spans) * (BAR_HEIGHT + BAR_GAP)
+    marks = []
+    for value in scale.ticks(5):
+        place = scale(value)
+        marks.append(tag("line", x1=place, x2=place, y1=4.0, y2=bottom, class_="grid"))
+        marks.append(label(axis.format(value), place, bottom + 16, anchor="middle"))
+    marks.append(label(axis.name, scale.end, bottom + 36, class_="axis", anchor="end"))
+    for position, span in enumerate(spans):
+        marks.append(draw_span(span, 8 + position * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2, scale))
+    one = scale(1.0)
+    marks.append(tag("line", tag("title", "the baseline"), x1=one, x2=one, y1=4.0, y2=bottom, class_="reference"))
+    return drawing(*marks, width=WIDTH, height=bottom + 44, title=title, description=description, class_="chart bars")
+
+
+def draw_span(span: Span, top: float, scale: Scale) -> Markup:
+    middle = top + BAR_HEIGHT / 2 + 4
+    left, right = sorted((scale(span.start), scale(span.end)))
+    name = tag("text", shorten(span.name, 17), x=BAR_LABELS - 8, y=middle, class_="name", text_anchor="end")
+    # Blue for wholes, green and orange for steps up and down; the text says the same without colour.
+    colour = {"good": 3, "bad": 2}.get(span.tone, 1)
+    text = tag("title", f"{span.name}: {span.text}")
+    shape = {"x": left, "y": top, "width": max(right - left, 1.5), "height": BAR_HEIGHT, "rx": 2.0}
+    bar = tag("rect", text, class_=f"bar c{colour}", **shape)
+    return tag("g", name, bar, label(span.text, right + 8, middle, class_="value"))

@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import recmill
+from recmill.report.ablation import Variant, ablation_section
 from recmill.report.blocks import Section
 from recmill.report.data import access_section, data_section
 from recmill.report.overview import comparison_section, headline, lede, pipeline_section, started
@@ -20,9 +21,10 @@ from recmill.report.training import ingestion_section, training_section
 FOLDER = Path(__file__).parent
 
 
-def page_sections(runs: Sequence[Run]) -> list[Section]:
+def page_sections(runs: Sequence[Run], variants: Sequence[Variant] = ()) -> list[Section]:
     """What the page says, top to bottom."""
     return [
+        *([ablation_section(variants)] if variants else []),
         *([comparison_section(runs)] if len(runs) > 1 else []),
         pipeline_section(runs),
         training_section(runs),
@@ -36,8 +38,11 @@ def page_sections(runs: Sequence[Run]) -> list[Section]:
     ]
 
 
-def render_page(runs: Sequence[Run], *, title: str | None = None) -> str:
-    """The whole page as HTML. Names from the data are escaped; only our own style and script are put in as they are."""
+def render_page(runs: Sequence[Run], *, title: str | None = None, variants: Sequence[Variant] = ()) -> str:
+    """The whole page as HTML; `variants` add what each switch bought.
+
+    Names from the data are escaped; only our own style and script are put in as they are.
+    """
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -51,7 +56,7 @@ def render_page(runs: Sequence[Run], *, title: str | None = None) -> str:
         started=started(runs[0]),
         lede=lede(runs),
         headline=headline(runs),
-        sections=page_sections(runs),
+        sections=page_sections(runs, variants),
         num_missing=sum(len(run.missing) for run in runs),
         version=recmill.__version__,
         made_at=f"{datetime.now(tz=UTC):%d %B %Y, %H:%M} UTC",

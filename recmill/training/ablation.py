@@ -266,11 +266,6 @@ def figures_of(result: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
-    """Training seconds until an evaluation reached the AUC."""
-    return next((seconds for seconds, auc in figures["evaluations"] if auc is not None and auc >= target), None)
-
-
 def _summary(variant: Variant, repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = [name for name in repeats[0] if name != "evaluations"]
     known = {name: [entry[name] for entry in repeats if entry[name] is not None] for name in names}

@@ -1,0 +1,256 @@
+"""What every switch bought: the variants of an ablation beside the baseline, as a waterfall and as a table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts import InputError, check_format_version, read_json
+from recmill.report.blocks import Block, Cell, Chart, Note, Section, Table
+from recmill.report.charts import Axis, Span, span_chart
+from recmill.report.runs import number, records
+from recmill.report.units import (
+    DASH,
+    format_bytes,
+    format_compact,
+    format_metric,
+    format_number,
+    format_ratio,
+    format_seconds,
+    format_share,
+)
+
+MANIFEST = "ablation.json"
+TOLERANCE = 0.002  # below the baseline's AUC: what counts as having reached it
+SWITCHES = {
+    "dedup": "deduplication (RecD)",
+    "tiers": "tiers of rows (FlexShard)",
+    "hot": "hot batches (FAE)",
+    "shared": "shared parameters (PSS)",
+    "tuned": "tuned ingestion (InTune)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One variant as the comparison recorded it."""
+
+    name: str
+    switches: frozenset[str]
+    repeats: Sequence[Mapping[str, Any]]
+
+    def values(self, figure: str) -> list[float]:
+        found = [number(repeat.get(figure)) for repeat in self.repeats]
+        return [value for value in found if value is not None]
+
+    def median(self, figure: str) -> float | None:
+        values = self.values(figure)
+        return statistics.median(values) if values else None
+
+    def seconds_to(self, auc: float) -> float | None:
+        """Training seconds until an evaluation reached the AUC, the median of the repeats that did."""
+        reached = [seconds for repeat in self.repeats if (seconds := time_to_auc(repeat, auc)) is not None]
+        return statistics.median(reached) if len(reached) == len(self.repeats) and reached else None
+
+
+def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
+    """Training seconds of one run until an evaluation reached the AUC."""
+    points = figures.get("evaluations") or []
+    return next((seconds for seconds, auc in points if auc is not None and auc >= target), None)
+
+
+def load_ablation(path: str | Path) -> list[Variant]:
+    """The variants of a comparison's folder; the first is the baseline."""
+    file = Path(path) / MANIFEST
+    loaded = read_json(file)
+    check_format_version(loaded, file)
+    variants = [
+        Variant(
+            name=str(entry.get("name")),
+            switches=frozenset(map(str, entry.get("switches") or ())),
+            repeats=records(entry.get("repeats")),
+        )
+        for entry in records(loaded.get("variants"))
+    ]
+    if not variants or variants[0].switches:
+        raise InputError(f"{file}: holds no finished comparison with a baseline; run `recmill compare --preset` again")
+    return variants
+
+
+def target_auc(variants: Sequence[Variant]) -> float | None:
+    """What every variant is timed to reach: the baseline's AUC less the tolerance."""
+    auc = variants[0].median("auc")
+    return None if auc is None else auc - TOLERANCE
+
+
+def speed_ratio(variant: Variant, baseline: Variant) -> float | None:
+    """Samples a second over the baseline's, turn by turn where both have as many repeats; the median."""
+    ratios = turn_ratios(variant, baseline)
+    return statistics.median(ratios) if ratios else None
+
+
+def turn_ratios(variant: Variant, baseline: Variant) -> list[float]:
+    pairs = zip(variant.values("samples_per_s"), baseline.values("samples_per_s"), strict=False)
+    return [ours / theirs for ours, theirs in pairs if theirs]
+
+
+def ablation_section(variants: Sequence[Variant]) -> Section:
+    """The section that opens the page of a comparison."""
+    baseline = variants[0]
+    blocks: list[Block] = [*waterfall(variants), *leave_one_out(variants), variants_table(variants)]
+    blocks.append(Note(text=switch_names(variants)))
+    repeats = len(baseline.repeats)
+    how = "once" if repeats == 1 else f"{repeats} times, in turns and in both orders"
+    return Section(
+        id="switches",
+        title="What each switch bought",
+        intro=f"The same data trained with none, one, all but one and all of the switches, each variant {how}.",
+        blocks=blocks,
+    )
+
+
+def waterfall(variants: Sequence[Variant]) -> list[Block]:
+    """From the baseline to all switches: each one's own gain, then what they do to one another."""
+    baseline, everything = variants[0], variants[-1]
+    alone = [variant for variant in variants if len(variant.switches) == 1]
+    whole = speed_ratio(everything, baseline)
+    if not alone or whole is None or len(everything.switches) < 2:
+        return []
+    spans = [Span(name="baseline", start=0.0, end=1.0, text="1×", tone="")]
+    level = 1.0
+    for variant in sorted(alone, key=lambda variant: -(speed_ratio(variant, baseline) or 1.0)):
+        ratio = speed_ratio(variant, baseline) or 1.0
+        tone = "good" if ratio >= 1 else "bad"
+        spans.append(Span(name=variant.name, start=level, end=level * ratio, text=format_ratio(ratio), tone=tone))
+        level *= ratio
+    overlap = whole / level
+    tone = "good" if overlap >= 1 else "bad"
+    spans.append(Span(name="together", start=level, end=whole, text=format_ratio(overlap), tone=tone))
+    spans.append(Span(name="all", start=0.0, end=whole, text=format_ratio(whole), tone=""))
+    svg = span_chart(
+        spans,
+        title="From the baseline to all switches",
+        description="Training throughput over the baseline: each switch alone, how they act together, all of them.",
+        axis=Axis(name="throughput over the baseline", format=format_number),
+    )
+    note = (
+        "Each bar is a switch's own ratio; “together” is what they do to one another when all are on: below 1 they "
+        "save the same time."
+    )
+    return [Chart(title="From the baseline to all switches", svg=svg, note=note)]
+
+
+def leave_one_out(variants: Sequence[Variant]) -> list[Block]:
+    """What is lost when one switch is taken away from all."""
+    everything = variants[-1]
+    spans = []
+    for switch in SWITCHES:
+        kept = everything.switches - {switch}
+        without = next((v for v in variants if v.switches == kept and 1 < len(kept) < len(everything.switches)), None)
+        if without is None:
+            continue
+        ratio = speed_ratio(everything, without)
+        if ratio is not None:
+            tone = "good" if ratio >= 1 else "bad"
+            spans.append(Span(name=f"without {switch}", start=1.0, end=ratio, text=format_ratio(ratio), tone=tone))
+    if not spans:
+        return []
+    svg = span_chart(
+        spans,
+        title="What is lost without it",
+        description="Throughput of all switches over all but one, one bar a switch.",
+        axis=Axis(name="all over all but one", format=format_number),
+    )
+    note = "Above 1: the switch still pays when all others are on."
+    return [Chart(title="What is lost without it", svg=svg, note=note)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    title: str
+    figure: str
+    format: Callable[[float], str]
+
+
+COLUMNS = (
+    _Column(title="Samples/s", figure="samples_per_s", format=format_compact),
+    _Column(title="AUC", figure="auc", format=format_metric),
+    _Column(title="Peak memory", figure="peak_memory_bytes", format=format_bytes),
+    _Column(title="On disk", figure="data_bytes", format=format_bytes),
+    _Column(title="Wire, a sample", figure="wire_bytes_per_sample", format=format_bytes),
+    _Column(title="CPU s, a million", figure="cpu_seconds_per_million", format=format_number),
+    _Column(title="Waiting for data", figure="stall_share", format=format_share),
+)
+
+
+def variants_table(variants: Sequence[Variant]) -> Table:
+    baseline, target = variants[0], target_auc(variants)
+    rows = []
+    for variant in variants:
+        ratios = turn_ratios(variant, baseline)
+        spread = f" ({format_ratio(min(ratios))} to {format_ratio(max(ratios))})" if len(ratios) > 1 else ""
+        ratio = speed_ratio(variant, baseline)
+        seconds = None if target is None else variant.seconds_to(target)
+        reached = Cell(text=DASH if seconds is None else format_seconds(seconds), sort=seconds)
+        rows.append(
+            [
+                Cell(text=variant.name),
+                Cell(text=DASH if ratio is None else format_ratio(ratio) + spread, sort=ratio),
+                *(_figure_cell(variant, column) for column in COLUMNS),
+                reached,
+            ]
+        )
+    return Table(
+        columns=["Variant", "Over the baseline", *(column.title for column in COLUMNS), "To the AUC"],
+        rows=rows,
+        numeric=frozenset(range(1, len(COLUMNS) + 3)),
+        note="Medians of the repeats. “To the AUC”: training seconds until the held-out AUC was within "
+        f"{TOLERANCE:g} of the baseline's last; a dash where it was never reached. Bytes on the wire are those of the "
+        "network interface while training.",
+    )
+
+
+def _figure_cell(variant: Variant, column: _Column) -> Cell:
+    value = variant.median(column.figure)
+    return Cell(text=DASH if value is None else column.format(value), sort=value)
+
+
+def switch_names(variants: Sequence[Variant]) -> str:
+    named = "; ".join(f"{switch}: {text}" for switch, text in SWITCHES.items() if switch in variants[-1].switches)
+    return f"Switches: {named}."
+
+
+def ablation_lines(variants: Sequence[Variant]) -> list[str]:
+    """The table for a terminal."""
+    table = variants_table(variants)
+    rows = [list(table.columns), *([cell.text for cell in row] for row in table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def ablation_json(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """The variants for machines: medians, ratio to the baseline with its spread, seconds to the AUC."""
+    baseline, target = variants[0], target_auc(variants)
+    found = []
+    for variant in variants:
+        ratios = turn_ratios(variant, baseline)
+        found.append(
+            {
+                "name": variant.name,
+                "switches": sorted(variant.switches),
+                "ratio": speed_ratio(variant, baseline),
+                "spread": [min(ratios), max(ratios)] if ratios else None,
+                "median": {column.figure: variant.median(column.figure) for column in COLUMNS},
+                "seconds_to_auc": None if target is None else variant.seconds_to(target),
+            }
+        )
+    return found
+
+
+def is_ablation(path: str | Path) -> bool:
+    """Whether a folder holds a comparison of variants."""
+    return (Path(path) / MANIFEST).is_file()
