@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
-from recmill.data.cluster_query import Boundary, ClusterPlan, sampled_sessions, session_starts, with_split
+from recmill.data.cluster_query import Boundary, ClusterPlan, sampled, session_starts, with_split
 from recmill.data.duckdb_engine import DuckDBEngine
 from recmill.data.log import RawLog
 from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat
@@ -151,15 +151,19 @@ def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[s
         return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
     from recmill.data.record_format import choose_record_format  # with torch, which other layouts do without
 
-    sample = sampled_sessions(engine.rows, share=SAMPLE_ROWS / plan.log.num_rows)
-    rows = engine.fetch_table(sample.limit(2 * SAMPLE_ROWS), plan.arrow_schema)  # a single session may be longer
-    if not rows.num_rows:  # few long sessions, and none was drawn
-        rows = engine.fetch_table(engine.rows.limit(SAMPLE_ROWS), plan.arrow_schema)
+    share = SAMPLE_ROWS / plan.log.num_rows
+
+    def fetch(query: Any) -> pa.Table:
+        rows = engine.fetch_table(query.limit(2 * SAMPLE_ROWS), plan.arrow_schema)  # a single session may be longer
+        return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
+
+    rows = fetch(sampled(engine.rows, engine.rows.session_id, share=share))
     form, encoding = choose_record_format(
-        rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks(),
+        rows if rows.num_rows else fetch(engine.rows.limit(SAMPLE_ROWS)),  # few long sessions, and none was drawn
         plan.log.schema,
         num_rows=plan.log.num_rows,
         rows_per_group=plan.rows_per_group,
+        fetch_users=lambda user: fetch(sampled(engine.rows, engine.rows[user][0], share=share)),
     )
     return form, {"encoding": encoding.to_json()}
 

@@ -75,9 +75,9 @@ def with_split(rows: Any, boundaries: Sequence[Boundary]) -> Any:
     return rows.join(starts.select("session_id", **{SPLIT_COLUMN: split}), "session_id")
 
 
-def sampled_sessions(rows: Any, *, share: float) -> Any:
-    """The rows of about this share of the sessions, the same ones on every engine."""
+def sampled(rows: Any, key: Any, *, share: float) -> Any:
+    """The rows of about this share of the values of `key`, the same ones on every engine."""
     # A prime, so that ids with a step of their own are drawn evenly; small, so that no product overflows.
     prime = 1_000_003
-    mixed = ((rows.session_id % prime).abs() * 7_919) % prime
+    mixed = ((key % prime).abs() * 7_919) % prime
     return rows.filter(mixed < share * prime)

@@ -1,24 +1,30 @@
-"""The `deduplicated` layout: one record a session, each distinct list of it once, and an inverse.
+"""The `deduplicated` layout: one record a row group, each distinct list of a session once, and an inverse.
 
-    rows of a session:   tags  [7, 9]  [7, 9]  [4]  [7, 9]      item  [1] [5] [2] [3]
+    rows of two sessions:   tags  [7, 9]  [7, 9]  [4]  [7, 9]  | [4]     item  [1] [5] [2] [3] | [1]
 
-    column               in the record        says
-    session_id           17
-    first_timestamp      1000
-    timestamp/gaps       [0, 20, 5, 90]       time since the sample before
-    label                [0, 1, 0, 0]
-    tags/inverse         [1, 0, 1, 2]         a new list; the same again; a new one; list 0 of the session again
-    tags                 [7, 9, 4]            the distinct lists, one after another
-    tags/lengths         [2, 1]               null: all the lists of the session are equally long
-    item                 [1, 5, 2, 3]         plain: a list a sample
-    item/lengths         null
+    column               stream               one number for
+    session_id           [17, 18]             each session
+    session/num_rows     [4, 1]               each session
+    timestamp/first      [1000, 1010]         each session
+    timestamp/last       [1115]               the row group; the statistics of these columns let a reader skip it
+    timestamp/gaps       [20, 5, 90]          each row but a session's first: time since the row before
+    label                [0, 1, 0, 0, 1]      each row
+    tags/changed         [no, yes, yes]       each row but a session's first, which is new: is the list another one?
+    tags/again           [0, 1]               each row that changed: 0 a new list; 1 + k the session's k-th list again
+    tags                 [7, 9, 4, 4]         each id of the distinct lists, one list after another
+    tags/lengths         [2, 1, 1]            each distinct list; a single number holds for all
+    item                 [1, 5, 2, 3, 1]      plain: a list a row
+    item/lengths         [1]
 
-Histories (`windows`) overlap: `history` is one sequence, `history/shifts` says by how much each distinct list starts
-after the one before it, and `history/lengths` by how much it is longer. A feature's name never holds '/', so the
-columns cannot clash. Ids may be stored as the codes of popular_ids.py; what they stand for is in the footer of the
-part, which Arrow hands on with every table.
+Each column is one long list, so that Parquet stores neither nulls nor where a session ends a second time. Dense values
+are stored as integers, see `rotate_floats`; ids may be the symbols of popular_ids.py, with `tags/rest` for the bytes
+that follow them. Histories (`windows`) overlap: `history` is one sequence a session, `history/ends` says where in it
+each distinct list ends (a session's first, then the differences), `history/lengths` how long it is (likewise; or one
+number: as long as that, or as its end allows). Where users come back, the sequences are theirs and lie in the footer
+(sequence_store.py). Arrow hands the footer's text on with every table. A feature's name never holds '/', so the
+columns cannot clash.
 
-Shape suffixes: S = sessions (records), R = rows (samples), U = distinct rows of a group, N = values.
+Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group, C = rows that changed.
 """
 
 from __future__ import annotations
@@ -33,16 +39,18 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from kernels import take_windows
-from recmill.data.distinct import DistinctBlock, DistinctGroup
+from recmill.data.distinct import DistinctBlock, DistinctGroup, take_lists
 from recmill.data.encoding import Encoding
-from recmill.data.popular_ids import load_popular_ids
+from recmill.data.popular_ids import PopularIds, load_popular_ids
 from recmill.data.schema import Schema
+from recmill.data.sequence_store import load_sequences
+from recmill.data.session_encoder import NO_KEY
 
 IntArray = npt.NDArray[np.integer[Any]]
 
 
 def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> DistinctBlock:
-    """The records of a row group as the reader wants them: arrays over Arrow's buffers, no copy of any list."""
+    """The record of a row group as the reader wants it: every distinct list once."""
     decoder = _Decoder(table, schema, encoding)
     dense_RF = np.empty((decoder.num_rows, len(schema.dense)), np.float32)
     for position, feature in enumerate(schema.dense):
@@ -54,7 +62,7 @@ def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> Dist
 def decode_rows(
     table: pa.Table, schema: Schema, encoding: Encoding, *, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """The records of a row group as rows, with all columns of the schema or some."""
+    """The record of a row group as rows, with all columns of the schema or some."""
     decoder = _Decoder(table, schema, encoding)
     everything = schema.arrow_schema()
     wanted = everything if columns is None else pa.schema([everything.field(name) for name in columns])
@@ -64,7 +72,7 @@ def decode_rows(
         if field.name in lists:
             arrays.append(lists[field.name])
         elif field.name == "session_id":
-            arrays.append(pa.array(np.repeat(table.column("session_id").to_numpy(), decoder.num_rows_S)))
+            arrays.append(pa.array(np.repeat(decoder.stream("session_id"), decoder.num_rows_S)))
         elif field.name == "timestamp":
             arrays.append(pa.array(decoder.timestamp_R()))
         else:
@@ -72,54 +80,68 @@ def decode_rows(
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
+Feature = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # values, starts_U, lengths_U
+
+
 class _Decoder:
-    """Arrays of one row group's records; a group's inverse is decoded once however many features share it."""
+    """Arrays of one row group; what features share is decoded once."""
 
     def __init__(self, table: pa.Table, schema: Schema, encoding: Encoding) -> None:
+        assert table.num_rows == 1, "a row group is one record"
         self.table, self.schema, self.encoding = table, schema, encoding
-        self.popular = load_popular_ids(table.schema.metadata)
-        self.label_R, self.offsets_S = self._column("label")
+        self.label_R = self.stream("label")
         self.num_rows = len(self.label_R)
-        self.num_rows_S = np.diff(self.offsets_S)
+        self.num_rows_S = self.stream("session/num_rows")
+        self.starts_S = np.cumsum(self.num_rows_S) - self.num_rows_S
         self._inverses: dict[str, tuple[npt.NDArray[np.int32], IntArray]] = {}
+        self._features: dict[str, Feature] = {}
 
-    def _column(self, name: str) -> tuple[Any, IntArray]:
-        """Values of all records, and where each record's begin (one entry more than records)."""
+    def stream(self, name: str) -> Any:
+        """The numbers of a column, not copied unless they are bits."""
         column = self.table.column(name)
         lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        offsets = lists.offsets.to_numpy()
-        values = lists.values.slice(offsets[0], offsets[-1] - offsets[0]).to_numpy()
-        return values, offsets - offsets[0] if offsets[0] else offsets
+        return lists.flatten().to_numpy(zero_copy_only=False)
+
+    def _spread(self, others: npt.NDArray[Any], *, first: Any) -> npt.NDArray[Any]:
+        """What is stored of all rows but a session's first, with `first` for those."""
+        spread_R = np.empty(self.num_rows, others.dtype)
+        is_other_R = np.ones(self.num_rows, np.bool_)
+        is_other_R[self.starts_S] = False
+        spread_R[is_other_R] = others
+        spread_R[self.starts_S] = first
+        return spread_R
 
     def timestamp_R(self) -> npt.NDArray[np.int64]:
-        gaps_R, _ = self._column("timestamp/gaps")
-        since_R = np.cumsum(gaps_R)
-        first_S = self.table.column("first_timestamp").to_numpy()
-        timestamp_R: npt.NDArray[np.int64] = since_R + np.repeat(
-            first_S - since_R[self.offsets_S[:-1]], self.num_rows_S
-        )
+        since_R = np.cumsum(self._spread(self.stream("timestamp/gaps"), first=0))
+        first_S = self.stream("timestamp/first")
+        timestamp_R: npt.NDArray[np.int64] = since_R + np.repeat(first_S - since_R[self.starts_S], self.num_rows_S)
         return timestamp_R
 
     def inverse(self, group: str) -> tuple[npt.NDArray[np.int32], IntArray]:
-        """Sample -> distinct row among those of all records, and the number of distinct rows of each record."""
+        """Sample -> distinct row among those of all sessions, and the number of distinct rows of each session."""
         if group not in self._inverses:
-            events_R, _ = self._column(f"{group}/inverse")
-            is_new_R = events_R == 1
+            changed_R = self._spread(self.stream(f"{group}/changed"), first=False)
+            again_C = self.stream(f"{group}/again")
+            is_new_R = changed_R.copy() if len(again_C) else changed_R
+            if len(again_C):
+                is_new_R[np.flatnonzero(changed_R)[again_C > 0]] = False
+            is_new_R[self.starts_S] = True
             inverse_R = np.cumsum(is_new_R, dtype=np.int32)
-            num_distinct_S = np.diff(inverse_R[self.offsets_S[1:] - 1], prepend=0)
+            num_distinct_S = np.diff(inverse_R[self.starts_S + self.num_rows_S - 1], prepend=0)
             inverse_R -= 1
-            again_R = np.flatnonzero(events_R > 1)
-            if len(again_R):  # an older list came back, and stays until the next event
+            if len(again_C):  # an older list came back, and stays until the next change
+                rows = np.flatnonzero(changed_R)[again_C > 0]
                 base_S = np.cumsum(num_distinct_S) - num_distinct_S
-                record = np.searchsorted(self.offsets_S, again_R, side="right") - 1
-                inverse_R[again_R] = base_S[record] + events_R[again_R] - 2
-                last_event_R = np.maximum.accumulate(np.where(events_R != 0, np.arange(self.num_rows), 0))
-                inverse_R = inverse_R[last_event_R]
+                session = np.searchsorted(self.starts_S, rows, side="right") - 1
+                inverse_R[rows] = base_S[session] + again_C[again_C > 0] - 1
+                changed_R[self.starts_S] = True
+                inverse_R = inverse_R[np.maximum.accumulate(np.where(changed_R, np.arange(self.num_rows), 0))]
             self._inverses[group] = (inverse_R, num_distinct_S)
         return self._inverses[group]
 
     def dense(self, name: str) -> npt.NDArray[np.float32]:
-        values, _ = self._column(name)
+        rotated = self.stream(name).view(np.uint32)
+        values = ((rotated >> np.uint32(1)) | (rotated << np.uint32(31))).view(np.float32)
         group = self.encoding.features[name].group
         dense_R: npt.NDArray[np.float32] = values[self.inverse(group)[0]] if group else values
         return dense_R
@@ -131,47 +153,73 @@ class _Decoder:
             members.setdefault(self.encoding.features[name].group, []).append(name)
         groups = []
         for group, own in members.items():
-            inverse_R, num_distinct_S = self.inverse(group) if group else (None, self.num_rows_S)
-            decoded = [self._feature(name, num_distinct_S) for name in own]
-            values, starts, lengths = zip(*decoded, strict=True)
+            inverse_R = self.inverse(group)[0] if group else None
+            values, starts, lengths = zip(*map(self._feature, own), strict=True)
             groups.append(
                 DistinctGroup(keys=tuple(own), values=values, starts=starts, lengths=lengths, inverse_R=inverse_R)
             )
         return tuple(groups)
 
-    def _feature(
-        self, name: str, num_distinct_S: IntArray
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Values, and start and length of every distinct list."""
-        values, offsets_S = self._column(name)
-        if self.encoding.features[name].coded:
-            values = self.popular[self.schema.feature(name).table].to_ids(values)
-        if not self.encoding.features[name].windows:
-            lengths_U = self._lengths(name, num_distinct_S, np.diff(offsets_S) // num_distinct_S)
-            starts_U = np.cumsum(lengths_U, dtype=np.int64)
-            starts_U -= lengths_U
-            return values, starts_U, lengths_U
-        shifts_U, first_S = self._column(f"{name}/shifts")
-        first_S = first_S[:-1]
-        starts_U = _add_up(shifts_U, first_S)
-        lengths_U = self._lengths(name, num_distinct_S, np.diff(offsets_S) - np.maximum.reduceat(starts_U, first_S))
-        starts_U += np.repeat(offsets_S[:-1], num_distinct_S)
-        return values, starts_U, lengths_U
+    def _num_distinct(self, name: str) -> IntArray:
+        group = self.encoding.features[name].group
+        return self.inverse(group)[1] if group else self.num_rows_S
 
-    def _lengths(self, name: str, num_distinct_S: IntArray, implied_S: IntArray) -> npt.NDArray[np.int32]:
-        column = self.table.column(f"{name}/lengths")
-        if column.null_count == len(column):
-            return np.repeat(implied_S.astype(np.int32), num_distinct_S)
-        stored, offsets_S = self._column(f"{name}/lengths")
-        if self.encoding.features[name].windows:
-            stored = _add_up(stored, offsets_S[:-1][np.diff(offsets_S) > 0]).astype(np.int32)
-        if column.null_count == 0:
-            lengths: npt.NDArray[np.int32] = stored
-            return lengths
-        is_stored_S = column.is_valid().to_numpy()
-        lengths_U = np.repeat(implied_S.astype(np.int32), num_distinct_S)
-        lengths_U[np.repeat(is_stored_S, num_distinct_S)] = stored
-        return lengths_U
+    def _feature(self, name: str) -> Feature:
+        if name not in self._features:
+            windows = self.encoding.features[name].windows
+            self._features[name] = self._windows(name) if windows else self._lists(name)
+        return self._features[name]
+
+    def _popular(self, name: str) -> PopularIds | None:
+        if not self.encoding.features[name].coded:
+            return None
+        return load_popular_ids(self.table.schema.metadata, self.schema.feature(name).table)
+
+    def _ids(self, name: str) -> npt.NDArray[np.int64]:
+        popular, stored = self._popular(name), self.stream(name)
+        return stored if popular is None else popular.to_ids(stored, self.stream(f"{name}/rest"))
+
+    def _lists(self, name: str) -> Feature:
+        lengths_U = self.stream(f"{name}/lengths")
+        if len(lengths_U) == 1:
+            lengths_U = np.full(int(self._num_distinct(name).sum()), lengths_U[0], np.int32)
+        starts_U = np.cumsum(lengths_U, dtype=np.int64)
+        starts_U -= lengths_U
+        return self._ids(name), starts_U, lengths_U
+
+    def _windows(self, name: str) -> Feature:
+        num_distinct_S = self._num_distinct(name)
+        first_S = np.cumsum(num_distinct_S) - num_distinct_S
+        ends_U = _add_up(self.stream(f"{name}/ends"), first_S)
+        lengths = self.stream(f"{name}/lengths")
+        lengths_U = np.minimum(ends_U, lengths[0]) if len(lengths) == 1 else _add_up(lengths, first_S)
+        starts_U = ends_U - lengths_U
+        if not self.encoding.features[name].shared_by:
+            sizes_S = np.maximum.reduceat(ends_U, first_S)
+            starts_U += np.repeat(np.cumsum(sizes_S) - sizes_S, num_distinct_S)
+            return self._ids(name), starts_U, lengths_U.astype(np.int32)
+        sequences = load_sequences(self.table.schema.metadata, name, self._popular(name))
+        begins_S = sequences.begins(self._keys(self.encoding.features[name].shared_by))
+        starts_U += np.repeat(begins_S, num_distinct_S)
+        # Of a user's sequence, only what this row group's sessions point to.
+        sequence_K, user_S = np.unique(begins_S, return_inverse=True)
+        low_K, high_K = np.full(len(sequence_K), np.iinfo(np.int64).max), sequence_K.copy()
+        np.minimum.at(low_K, user_S, np.minimum.reduceat(starts_U, first_S))
+        np.maximum.at(high_K, user_S, np.maximum.reduceat(starts_U + lengths_U, first_S))
+        sizes_K = high_K - low_K
+        values = take_lists(sequences.values, low_K, sizes_K)
+        starts_U += np.repeat((np.cumsum(sizes_K) - sizes_K - low_K)[user_S], num_distinct_S)
+        return values, starts_U, lengths_U.astype(np.int32)
+
+    def _keys(self, name: str) -> npt.NDArray[np.int64]:
+        """Whose each session is: the first id of the feature in its first row."""
+        values, starts_U, lengths_U = self._feature(name)
+        num_distinct_S = self._num_distinct(name)
+        first_S = np.cumsum(num_distinct_S) - num_distinct_S
+        keys_S = np.full(len(first_S), NO_KEY)
+        has_key_S = lengths_U[first_S] > 0
+        keys_S[has_key_S] = values[starts_U[first_S[has_key_S]]]
+        return keys_S
 
     def lists(self, names: Sequence[str]) -> dict[str, pa.ListArray]:
         """A list a sample for each of the id features."""

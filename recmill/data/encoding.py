@@ -7,7 +7,7 @@ inverse costs, and features of one named group that do not change together get a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -27,8 +27,8 @@ MAX_SHARE = 0.9
 ALWAYS_FACTOR = 2.0
 # Features share an inverse if storing them together adds at most this share of distinct lists to either.
 GROUP_TOLERANCE = 0.05
-# Codes are ids and at most 65,536 more; those of tables up to this size fit int32.
-MAX_NARROW_ROWS = 2**31 - 2**16
+# A user's sessions share one history if that leaves at most this share of its ids.
+MAX_SHARED = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,8 @@ class FeatureEncoding:
 
     group: str = ""  # the name of one of the group's features
     windows: bool = False  # the distinct lists of a session are windows into one sequence
-    coded: bool = False  # ids are stored as the codes of popular_ids.py
+    coded: bool = False  # ids are stored as the symbols of popular_ids.py
+    shared_by: str = ""  # the feature that says whose history it is; all sessions of a user share it (windows only)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,14 @@ class Encoding:
         features = {}
         for name in names:
             entry = loaded[name]
-            group, flags = entry.get("group"), [entry.get(key) for key in ("windows", "coded")]
-            if group not in ("", *names) or not all(isinstance(flag, bool) for flag in flags):
-                raise InputError(f"{where}: encoding of {name!r} is {entry}, expected a group, windows and coded")
+            known = entry.keys() == {field.name for field in fields(FeatureEncoding)}
+            named = [entry.get(key) in ("", *names) for key in ("group", "shared_by")]
+            flags = [isinstance(entry.get(key), bool) for key in ("windows", "coded")]
+            if not all((known, *named, *flags)):
+                raise InputError(
+                    f"{where}: encoding of {name!r} is {entry}, expected a group, windows, coded and shared_by; "
+                    "if another version of recmill wrote the dataset, cluster the log again"
+                )
             features[name] = FeatureEncoding(**entry)
         return cls(features=features)
 
@@ -107,16 +113,29 @@ def dedup_in_sessions(session_R: Tensor, columns: Sequence[Column]) -> tuple[Ten
     return dedup_rows([session_R, *values], [each, *offsets])
 
 
-def inverse_events(unique_U: Tensor, inverse_R: Tensor, base_R: Tensor) -> npt.NDArray[np.int32]:
-    """The inverse as it is stored: 0 the row before it again, 1 a new distinct row, 2 + k the session's k-th again.
+def inverse_events(
+    unique_U: Tensor, inverse_R: Tensor, first_R: Tensor
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    """The inverse as it is stored: whether a row differs from the one before, and what those that do are.
 
-    `base_R` is the number of distinct rows before the row's session. Rows that stay make runs of zeros, which
-    compress to half the bits of their numbers.
+    Both leave out the rows that begin a session (`first_R`): they are new. Of the others, one that differs is 0 if it
+    is new too, or 1 + k if it is the session's k-th distinct row again; if all are new, nothing is stored of that.
     """
-    events_R = 2 + inverse_R - base_R
-    events_R[1:][inverse_R[1:] == inverse_R[:-1]] = 0
-    events_R[unique_U] = 1
-    return events_R.int().numpy()
+    is_new_R = torch.zeros(len(inverse_R), dtype=torch.bool)
+    is_new_R[unique_U] = True
+    changed_R = torch.ones(len(inverse_R), dtype=torch.bool)
+    changed_R[1:] = inverse_R[1:] != inverse_R[:-1]
+    rows_C = torch.nonzero(changed_R & ~first_R).reshape(-1)
+    base_R = inverse_R[first_R][torch.cumsum(first_R, 0) - 1]  # a session's first row is its first distinct one
+    again_C = torch.where(is_new_R[rows_C], 0, 1 + inverse_R[rows_C] - base_R[rows_C]).int().numpy()
+    return changed_R[~first_R].numpy(), again_C if again_C.any() else again_C[:0]
+
+
+def session_firsts(session_R: Tensor) -> Tensor:
+    """Whether a row is the first of its session."""
+    first_R = torch.ones(len(session_R), dtype=torch.bool)
+    first_R[1:] = session_R[1:] != session_R[:-1]
+    return first_R
 
 
 @dataclass(kw_only=True, eq=False)
@@ -147,11 +166,9 @@ class _Candidate:
         num_changes = 1 + int((self.inverse_R[1:] != self.inverse_R[:-1]).sum())
         if len(self.inverse_R) >= ALWAYS_FACTOR * num_changes:
             return True
-        is_start_R = torch.ones(len(session_R), dtype=torch.bool)
-        is_start_R[1:] = session_R[1:] != session_R[:-1]
-        base_R = self.inverse_R[is_start_R][torch.cumsum(is_start_R, 0) - 1]
-        events_R = inverse_events(self.unique_U, self.inverse_R, base_R)
-        return self.distinct_bits + len(events_R) * entropy_bits(events_R) <= MAX_SHARE * self.plain_bits
+        changed, again = inverse_events(self.unique_U, self.inverse_R, session_firsts(session_R))
+        inverse_bits = sum(len(stored) * entropy_bits(stored) for stored in (changed, again) if len(stored))
+        return self.distinct_bits + inverse_bits <= MAX_SHARE * self.plain_bits
 
 
 def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
@@ -206,35 +223,44 @@ def entropy_bits(values: npt.NDArray[Any]) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
+KEYS = ("session_id", "timestamp/first", "timestamp/last")  # their statistics say what a row group holds
+
+
 def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
     """The Arrow schema of the records. What cannot be missing is declared so: Parquet then stores no levels for it."""
-    columns: dict[str, pa.DataType] = {"timestamp/gaps": pa.int64(), "label": pa.float32()}
+    columns: dict[str, pa.DataType] = dict.fromkeys(KEYS, pa.int64())
+    columns |= {"session/num_rows": pa.int32(), "timestamp/gaps": pa.int64(), "label": pa.float32()}
     for group in encoding.groups:
-        columns[f"{group}/inverse"] = pa.int32()
+        columns |= {f"{group}/changed": pa.bool_(), f"{group}/again": pa.int32()}
     for feature in schema.features:
-        columns[feature.name] = pa.float32() if feature.kind == "dense" else pa.int64()
-        if encoding.features[feature.name].coded and feature.num_rows < MAX_NARROW_ROWS:
+        own = encoding.features[feature.name]
+        if feature.kind == "dense":
             columns[feature.name] = pa.int32()
-        if encoding.features[feature.name].windows:
-            columns[f"{feature.name}/shifts"] = pa.int32()
-    fields = [pa.field(name, lists_of(kind), nullable=False) for name, kind in columns.items()]
-    fields += [pa.field(f"{f.name}/lengths", lists_of(pa.int32())) for f in schema.id_features]
-    keys = [pa.field(name, pa.int64(), nullable=False) for name in ("session_id", "first_timestamp")]
-    return pa.schema([*keys, *fields])
+            continue
+        columns[f"{feature.name}/lengths"] = pa.int32()
+        if own.windows:
+            columns[f"{feature.name}/ends"] = pa.int32()
+        if not own.shared_by:
+            columns[feature.name] = pa.uint8() if own.coded else pa.int64()
+            if own.coded:
+                columns[f"{feature.name}/rest"] = pa.uint8()
+    return pa.schema([pa.field(name, lists_of(kind), nullable=False) for name, kind in columns.items()])
 
 
 def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
     """The columns of the records that the rows' column `name` is decoded from, besides `label`."""
-    if name in ("session_id", "label"):
-        return [name]
+    if name == "label":
+        return ["label", "session/num_rows"]
+    if name == "session_id":
+        return ["session_id"]
     if name == "timestamp":
-        return ["first_timestamp", "timestamp/gaps"]
-    feature = encoding.features[name]
-    columns = [name]
-    columns += [f"{feature.group}/inverse"] if feature.group else []
-    columns += [f"{name}/shifts"] if feature.windows else []
-    columns += [f"{name}/lengths"] if schema.feature(name).kind != "dense" else []
-    return columns
+        return ["timestamp/first", "timestamp/gaps"]
+    own = encoding.features[name]
+    columns = [f"{own.group}/changed", f"{own.group}/again"] if own.group else []
+    stored = ("", "/rest", "/lengths", "/ends")
+    names = set(record_schema(schema, encoding).names)
+    columns += [name + suffix for suffix in stored if name + suffix in names]
+    return columns + (columns_of(own.shared_by, schema, encoding) if own.shared_by else [])
 
 
 def lists_of(kind: pa.DataType) -> pa.DataType:

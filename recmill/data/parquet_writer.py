@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import fsspec
 import numpy as np
@@ -177,14 +177,38 @@ def writer_options(schema: pa.Schema, layout: str) -> dict[str, Any]:
     }
 
 
+class PartEncoder(Protocol):
+    """Turns the rows of one part into what is stored of them."""
+
+    def encode(self, rows: pa.Table) -> pa.Table: ...
+
+    def metadata(self) -> Mapping[bytes, bytes]:
+        """For the footer, once all rows are encoded."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further rows should go to another part."""
+
+
+class PlainEncoder:
+    """Stores the rows themselves."""
+
+    is_full = False
+
+    def encode(self, rows: pa.Table) -> pa.Table:
+        return rows
+
+    def metadata(self) -> Mapping[bytes, bytes]:
+        return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartFormat:
     """What the files of a layout look like."""
 
     schema: pa.Schema
     options: Mapping[str, Any]
-    encode: Callable[[pa.Table], pa.Table] | None = None  # rows -> what is stored of them; None: the rows themselves
-    metadata: Mapping[bytes, bytes] = field(default_factory=dict)  # for the footer
+    make_encoder: Callable[[], PartEncoder] = PlainEncoder  # called for each part
 
     @classmethod
     def of_rows(cls, schema: pa.Schema, layout: str) -> Self:
@@ -202,17 +226,19 @@ class PartWriter:
     rows_per_part: int
     parts: list[dict[str, Any]] = field(default_factory=list)
     _writer: Any = None
+    _encoder: PartEncoder = field(default_factory=PlainEncoder)
     _sink: Any = None
     _sessions: list[np.ndarray] = field(default_factory=list)
 
     def write(self, group: RowGroup) -> None:
         split = self.split_names[group.split]
-        is_full = self._writer is not None and self.parts[-1]["num_rows"] + group.rows.num_rows > self.rows_per_part
-        if self._writer is not None and (is_full or self.parts[-1]["split"] != split):
-            self._close_part()
+        if self._writer is not None:
+            is_full = self.parts[-1]["num_rows"] + group.rows.num_rows > self.rows_per_part or self._encoder.is_full
+            if is_full or self.parts[-1]["split"] != split:
+                self._close_part()
         if self._writer is None:
             self._open_part(split)
-        stored = self.form.encode(group.rows) if self.form.encode else group.rows
+        stored = self._encoder.encode(group.rows)
         self._writer.write_table(stored, row_group_size=stored.num_rows)
         part = self.parts[-1]
         part["num_rows"] += group.rows.num_rows
@@ -229,13 +255,14 @@ class PartWriter:
         name = f"{self.prefix}-{len(self.parts):05d}.parquet"
         path = join_path(self.folder, name)
         self._sink = fsspec.open(path, "wb").open() if is_remote(path) else open(path, "wb")  # noqa: SIM115
+        self._encoder = self.form.make_encoder()
         self._writer = pq.ParquetWriter(self._sink, self.form.schema, **self.form.options)
         empty: dict[str, Any] = {"num_rows": 0, "num_sessions": 0, "bytes": 0, "row_group_rows": []}
         self.parts.append({"file": name, "split": split, **empty})
 
     def _close_part(self) -> None:
-        if self.form.metadata:
-            self._writer.add_key_value_metadata(self.form.metadata)
+        if metadata := self._encoder.metadata():
+            self._writer.add_key_value_metadata(metadata)
         self._writer.close()
         self.parts[-1]["bytes"] = self._sink.tell()
         self._sink.close()

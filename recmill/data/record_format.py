@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recmill.data.encoding import Encoding, choose_encoding, record_schema
+from recmill.data.encoding import KEYS, MAX_SHARED, Encoding, choose_encoding, record_schema
 from recmill.data.parquet_writer import PartFormat, run_starts
-from recmill.data.popular_ids import PopularIds, dump_popular_ids
+from recmill.data.popular_ids import PopularIds
 from recmill.data.schema import Schema
-from recmill.data.session_encoder import encode_sessions
+from recmill.data.session_encoder import SessionEncoder, encode_sessions
 
-KEYS = ("session_id", "first_timestamp")
 DICTIONARY = "DICTIONARY"
-# Against zstd 3, level 9 takes 1 to 3% off `recd` and globo and 15 takes 4 to 5%, for a seventh of the writing speed.
-COMPRESSION_LEVEL = 15
+# Level 15 takes 1 to 8% off columns in which something repeats, and nothing off the others, for a tenth of the speed.
+COMPRESSION_LEVELS = (1, 15)
+MIN_GAIN = 0.005
+MIN_VALUES = 64  # shorter columns are not worth the trials
 
 
 def choose_record_format(
-    sample: pa.Table, schema: Schema, *, num_rows: int, rows_per_group: int
+    sample: pa.Table,
+    schema: Schema,
+    *,
+    num_rows: int,
+    rows_per_group: int,
+    fetch_users: Callable[[str], pa.Table] | None = None,
 ) -> tuple[PartFormat, Encoding]:
-    """Files of one record a session for a log of `num_rows` rows, of which `sample` holds whole sessions, sorted."""
+    """Files of one record a row group for a log of `num_rows` rows, of which `sample` holds whole sessions, sorted.
+
+    `fetch_users` gives all sessions of some users, sorted, when told which feature says who the user is.
+    """
     encoding = choose_encoding(sample, schema)
-    records = encode_sessions(sample, schema, encoding)
-    popular = choose_popular_ids(records, schema, scale=num_rows / sample.num_rows)
+    if fetch_users and (key := find_user(sample, schema, encoding)):
+        encoding = share_histories(fetch_users(key), schema, encoding, key)
+    popular = choose_popular_ids(sample, schema, encoding, scale=num_rows / sample.num_rows)
     features = {
         name: replace(own, coded=schema.feature(name).kind != "dense" and schema.feature(name).table in popular)
         for name, own in encoding.features.items()
     }
     encoding = Encoding(features=features)
-    encode = partial(encode_sessions, schema=schema, encoding=encoding, popular=popular)
+    make_encoder = partial(SessionEncoder, schema=schema, encoding=encoding, popular=popular)
     group = first_sessions(sample, rows_per_group)
     form = PartFormat(
         schema=record_schema(schema, encoding),
-        options=record_options(encode(group)),
-        encode=encode,
-        metadata=dump_popular_ids(popular),
+        options=record_options(make_encoder().encode(group)),
+        make_encoder=make_encoder,
     )
     return form, encoding
 
@@ -54,46 +64,92 @@ def first_sessions(rows: pa.Table, num_rows: int) -> pa.Table:
     return rows.slice(0, int(ends[last])).combine_chunks()
 
 
-def choose_popular_ids(records: pa.Table, schema: Schema, *, scale: float) -> dict[str, PopularIds]:
-    """The tables whose ids are stored as codes. Records are shuffled, so that popularity is not that of one time."""
-    order = pa.array(np.random.default_rng(0).permutation(records.num_rows))
+def find_user(rows: pa.Table, schema: Schema, encoding: Encoding) -> str | None:
+    """The feature that may say whose session it is: one id, the same in a whole session, with the most values."""
+    if not any(own.windows for own in encoding.features.values()):
+        return None
+    starts = run_starts([rows.column("session_id").to_numpy()])
+    counts = {}
+    for feature in schema.id_features:
+        lists = rows.column(feature.name).combine_chunks()
+        if encoding.features[feature.name].windows or pc.any(pc.not_equal(pc.list_value_length(lists), 1)).as_py():
+            continue
+        ids = lists.flatten().to_numpy()
+        if np.isin(np.flatnonzero(np.diff(ids)) + 1, starts).all():
+            counts[feature.name] = len(np.unique(ids))
+    return max(counts, key=lambda name: counts[name]) if counts else None
+
+
+def share_histories(rows: pa.Table, schema: Schema, encoding: Encoding, key: str) -> Encoding:
+    """The encoding with those histories shared by `key` that all sessions of some users, `rows`, repeat enough."""
+    windows = [name for name, own in encoding.features.items() if own.windows]
+    if not rows.num_rows:
+        return encoding
+    shared = {name: replace(encoding.features[name], shared_by=key) for name in windows}
+    encoder = SessionEncoder(schema=schema, encoding=Encoding(features={**encoding.features, **shared}), popular={})
+    encoder.encode(rows)
+    apart = encode_sessions(rows, schema, encoding)
+    kept = dict(encoding.features)
+    for name in windows:
+        num_apart = len(apart.column(name).combine_chunks().flatten())
+        if encoder.sequences[name].num_ids <= MAX_SHARED * num_apart:
+            kept[name] = shared[name]
+    return Encoding(features=kept)
+
+
+def choose_popular_ids(sample: pa.Table, schema: Schema, encoding: Encoding, *, scale: float) -> dict[str, PopularIds]:
+    """The tables whose ids are stored as symbols, by what their features store of the sample's sessions."""
+    apart = Encoding(features={name: replace(own, shared_by="") for name, own in encoding.features.items()})
+    records = encode_sessions(sample, schema, apart)
     popular = {}
     for table in schema.tables:
         if any(schema.feature(name).transforms for name in table.features):
-            continue  # raw ids may be any int64, negative ones too, and would collide with codes
-        columns = [records.column(name).combine_chunks().take(order) for name in table.features]
-        ids = np.concatenate([column.values.to_numpy() for column in columns])
-        if (found := PopularIds.choose(ids, num_stored=scale * len(ids))) is not None:
+            continue  # raw ids may be any int64, negative ones too
+        ids = np.concatenate([records.column(name).combine_chunks().flatten().to_numpy() for name in table.features])
+        # Shuffled, so that popularity is not that of one time.
+        ids = np.random.default_rng(0).permutation(ids)
+        found = PopularIds.choose(ids, num_rows=table.num_rows, num_stored=scale * len(ids))
+        if found is not None:
             popular[table.name] = found
     return popular
 
 
-def record_options(records: pa.Table) -> dict[str, Any]:
-    """Settings of the Parquet files: for each column the encoding that makes it smallest in these records."""
-    best = {leaf_path(field): smallest_encoding(records, field) for field in records.schema}
+def record_options(record: pa.Table) -> dict[str, Any]:
+    """Settings of the Parquet files: for each column the encoding that makes it smallest in this record."""
+    best = {leaf_path(field): smallest_encoding(record, field) for field in record.schema}
     return {
         "compression": "zstd",
-        "compression_level": COMPRESSION_LEVEL,
-        "write_statistics": list(KEYS),
-        "use_dictionary": [path for path, encoding in best.items() if encoding == DICTIONARY],
-        "column_encoding": {path: encoding for path, encoding in best.items() if encoding != DICTIONARY},
-        "sorting_columns": [pq.SortingColumn(0)],
+        "compression_level": {path: level for path, (_, level) in best.items()},
+        "write_statistics": [f"{name}.list.element" for name in KEYS],
+        "use_dictionary": [path for path, (encoding, _) in best.items() if encoding == DICTIONARY],
+        "column_encoding": {path: encoding for path, (encoding, _) in best.items() if encoding != DICTIONARY},
         "store_schema": False,  # Parquet's own types say it all
     }
 
 
-def smallest_encoding(records: pa.Table, field: pa.Field) -> str:
-    values = field.type.value_type if pa.types.is_list(field.type) else field.type
-    tried = [DICTIONARY, "PLAIN", "BYTE_STREAM_SPLIT"] + ["DELTA_BINARY_PACKED"] * pa.types.is_integer(values)
-    column = records.select([field.name])
+def smallest_encoding(record: pa.Table, field: pa.Field) -> tuple[str, int]:
+    """The encoding and the level of zstd that make a column smallest; a higher level must gain MIN_GAIN."""
+    kind = field.type.value_type
+    if len(record.column(field.name)[0]) < MIN_VALUES:
+        return "PLAIN", COMPRESSION_LEVELS[0]
+    encodings = ["PLAIN"]
+    if not pa.types.is_boolean(kind):
+        encodings += [DICTIONARY, "BYTE_STREAM_SPLIT"] + ["DELTA_BINARY_PACKED"] * pa.types.is_integer(kind)
     sizes = {}
-    for encoding in tried:
-        options: Mapping[str, Any] = {"column_encoding": {leaf_path(field): encoding}, "use_dictionary": False}
-        sink = io.BytesIO()
-        pq.write_table(column, sink, compression="zstd", **({} if encoding == DICTIONARY else options))
-        sizes[encoding] = sink.tell()
-    return min(sizes, key=lambda encoding: sizes[encoding])
+    for level in COMPRESSION_LEVELS:
+        for encoding in encodings:
+            options: Mapping[str, Any] = {"column_encoding": {leaf_path(field): encoding}, "use_dictionary": False}
+            sink = io.BytesIO()
+            pq.write_table(
+                record.select([field.name]),
+                sink,
+                compression="zstd",
+                compression_level=level,
+                **({} if encoding == DICTIONARY else options),
+            )
+            sizes[encoding, level] = sink.tell() * (1 - MIN_GAIN * (level == COMPRESSION_LEVELS[0]))
+    return min(sizes, key=lambda choice: sizes[choice])
 
 
 def leaf_path(field: pa.Field) -> str:
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
+    return f"{field.name}.list.element"

@@ -1,119 +1,173 @@
 """Writes whole sessions as the records of the `deduplicated` layout (see deduplicated.py for what they look like).
 
-Shape suffixes: S = sessions (records), R = rows (samples), U = distinct rows of a group.
+Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from kernels import take_rows, take_windows, window_rows
-from recmill.data.encoding import Column, Encoding, dedup_in_sessions, inverse_events, lists_of, record_schema
-from recmill.data.popular_ids import PopularIds
+from recmill.data.encoding import (
+    Column,
+    Encoding,
+    dedup_in_sessions,
+    inverse_events,
+    lists_of,
+    record_schema,
+    session_firsts,
+)
+from recmill.data.popular_ids import Bytes, PopularIds, dump_popular_ids
 from recmill.data.schema import Schema
+from recmill.data.sequence_store import MAX_IDS, SequenceWriter
+
+NO_KEY = np.iinfo(np.int64).min  # of a session whose first row does not say whose it is
 
 
-class _Encoder:
-    """The records of one row group, a column at a time."""
+class SessionEncoder:
+    """Makes the records of one part; what they share goes into its footer."""
 
-    def __init__(self, rows: pa.Table) -> None:
-        self.rows = rows
+    def __init__(self, *, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds]) -> None:
+        self.schema, self.encoding, self.popular = schema, encoding, popular
+        self.arrow_schema = record_schema(schema, encoding)
+        self._used = {table: np.zeros(len(own.ids), np.bool_) for table, own in popular.items()}
+        self.sequences = {name: SequenceWriter() for name, own in encoding.features.items() if own.shared_by}
+
+    def encode(self, rows: pa.Table) -> pa.Table:
+        """A record of whole sessions, sorted by session and time."""
+        record = _Record(rows, self)
+        record.add_keys()
+        for group, names in self.encoding.groups.items():
+            record.add_group(group, names)
+        for name in self.encoding.plain:
+            column = Column.of(rows, name)
+            record.add_values(name, column.values, column.offsets.diff())
+        arrays = [_one_list(record.streams[field.name], field.type) for field in self.arrow_schema]
+        return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the footer has become as large as a reader should have to hold."""
+        return sum(own.num_ids for own in self.sequences.values()) >= MAX_IDS
+
+    def metadata(self) -> dict[bytes, bytes]:
+        """What the footer must say."""
+        found: dict[bytes, bytes] = {}
+        for name, own in self.sequences.items():
+            coded = self.encoding.features[name].coded
+            found |= own.dump(name, partial(self.to_symbols, name) if coded else None)
+        for table, popular in self.popular.items():
+            found |= dump_popular_ids(table, popular, self._used[table])
+        return found
+
+    def to_symbols(self, name: str, ids: npt.NDArray[np.int64]) -> tuple[Bytes, Bytes]:
+        """The ids of a feature as symbols, and the bytes that follow them."""
+        table = self.schema.feature(name).table
+        return self.popular[table].to_symbols(ids, used=self._used[table])
+
+
+class _Record:
+    """The streams of one row group, by the name of their column."""
+
+    def __init__(self, rows: pa.Table, encoder: SessionEncoder) -> None:
+        self.rows, self.encoder = rows, encoder
         self.session_R = from_dlpack(rows.column("session_id").combine_chunks())
-        changes_R = torch.ones(len(self.session_R), dtype=torch.bool)
-        changes_R[1:] = self.session_R[1:] != self.session_R[:-1]
-        self.starts_S = torch.nonzero(changes_R).reshape(-1)
-        self.record_R = torch.cumsum(changes_R, 0) - 1
-        self.num_rows_S = _counts(self.record_R, self.starts_S)
-        self.columns: dict[str, pa.Array] = {}
+        self.first_R = session_firsts(self.session_R)
+        self.starts_S = torch.nonzero(self.first_R).reshape(-1)
+        self.record_R = torch.cumsum(self.first_R, 0) - 1
+        self.streams: dict[str, npt.NDArray[np.generic]] = {}
 
     def add_keys(self) -> None:
         timestamp_R = from_dlpack(self.rows.column("timestamp").combine_chunks())
         gaps_R = timestamp_R.diff(prepend=timestamp_R[:1])
-        gaps_R[self.starts_S] = 0
-        self.columns["session_id"] = _array(self.session_R[self.starts_S])
-        self.columns["first_timestamp"] = _array(timestamp_R[self.starts_S])
-        self.columns["timestamp/gaps"] = _lists(gaps_R, self.num_rows_S)
-        self.columns["label"] = _lists(Column.of(self.rows, "label").values, self.num_rows_S)
+        self.streams |= {
+            "session_id": self.session_R[self.starts_S].numpy(),
+            "session/num_rows": self._count(self.record_R).int().numpy(),
+            "timestamp/first": timestamp_R[self.starts_S].numpy(),
+            "timestamp/last": timestamp_R.max().reshape(1).numpy(),
+            "timestamp/gaps": gaps_R[~self.first_R].numpy(),
+            "label": Column.of(self.rows, "label").values.numpy(),
+        }
 
-    def add_plain(self, name: str) -> None:
-        column = Column.of(self.rows, name)
-        self._add_lists(name, column.values, column.offsets.diff(), self.num_rows_S)
+    def _count(self, session: Tensor) -> Tensor:
+        return torch.bincount(session, minlength=len(self.starts_S))
 
-    def add_group(self, group: str, names: Sequence[str], encoding: Encoding) -> None:
+    def add_group(self, group: str, names: Sequence[str]) -> None:
         columns = [Column.of(self.rows, name) for name in names]
         unique_U, inverse_R = dedup_in_sessions(self.session_R, columns)
-        base_R = inverse_R[self.starts_S][self.record_R]  # a session's first row is its first distinct one
-        self.columns[f"{group}/inverse"] = _lists(
-            torch.from_numpy(inverse_events(unique_U, inverse_R, base_R)), self.num_rows_S
-        )
-        record_U = self.record_R[unique_U]
-        num_distinct_S = _counts(record_U, self.starts_S)
+        changed, again = inverse_events(unique_U, inverse_R, self.first_R)
+        self.streams |= {f"{group}/changed": changed, f"{group}/again": again}
+        num_distinct_S = self._count(self.record_R[unique_U])
         for name, column in zip(names, columns, strict=True):
             values, lengths_U = take_rows([column.values], [column.offsets], unique_U)
-            if encoding.features[name].windows:
+            if self.encoder.encoding.features[name].windows:
                 self._add_windows(name, values, lengths_U, num_distinct_S)
             else:
-                self._add_lists(name, values, lengths_U, num_distinct_S)
+                self.add_values(name, values, lengths_U)
 
-    def _add_lists(self, name: str, values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> None:
-        first_S = _starts(num_distinct_S)
-        num_values_S = _sum_by_record(lengths_U, first_S)
-        self.columns[name] = _lists(values, num_values_S)
-        if values.dtype == torch.int64:
-            implied_S = num_values_S // num_distinct_S
-            self._add_lengths(name, lengths_U, num_distinct_S, implied_S, stored_U=lengths_U)
+    def add_values(self, name: str, values: Tensor, lengths_U: Tensor) -> None:
+        """Lists one after another, or a dense value each."""
+        if values.dtype == torch.float32:
+            self.streams[name] = rotate_floats(values.numpy())
+            return
+        self.streams[f"{name}/lengths"] = _unless_constant(lengths_U.int().numpy())
+        self._add_ids(name, values.numpy())
+
+    def _add_ids(self, name: str, ids: npt.NDArray[np.int64]) -> None:
+        if self.encoder.encoding.features[name].coded:
+            self.streams[name], self.streams[f"{name}/rest"] = self.encoder.to_symbols(name, ids)
+        else:
+            self.streams[name] = ids
 
     def _add_windows(self, name: str, values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> None:
-        sequence, num_values_S, starts_U = window_sessions(values, lengths_U, num_distinct_S)
+        sequence, sizes_S, starts_U = window_sessions(values, lengths_U, num_distinct_S)
+        ends_U = starts_U + lengths_U
+        if key := self.encoder.encoding.features[name].shared_by:
+            begins_S = self.encoder.sequences[name].lay(self._keys(key), sequence.numpy(), sizes_S.numpy())
+            ends_U += torch.repeat_interleave(torch.from_numpy(begins_S), num_distinct_S)
+        else:
+            self._add_ids(name, sequence.numpy())
         first_S = _starts(num_distinct_S)
-        self.columns[name] = _lists(sequence, num_values_S)
-        self.columns[f"{name}/shifts"] = _lists(_differences(starts_U, first_S).int(), num_distinct_S)
-        # The window that starts last ends where the sequence does, if all are equally long.
-        implied_S = num_values_S - _max_by_record(starts_U, first_S)
-        self._add_lengths(name, lengths_U, num_distinct_S, implied_S, stored_U=_differences(lengths_U, first_S))
+        longest = lengths_U.max()
+        is_implied = torch.equal(lengths_U, torch.clamp(ends_U, max=longest))
+        lengths = longest.reshape(1) if is_implied else _differences(lengths_U, first_S)
+        self.streams[f"{name}/lengths"] = lengths.int().numpy()
+        self.streams[f"{name}/ends"] = _differences(ends_U, first_S).int().numpy()
 
-    def _add_lengths(
-        self, name: str, lengths_U: Tensor, num_distinct_S: Tensor, implied_S: Tensor, *, stored_U: Tensor
-    ) -> None:
-        """What is stored of the lengths, for the sessions in which they are not those that a reader finds by itself."""
-        record_U = torch.repeat_interleave(num_distinct_S)
-        differs_U = lengths_U != implied_S[record_U]
-        is_stored_S = torch.zeros(len(num_distinct_S), dtype=torch.bool)
-        is_stored_S[record_U[differs_U]] = True
-        stored = _lists(stored_U[is_stored_S[record_U]].int(), num_distinct_S * is_stored_S)
-        mask = pa.array(~is_stored_S.numpy())
-        self.columns[f"{name}/lengths"] = pa.ListArray.from_arrays(
-            stored.offsets, stored.values, type=stored.type, mask=mask
-        )
+    def _keys(self, name: str) -> npt.NDArray[np.int64]:
+        """Whose each session is: the first id of the feature in its first row."""
+        column = Column.of(self.rows, name)
+        starts_S, ends_S = column.offsets[self.starts_S], column.offsets[self.starts_S + 1]
+        keys_S = torch.full_like(starts_S, NO_KEY)
+        has_key_S = ends_S > starts_S
+        keys_S[has_key_S] = column.values[starts_S[has_key_S]]
+        return keys_S.numpy()
 
 
 def encode_sessions(
     rows: pa.Table, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds] = MappingProxyType({})
 ) -> pa.Table:
-    """Whole sessions, sorted by session and time, as one record a session; `popular` has the codes of tables."""
-    encoder = _Encoder(rows)
-    encoder.add_keys()
-    for group, names in encoding.groups.items():
-        encoder.add_group(group, names, encoding)
-    for name in encoding.plain:
-        encoder.add_plain(name)
-    wanted = record_schema(schema, encoding)
-    for feature in schema.id_features:
-        if encoding.features[feature.name].coded:
-            lists = encoder.columns[feature.name]
-            codes = popular[feature.table].to_codes(lists.values.to_numpy())
-            kind = wanted.field(feature.name).type
-            elements = pa.array(codes.astype(kind.value_type.to_pandas_dtype(), copy=False))
-            encoder.columns[feature.name] = pa.ListArray.from_arrays(lists.offsets, elements, type=kind)
-    arrays = [encoder.columns[name] for name in wanted.names]
-    return pa.Table.from_arrays(arrays, schema=wanted)
+    """Whole sessions, sorted by session and time, as a part with one record would hold them, its footer's text too."""
+    encoder = SessionEncoder(schema=schema, encoding=encoding, popular=popular)
+    return encoder.encode(rows).replace_schema_metadata(encoder.metadata())
+
+
+def rotate_floats(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """Their bits with the sign at the other end, so that the exponent fills a byte of its own.
+
+    Standard normal values take 26.7 bits split into bytes then, and 28.2 as they are; 26.5 is their entropy.
+    """
+    bits = values.view(np.uint32)
+    return ((bits << np.uint32(1)) | (bits >> np.uint32(31))).view(np.int32)
 
 
 def window_sessions(values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,14 +201,13 @@ def window_sessions(values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -
     return take_windows(buffer, begins_S, ends_S - begins_S), ends_S - begins_S, starts_U
 
 
-def _array(values: Tensor) -> pa.Array:
-    return pa.array(values.numpy())
+def _one_list(stream: npt.NDArray[np.generic], kind: pa.DataType) -> pa.ListArray:
+    offsets = pa.array([0, len(stream)], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(stream, kind.value_type), type=lists_of(kind.value_type))
 
 
-def _lists(values: Tensor, counts_S: Tensor) -> pa.ListArray:
-    offsets = pa.array(_offsets(counts_S).int().numpy())
-    elements = _array(values.contiguous())
-    return pa.ListArray.from_arrays(offsets, elements, type=lists_of(elements.type))
+def _unless_constant(lengths_U: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return lengths_U[:1] if (lengths_U == lengths_U[0]).all() else lengths_U
 
 
 def _offsets(counts: Tensor) -> Tensor:
@@ -170,15 +223,3 @@ def _differences(numbers_U: Tensor, first_S: Tensor) -> Tensor:
     differences_U = numbers_U.diff(prepend=numbers_U[:1])
     differences_U[first_S] = numbers_U[first_S]
     return differences_U
-
-
-def _counts(record: Tensor, starts_S: Tensor) -> Tensor:
-    return torch.bincount(record, minlength=len(starts_S))
-
-
-def _sum_by_record(numbers_U: Tensor, first_S: Tensor) -> Tensor:
-    return torch.from_numpy(np.add.reduceat(numbers_U.numpy(), first_S.numpy()))
-
-
-def _max_by_record(numbers_U: Tensor, first_S: Tensor) -> Tensor:
-    return torch.from_numpy(np.maximum.reduceat(numbers_U.numpy(), first_S.numpy()))

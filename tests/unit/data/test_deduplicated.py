@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ STORED = Encoding(
         "history": FeatureEncoding(group="history", windows=True),
     }
 )
+SHARED = Encoding(features={**STORED.features, "history": replace(STORED.features["history"], shared_by="tags")})
 small_list = st.lists(st.integers(0, 8), max_size=3)
 sample = st.fixed_dictionaries(
     {
@@ -71,12 +73,13 @@ def bits(table: pa.Table) -> list[Any]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(sample, min_size=1, max_size=25), st.booleans())
-def test_any_rows_come_back(samples: list[dict[str, Any]], is_chosen: bool) -> None:
+@given(st.lists(sample, min_size=1, max_size=25), st.sampled_from([None, STORED, SHARED]))
+def test_any_rows_come_back(samples: list[dict[str, Any]], given_encoding: Encoding | None) -> None:
     rows = as_rows(samples)
-    encoding = choose_encoding(rows, SCHEMA) if is_chosen else STORED
+    encoding = given_encoding or choose_encoding(rows, SCHEMA)
     records = encode_sessions(rows, SCHEMA, encoding)
-    assert records.num_rows == len({row["session_id"] for row in samples})
+    assert records.num_rows == 1
+    assert len(records.column("session_id")[0]) == len({row["session_id"] for row in samples})
     records.validate(full=True)
     assert bits(pa.Table.from_batches([decode_rows(records, SCHEMA, encoding)])) == bits(rows)
     block = decode_distinct(records, SCHEMA, encoding)
@@ -100,12 +103,12 @@ def test_a_record_reads_as_the_module_draws_it() -> None:
         )
     )
     columns = {
-        "session_id": [17] * 4,
-        "timestamp": [1000, 1020, 1025, 1115],
-        "label": [0.0, 1.0, 0.0, 0.0],
-        "tags": [[7, 9], [7, 9], [4], [7, 9]],
-        "item": [[1], [5], [2], [3]],
-        "history": [[1, 2, 3], [1, 2, 3], [2, 3, 4], [3, 4, 5]],
+        "session_id": [17] * 4 + [18],
+        "timestamp": [1000, 1020, 1025, 1115, 1010],
+        "label": [0.0, 1.0, 0.0, 0.0, 1.0],
+        "tags": [[7, 9], [7, 9], [4], [7, 9], [4]],
+        "item": [[1], [5], [2], [3], [1]],
+        "history": [[1, 2, 3], [1, 2, 3], [2, 3, 4], [3, 4, 5], [8, 9]],
     }
     encoding = Encoding(
         features={
@@ -117,19 +120,23 @@ def test_a_record_reads_as_the_module_draws_it() -> None:
     rows = pa.table(columns, schema=schema.arrow_schema())
     assert encode_sessions(rows, schema, encoding).to_pylist() == [
         {
-            "session_id": 17,
-            "first_timestamp": 1000,
-            "timestamp/gaps": [0, 20, 5, 90],
-            "label": [0.0, 1.0, 0.0, 0.0],
-            "tags/inverse": [1, 0, 1, 2],
-            "tags": [7, 9, 4],
-            "tags/lengths": [2, 1],
-            "item": [1, 5, 2, 3],
-            "item/lengths": None,
-            "history/inverse": [1, 0, 1, 1],
-            "history": [1, 2, 3, 4, 5],
-            "history/shifts": [0, 1, 1],
-            "history/lengths": None,
+            "session_id": [17, 18],
+            "session/num_rows": [4, 1],
+            "timestamp/first": [1000, 1010],
+            "timestamp/last": [1115],
+            "timestamp/gaps": [20, 5, 90],
+            "label": [0.0, 1.0, 0.0, 0.0, 1.0],
+            "tags/changed": [False, True, True],
+            "tags/again": [0, 1],
+            "tags": [7, 9, 4, 4],
+            "tags/lengths": [2, 1, 1],
+            "item": [1, 5, 2, 3, 1],
+            "item/lengths": [1],
+            "history/changed": [False, True, True],
+            "history/again": [],
+            "history": [1, 2, 3, 4, 5, 8, 9],
+            "history/ends": [3, 1, 1, 2],
+            "history/lengths": [3],  # or shorter, where the sequence has not come so far
         }
     ]
 
@@ -153,7 +160,7 @@ def test_histories_that_grow_at_either_end_are_stored_once(is_newest_first: bool
         for number, own in enumerate(lists)
     ]
     records = encode_sessions(as_rows(samples), SCHEMA, STORED)
-    assert [len(own) for own in records.column("history").to_pylist()] == [17, 17]  # 8, then one more a sample
+    assert len(records.column("history")[0]) == 17 + 17  # of each session 8, then one more a sample
 
 
 def test_features_share_an_inverse_if_they_change_together() -> None:
@@ -218,13 +225,14 @@ def test_row_groups_say_which_sessions_and_times_they_hold(dataset: Dataset) -> 
     for part in dataset.parts:
         file = pq.ParquetFile(Path(dataset.path) / part["file"])
         for number in range(file.num_row_groups):
-            records = file.read_row_group(number)
+            rows = pa.Table.from_batches(read_rows(dataset, row_groups={part["file"]: [number]}))
             footer = file.metadata.row_group(number)
-            assert sum(map(len, records.column("label").to_pylist())) == part["row_group_rows"][number]
-            for position, name in enumerate(("session_id", "first_timestamp")):
-                statistics = footer.column(position).statistics
-                values = records.column(name).to_pylist()
-                assert (statistics.min, statistics.max) == (min(values), max(values))
+            assert rows.num_rows == part["row_group_rows"][number]
+            first, last = (footer.column(position).statistics for position in (1, 2))
+            sessions, times = (rows.column(name).to_pylist() for name in ("session_id", "timestamp"))
+            statistics = footer.column(0).statistics
+            assert (statistics.min, statistics.max) == (min(sessions), max(sessions))
+            assert (first.min, last.max) == (min(times), max(times))
 
 
 def test_columns_and_row_groups_can_be_chosen(dataset: Dataset) -> None:
@@ -244,7 +252,7 @@ def test_an_encoding_that_does_not_fit_the_schema_is_refused(dataset: Dataset) -
     manifest.write_text(json.dumps(loaded))
     with pytest.raises(InputError, match=r"encoding: 'tags' is missing"):
         load_encoding(Dataset.load(dataset.path))
-    loaded["encoding"]["tags"] = {"group": "colour", "windows": False, "coded": False}
+    loaded["encoding"]["tags"] = {"group": "colour", "windows": False, "coded": False, "shared_by": ""}
     manifest.write_text(json.dumps(loaded))
     with pytest.raises(InputError, match=r"encoding of 'tags'"):
         list(read_rows(dataset.path))

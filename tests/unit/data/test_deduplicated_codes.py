@@ -12,22 +12,45 @@ from hypothesis import strategies as st
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import load_encoding, read_table
+from recmill.data.footer_text import pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
 from recmill.data.popular_ids import PopularIds, byte_entropy, dump_popular_ids, load_popular_ids
 from recmill.data.schema import Feature, Schema
 from tests.raw_logs import write_log
 
-big = st.integers(0, 2**40)
+
+@given(st.data(), st.sampled_from([1, 16, 17, 300, 5_000, 100_000, 2**40]), st.sampled_from([0, 1, 200, 256, 3_000]))
+def test_symbols_stand_for_their_ids(data: st.DataObject, num_rows: int, num_popular: int) -> None:
+    ranked = np.random.default_rng(num_popular).permutation(min(num_rows, 10_000))[:num_popular]
+    own = PopularIds.of_ranked(ranked, num_rows)
+    others = data.draw(st.lists(st.integers(0, num_rows - 1), max_size=20))
+    ids = np.concatenate([ranked[:300], others, ranked[-300:]]).astype(np.int64)
+    used = np.zeros(len(own.ids), bool)
+    symbols, rest = own.to_symbols(ids, used=used)
+    loaded = load_popular_ids(dump_popular_ids("items", own, used), "items")
+    assert loaded.to_ids(symbols, rest).tolist() == ids.tolist()
+    assert (symbols[: min(len(ranked), own.num_direct, 300)] < own.num_direct).all()
 
 
-@given(st.lists(big, min_size=1, unique=True), st.lists(big))
-def test_codes_stand_for_their_ids(popular: list[int], others: list[int]) -> None:
-    own = PopularIds(ids=np.array(popular))
-    (loaded,) = load_popular_ids(dump_popular_ids({"items": own})).values()
-    assert loaded.ids.tolist() == popular
-    ids = np.array(popular + others, dtype=np.int64)
-    codes = own.to_codes(ids)
-    assert codes[: len(popular)].tolist() == list(range(len(popular)))
-    assert loaded.to_ids(codes).tolist() == ids.tolist()
+def test_popular_ids_take_no_byte_beyond_their_symbol() -> None:
+    own = PopularIds.of_ranked(np.arange(90_000, 90_000 + 2_048), 100_000)
+    direct, block, other = (np.array([number]) for number in (90_000, 90_000 + own.num_direct, 7))
+    assert [len(own.to_symbols(ids)[1]) for ids in (direct, block, other)] == [0, 1, 2]
+
+
+def test_ids_that_a_part_does_not_use_are_not_in_its_footer() -> None:
+    own = PopularIds.of_ranked(np.random.default_rng(0).permutation(100_000)[:4_096], 100_000)
+    whole, some = np.ones(4_096, bool), np.zeros(4_096, bool)
+    some[:100] = True
+    sizes = [len(*dump_popular_ids("items", own, used).values()) for used in (whole, some)]
+    assert sizes[1] < sizes[0] / 10
+
+
+@given(st.binary(max_size=50), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
+def test_footer_text_is_ascii_and_comes_back(data: bytes, numbers: list[int]) -> None:
+    text = pack_bytes(np.frombuffer(data, np.uint8))
+    assert text.isascii()
+    assert unpack_bytes(text).tobytes() == data
+    assert unpack_numbers(pack_numbers(np.array(numbers, np.int64))).tolist() == numbers
 
 
 def test_bytes_that_are_always_the_same_cost_nothing() -> None:
@@ -43,11 +66,12 @@ def zipf_ids(count: int, num_rows: int, *, seed: int = 0) -> np.ndarray:
 
 def test_codes_are_chosen_where_ids_are_popular() -> None:
     skewed, uniform = zipf_ids(40_000, 50_000), np.random.default_rng(1).integers(0, 50_000, 40_000)
-    found = PopularIds.choose(skewed, num_stored=400_000)
+    found = PopularIds.choose(skewed, num_rows=50_000, num_stored=400_000)
     assert found is not None
-    assert byte_entropy(found.to_codes(skewed)) < 0.8 * byte_entropy(skewed)
-    assert PopularIds.choose(uniform, num_stored=400_000) is None
-    assert PopularIds.choose(skewed[:0], num_stored=0) is None
+    symbols, rest = found.to_symbols(skewed)
+    assert byte_entropy(symbols) + 8 * len(rest) / len(skewed) < 0.75 * byte_entropy(skewed)
+    assert PopularIds.choose(uniform, num_rows=50_000, num_stored=400_000) is None
+    assert PopularIds.choose(skewed[:0], num_rows=50_000, num_stored=0) is None
 
 
 def test_coded_datasets_read_back_whole_and_by_row_group(tmp_path: Path) -> None:
@@ -75,4 +99,4 @@ def test_coded_datasets_read_back_whole_and_by_row_group(tmp_path: Path) -> None
     assert read_table(dataset).column("item").to_pylist() == [[own] for own in log.column("item").to_pylist()]
     assert read_table(dataset, columns=["shop"]).column("shop").to_pylist() == [[n] for n in log["shop"].to_pylist()]
     last = pq.ParquetFile(tmp_path / "out" / dataset.parts[-1]["file"]).read_row_group(0)
-    assert list(load_popular_ids(last.schema.metadata)) == ["items"]
+    assert len(load_popular_ids(last.schema.metadata, "items").ids) > 100
