@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
+from recmill.data.cluster_memory import MemoryPlan
 from recmill.data.cluster_query import Boundary, ClusterPlan, sampled, session_starts, with_split
 from recmill.data.duckdb_engine import DuckDBEngine
 from recmill.data.log import RawLog
@@ -32,7 +33,6 @@ from recmill.progress import Progress, no_progress
 
 CLUSTER_LAYOUTS = tuple(SORT_KEYS)
 ENGINES = ("duckdb", "spark")
-SAMPLE_ROWS = 32_768  # of these it is seen how much the features repeat
 
 
 class Engine(Protocol):
@@ -68,15 +68,20 @@ def cluster_sessions(
     """Write the log as a dataset in the given layout.
 
     Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last,
-    become "test". `rows_per_group` is 8192, or for the deduplicated layout up to four times that (see
-    `default_rows_per_group`). `memory_limit_bytes` bounds the sort, which spills to disk; the process itself needs some
-    200 MB besides.
+    become "test". `rows_per_group` is 8192, or for the deduplicated layout up to four times that, or what the memory
+    allows. `memory_limit_bytes` bounds what the process grows by: the sort spills to disk (see cluster_memory.py).
     """
     _check_choices(layout, engine, eval_fraction)
     refuse_foreign_folder(out, Dataset.manifest_name)
     log = raw if isinstance(raw, RawLog) else RawLog.open(raw, schema)
-    if rows_per_group is None:
-        rows_per_group = min(default_rows_per_group(layout, log.num_rows), rows_per_part)
+    memory = MemoryPlan.of(
+        log,
+        layout=layout,
+        limit_bytes=memory_limit_bytes,
+        rows_per_group=rows_per_group,
+        rows_per_part=rows_per_part,
+    )
+    rows_per_group = memory.rows_per_group
     if not 1 <= rows_per_group <= rows_per_part:
         raise InputError(
             f"rows_per_group is {rows_per_group}, expected at least 1 and at most rows_per_part ({rows_per_part})"
@@ -93,6 +98,7 @@ def cluster_sessions(
             rows_per_group=rows_per_group,
             rows_per_part=rows_per_part,
             memory_limit_bytes=memory_limit_bytes,
+            memory=memory,
             progress=progress,
         )
         with explain_write_errors(out):
@@ -119,14 +125,6 @@ def _check_choices(layout: str, engine: str, eval_fraction: float) -> None:
         raise InputError(f"eval_fraction is {eval_fraction}, expected at least 0 and less than 1")
 
 
-def default_rows_per_group(layout: str, num_rows: int) -> int:
-    """8192; but the records of 32,768 deduplicated rows are no larger and take 4 to 12% less space.
-
-    Readers shuffle and share out row groups, so a small log is cut into 8 at least.
-    """
-    return min(max(num_rows // 8, 8_192), 32_768) if layout == "deduplicated" else 8_192
-
-
 def _run(plan: ClusterPlan, engine_name: str, eval_fraction: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The parts, and what else the manifest says of them."""
     plan.spill_folder.mkdir()
@@ -151,15 +149,19 @@ def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[s
         return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
     from recmill.data.record_format import choose_record_format  # with torch, which other layouts do without
 
-    share = SAMPLE_ROWS / plan.log.num_rows
+    share = plan.memory.sample_rows / plan.log.num_rows
 
     def fetch(query: Any) -> pa.Table:
-        rows = engine.fetch_table(query.limit(2 * SAMPLE_ROWS), plan.arrow_schema)  # a single session may be longer
+        rows = engine.fetch_table(
+            query.limit(2 * plan.memory.sample_rows), plan.arrow_schema
+        )  # a single session may be longer
         return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
 
     rows = fetch(sampled(engine.rows, engine.rows.session_id, share=share))
     form, encoding = choose_record_format(
-        rows if rows.num_rows else fetch(engine.rows.limit(SAMPLE_ROWS)),  # few long sessions, and none was drawn
+        rows
+        if rows.num_rows
+        else fetch(engine.rows.limit(plan.memory.sample_rows)),  # few long sessions, and none was drawn
         plan.log.schema,
         num_rows=plan.log.num_rows,
         rows_per_group=plan.rows_per_group,

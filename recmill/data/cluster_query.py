@@ -10,6 +10,7 @@ from typing import Any
 import ibis
 import pyarrow as pa
 
+from recmill.data.cluster_memory import MemoryPlan
 from recmill.data.log import RawLog
 from recmill.data.parquet_writer import SPLIT_COLUMN
 from recmill.data.schema import Schema
@@ -27,6 +28,7 @@ class ClusterPlan:
     rows_per_group: int
     rows_per_part: int
     memory_limit_bytes: int
+    memory: MemoryPlan
     progress: Progress
 
     @property

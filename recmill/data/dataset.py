@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.log import read_file
@@ -22,12 +25,18 @@ def read_rows(
     split: str | None = None,
     columns: Sequence[str] | None = None,
     row_groups: Mapping[str, Sequence[int]] | None = None,
+    sessions: tuple[int, int] | None = None,
+    times: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Stream the rows of a dataset in their stored order: of one split or all, all columns or some.
 
-    `row_groups` narrows it to the given row groups of the parts it names (file -> numbers).
+    `row_groups` narrows it to the given row groups of the parts it names (file -> numbers). `sessions` and `times` are
+    the first and the last session id, or timestamp, that is wanted; row groups that hold none are not read.
     """
     dataset = open_dataset(dataset)
+    if sessions or times:
+        yield from _read_range(dataset, split, columns, row_groups, {"session_id": sessions, "timestamp": times})
+        return
     wanted = row_schema(dataset, columns)
     read_part = READERS.get(dataset.layout)
     if read_part is None:
@@ -37,6 +46,56 @@ def read_rows(
             yield from read_part(dataset, part, wanted, None)
         elif part["file"] in row_groups:
             yield from read_part(dataset, part, wanted, row_groups[part["file"]])
+
+
+def _read_range(
+    dataset: Dataset,
+    split: str | None,
+    columns: Sequence[str] | None,
+    row_groups: Mapping[str, Sequence[int]] | None,
+    wanted: Mapping[str, tuple[int, int] | None],
+) -> Iterator[pa.RecordBatch]:
+    names = row_schema(dataset, columns).names
+    limits = {name: limit for name, limit in wanted.items() if limit}
+    for part in select_parts(dataset, split):
+        ranges = row_group_ranges(dataset, part)
+        chosen = range(len(ranges)) if row_groups is None else row_groups.get(part["file"], ())
+        near = [
+            number
+            for number in chosen
+            if all(
+                low <= limits[name][1] and high >= limits[name][0]
+                for name, (low, high) in ranges[number].items()
+                if name in limits
+            )
+        ]
+        if not near:
+            continue
+        read = list(dict.fromkeys([*names, *limits]))
+        for batch in read_rows(dataset, columns=read, row_groups={part["file"]: near}):
+            inside = np.ones(batch.num_rows, np.bool_)
+            for name, (first, last) in limits.items():
+                values = batch.column(name).to_numpy()
+                inside &= (values >= first) & (values <= last)
+            if inside.any():
+                yield batch.filter(pa.array(inside)).select(names)
+
+
+def row_group_ranges(dataset: Dataset, part: Mapping[str, Any]) -> list[dict[str, tuple[int, int]]]:
+    """Lowest and highest `session_id` and `timestamp` of each row group of a part, by the statistics in its footer."""
+    with fsspec.open(join_path(dataset.path, part["file"]), "rb") as source:
+        footer = pq.read_metadata(source)
+    ranges = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        columns = {group.column(leaf).path_in_schema: group.column(leaf) for leaf in range(group.num_columns)}
+        found = {}
+        for name, (lowest, highest) in RANGE_COLUMNS[dataset.layout].items():
+            low, high = columns[lowest].statistics, columns[highest].statistics
+            if low is not None and high is not None and low.has_min_max and high.has_min_max:
+                found[name] = (low.min, high.max)
+        ranges.append(found)
+    return ranges
 
 
 def read_table(
@@ -104,6 +163,16 @@ def load_encoding(dataset: Dataset) -> Encoding:
     return Encoding.from_json(dataset.body.get("encoding"), Schema.load(dataset.path), where=where)
 
 
+_PLAIN_RANGES = {name: (name, name) for name in ("session_id", "timestamp")}
+# The columns of a file whose statistics have the lowest and the highest value of a row group.
+RANGE_COLUMNS = {
+    "time": _PLAIN_RANGES,
+    "session": _PLAIN_RANGES,
+    "deduplicated": {
+        "session_id": ("session_id.list.element", "session_id.list.element"),
+        "timestamp": ("timestamp/first.list.element", "timestamp/last.list.element"),
+    },
+}
 PartReader = Callable[[Dataset, Mapping[str, Any], pa.Schema, Sequence[int] | None], Iterator[pa.RecordBatch]]
 READERS: dict[str, PartReader] = {
     "time": _read_plain_part,

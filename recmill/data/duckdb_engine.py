@@ -80,10 +80,8 @@ class DuckDBEngine:
 
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
-        # A fifth is left for what DuckDB does not count: Arrow batches on their way and the writer's row groups.
-        memory_limit_bytes = int(plan.memory_limit_bytes * 0.8)
         with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
-            self.connection = connect(memory_limit_bytes=memory_limit_bytes, spill_folder=str(plan.spill_folder))
+            self.connection = connect(memory_limit_bytes=plan.memory.sort_bytes, spill_folder=str(plan.spill_folder))
             self.rows = register_log(self.connection, plan.log)
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
@@ -93,7 +91,8 @@ class DuckDBEngine:
 
     def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
         with explain_duckdb_errors(self.plan.memory_limit_bytes, self.plan.out):
-            batches = [batch.select(schema.names).cast(schema) for batch in stream(self.connection, query)]
+            stored = stream(self.connection, query, batch_rows=self.plan.memory.batch_rows)
+            batches = [batch.select(schema.names).cast(schema) for batch in stored]
             return pa.Table.from_batches(batches, schema=schema)
 
     def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
@@ -108,7 +107,8 @@ class DuckDBEngine:
         split = [SPLIT_COLUMN] if SPLIT_COLUMN in query.columns else []
         done = 0
         with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
-            batches = stream(self.connection, query.order_by(*split, *SORT_KEYS[plan.layout]))
+            ordered = query.order_by(*split, *SORT_KEYS[plan.layout])
+            batches = stream(self.connection, ordered, batch_rows=plan.memory.batch_rows)
             for group in cut_row_groups(
                 batches, schema=plan.arrow_schema, layout=plan.layout, rows_per_group=plan.rows_per_group
             ):

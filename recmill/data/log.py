@@ -20,6 +20,7 @@ from recmill.data.schema import Feature, Schema
 from recmill.progress import Progress, no_progress
 
 VALIDATE_BATCH_ROWS = 65_536
+VALIDATE_BATCH_BYTES = 32_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class LogFile:
     path: str
     num_rows: int
     num_bytes: int
+    num_values: int  # of the schema's columns; a list has several
     footer_hash: str
     types: tuple[pa.DataType, ...]  # of the schema's columns, in their order
 
@@ -72,16 +74,22 @@ class RawLog:
         return sum(file.num_bytes for file in self.files)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory, on average: 8 a value, and 8 for where each list ends."""
+        num_values = sum(file.num_values for file in self.files)
+        return 8 * (-(-num_values // self.num_rows) + len(self.schema.columns))
+
+    @property
     def content_hash(self) -> str:
         """A hash over the footers, which hold the statistics and sizes of every column: cheap at any size."""
         return hash_json([[file.num_bytes, file.footer_hash] for file in self.files])
 
     def validate(self, *, progress: Progress = no_progress) -> None:
         """Look at every value once, in bounded memory; the first that is wrong raises InputError."""
-        done = 0
+        done, batch_rows = 0, max(1, min(VALIDATE_BATCH_ROWS, VALIDATE_BATCH_BYTES // self.row_bytes))
         for file in self.files:
             row = 0
-            for batch in read_file(file.path, columns=self.schema.columns, batch_rows=VALIDATE_BATCH_ROWS):
+            for batch in read_file(file.path, columns=self.schema.columns, batch_rows=batch_rows):
                 _check_values(batch, self.schema, file=file.path, first_row=row)
                 row += batch.num_rows
                 progress("check the log", done + row, self.num_rows)
@@ -129,10 +137,25 @@ def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
             source.seek(0)
             file = pq.ParquetFile(source)
             arrow_schema, num_rows = file.schema_arrow, file.metadata.num_rows
+            num_values = _count_values(file.metadata, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file, or cut short ({_first_line(error)})") from None
     types = tuple(_check_column(arrow_schema, name, schema, path) for name in schema.columns)
-    return LogFile(path=path, num_rows=num_rows, num_bytes=num_bytes, footer_hash=footer_hash, types=types)
+    return LogFile(
+        path=path,
+        num_rows=num_rows,
+        num_bytes=num_bytes,
+        num_values=num_values,
+        footer_hash=footer_hash,
+        types=types,
+    )
+
+
+def _count_values(footer: pq.FileMetaData, schema: Schema) -> int:
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    columns = [group.column(leaf) for group in groups for leaf in range(group.num_columns)]
+    wanted = set(schema.columns)
+    return sum(column.num_values for column in columns if column.path_in_schema.split(".")[0] in wanted)
 
 
 def _check_column(found: pa.Schema, name: str, schema: Schema, path: str) -> pa.DataType:
