@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from recmill.artifacts import InputError
 from recmill.data.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.training.hot_schedule import Block, HotSchedule
@@ -18,11 +19,13 @@ class Feed:
     true until `observe` is told the held-out loss, from which the next turns' lengths follow.
     """
 
-    def __init__(self, cold: IngestPipeline, hot: IngestPipeline | None = None) -> None:
-        self.cold, self.hot = cold, hot
+    def __init__(self, cold: IngestPipeline | None, hot: IngestPipeline | None = None) -> None:
+        self._streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
+        assert self._streams, "a feed wants batches"
         self.schedule: HotSchedule | None = None
         if hot is not None:
-            self.schedule = HotSchedule(num_hot=hot.batches_per_epoch, num_cold=cold.batches_per_epoch)
+            counts = {kind: stream.batches_per_epoch for kind, stream in self._streams.items()}
+            self.schedule = HotSchedule(num_hot=counts[True], num_cold=counts.get(False, 0))
         self.wants_loss = False
         self._block: Block | None = None
         self._left = 0  # batches of the block that are still to come
@@ -30,17 +33,17 @@ class Feed:
 
     @property
     def pipelines(self) -> list[IngestPipeline]:
-        return [self.cold] if self.hot is None else [self.cold, self.hot]
+        return list(self._streams.values())
 
     @property
     def batches_per_epoch(self) -> int:
         return sum(pipeline.batches_per_epoch for pipeline in self.pipelines)
 
     def __len__(self) -> int:
-        return self.batches_per_epoch * self.cold.epochs
+        return self.batches_per_epoch * self.pipelines[0].epochs
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        streams = {pipeline is self.hot: iter(pipeline) for pipeline in self.pipelines}
+        streams = {is_hot: iter(pipeline) for is_hot, pipeline in self._streams.items()}
         while self._num_done < len(self):
             is_hot = self._next_kind()
             batch = next(streams[is_hot])
@@ -68,11 +71,10 @@ class Feed:
         self.wants_loss = False
 
     def state_dict(self) -> dict[str, Any]:
-        if self.hot is None or self.schedule is None:
-            return self.cold.state_dict()
+        if self.schedule is None:
+            return self.pipelines[0].state_dict()
         return {
-            "cold": self.cold.state_dict(),
-            "hot": self.hot.state_dict(),
+            "streams": {_name(is_hot): stream.state_dict() for is_hot, stream in self._streams.items()},
             "schedule": self.schedule.state_dict(),
             "block": asdict(self._block) if self._block else None,
             "left": self._left,
@@ -80,20 +82,22 @@ class Feed:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.hot is None or self.schedule is None:
-            self.cold.load_state_dict(state)
-            self._num_done = self.cold.position
+        if self.schedule is None:
+            self.pipelines[0].load_state_dict(state)
+            self._num_done = self.pipelines[0].position
             return
-        self.cold.load_state_dict(state["cold"])
-        self.hot.load_state_dict(state["hot"])
+        if "streams" not in state:
+            raise InputError("the checkpoint was written without hot batches; train on with hot_batches=false")
+        for is_hot, stream in self._streams.items():
+            stream.load_state_dict(state["streams"][_name(is_hot)])
         self.schedule.load_state_dict(state["schedule"])
         self._block = Block(**state["block"]) if state["block"] else None
         self._left, self._num_done = int(state["left"]), int(state["num_done"])
 
     def stats(self) -> dict[str, Any]:
-        """Figures of ingestion; of the cold stream where there are two, and the hot one's under "hot"."""
-        cold = self.cold.stats()
-        return cold if self.hot is None else {**cold, "hot": self.hot.stats()}
+        """Figures of ingestion; of the first stream where there are two, and the hot one's under "hot"."""
+        first, *others = (stream.stats() for stream in self.pipelines)
+        return {**first, "hot": others[0]} if others else first
 
     def close(self) -> None:
         for pipeline in self.pipelines:
@@ -104,3 +108,7 @@ class Feed:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _name(is_hot: bool) -> str:
+    return "hot" if is_hot else "cold"

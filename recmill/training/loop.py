@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchrec import KeyedJaggedTensor
 
-from recmill.artifacts import Dataset, InputError, dump_json, write_text_atomically
+from recmill.artifacts import Dataset, InputError, WorkerAllocation, dump_json, write_text_atomically
 from recmill.data.batch import Batch
 from recmill.data.hot_layout import COLD, HOT
 from recmill.data.ingest import IngestPipeline, evaluation_split
@@ -30,6 +32,8 @@ from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_a
 from recmill.training.feed import Feed
 from recmill.training.sharding import ShardedModel
 from recmill.training.usage import Meter, usage_of_all_ranks
+from recmill.tuning.cores import available_cores
+from recmill.tuning.online import OnlineTuner
 
 HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
 LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
@@ -71,12 +75,12 @@ class TrainingRun:
         out: Path,
         device: torch.device,
         dedup: DedupChoice,
-        workers: Mapping[str, int] | None,
+        allocation: WorkerAllocation | None,
         inputs: Mapping[str, str],
         report: Report,
     ) -> None:
         self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
-        self.out, self.device, self.dedup, self.workers = out, device, dedup, workers
+        self.out, self.device, self.dedup, self.allocation = out, device, dedup, allocation
         self.inputs, self.report = inputs, report
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
@@ -90,9 +94,10 @@ class TrainingRun:
         size = self.config.batch_size
         if hot_dataset is None or HOT not in hot_dataset.splits:
             return Feed(self._open("train", size, **options))
-        if COLD not in hot_dataset.splits:
-            raise InputError(f"{hot_dataset.path}: holds hot samples only; train it with hot_batches=false")
-        cold, hot = (self._open(split, size, dataset=hot_dataset, **options) for split in (COLD, HOT))
+        cold, hot = (
+            self._open(split, size, dataset=hot_dataset, **options) if split in hot_dataset.splits else None
+            for split in (COLD, HOT)
+        )
         return Feed(cold, hot)
 
     def _open(
@@ -113,7 +118,7 @@ class TrainingRun:
             seed=self.config.seed,
             epochs=epochs,
             shuffle=shuffle,
-            workers=self.workers,
+            workers=self.allocation.stages if self.allocation else None,
             dedup=self.dedup.groups or None,
             windows=self.dedup.windows,
         )
@@ -139,7 +144,7 @@ class TrainingRun:
     def train(self) -> dict[str, Any]:
         """Train to the end and give what result.json holds (on rank 0; other ranks get {})."""
         eval_every = self.config.eval_every or self.ingest.batches_per_epoch
-        with self.ingest:
+        with self.ingest, self._tuned() as tuners:
             self.sharded.module.train()
             batches = iter(self.ingest)
             self.meter.start()
@@ -158,7 +163,20 @@ class TrainingRun:
             stats = self.ingest.stats()
         self.meter.stop()
         self._flush_losses()
-        return self._finish(stats)
+        return self._finish(stats, [entry for tuner in tuners for entry in tuner.history()])
+
+    @contextmanager
+    def _tuned(self) -> Iterator[list[OnlineTuner]]:
+        """Let an agent follow what ingestion needs while the block runs, where the config asks for it."""
+        with ExitStack() as stack:
+            if self.config.tune != "online":
+                yield []
+                return
+            cores = max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            yield [
+                stack.enter_context(OnlineTuner(pipeline, allocation=self.allocation, cores=cores))
+                for pipeline in self.ingest.pipelines
+            ]
 
     def _step(self, batch: Batch, is_hot: bool) -> None:
         started = time.perf_counter()
@@ -293,7 +311,7 @@ class TrainingRun:
             prune_checkpoints(target.parent)
         self.meter.start()
 
-    def _finish(self, ingest_stats: Mapping[str, Any]) -> dict[str, Any]:
+    def _finish(self, ingest_stats: Mapping[str, Any], tuning: list[dict[str, Any]]) -> dict[str, Any]:
         best = self.out / "checkpoints" / "best"
         if self.config.patience and best.exists():
             load_checkpoint(best, self.sharded)
@@ -319,6 +337,7 @@ class TrainingRun:
             "evaluations": self.state.evaluations,
             "roc": roc,
             "ingest": dict(ingest_stats),
+            "tuning": tuning,
             "hot": self._describe_hot(),
             "dedup": {"groups": [list(group) for group in self.dedup.groups], "windows": list(self.dedup.windows)},
             "model": self._describe_model(),

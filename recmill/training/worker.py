@@ -53,7 +53,7 @@ def run_rank(job: dict[str, Any]) -> None:
     dataset = Dataset.load(job["data"])
     schema = Schema.load(dataset.path)
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, Topology.local(world_size))
-    workers = WorkerAllocation.load(job["allocation"]).stages if job["allocation"] else None
+    allocation = WorkerAllocation.load(job["allocation"]) if job["allocation"] else None
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
         dedup = choose_dedup(dataset, schema, config)
@@ -69,7 +69,7 @@ def run_rank(job: dict[str, Any]) -> None:
             out=Path(job["out"]),
             device=device,
             dedup=dedup,
-            workers=workers,
+            allocation=allocation,
             inputs=job["inputs"],
             report=_print_progress,
         )
