@@ -14,7 +14,7 @@ cold, "split" divides it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def layout_hot(
     *,
     out: str | Path,
     sessions: str | None = None,
+    keep_ids: Collection[str] | None = None,
     rows_per_group: int = ROWS_PER_GROUP,
     rows_per_part: int = ROWS_PER_PART,
     progress: Progress = no_progress,
@@ -65,8 +66,10 @@ def layout_hot(
     """Write the dataset with the splits "hot" and "cold" in place of "train"; other splits stay as they are.
 
     Hot rows are those of the plan's hot set; an id that is not among them, unknown ones too, is cold. `sessions` is the
-    plan's choice unless given. Transforms of ids that the schema declares are applied here, once, and leave the schema.
-    A deduplicated dataset comes out in the session layout: readers find its repeats again.
+    plan's choice unless given. Tables named in `keep_ids` (None: those that the plan lets share parameters) are on
+    every rank anyway: they make no sample cold and their ids stay. Transforms of ids that the schema declares are
+    applied here, once, and leave the schema. A deduplicated dataset comes out in the session layout: readers find its
+    repeats again.
     """
     dataset = open_dataset(dataset)
     plan = plan if isinstance(plan, ShardPlan) else ShardPlan.load(plan)
@@ -76,7 +79,15 @@ def layout_hot(
     chosen = sessions or str((plan.body.get("hot_set") or {}).get("sessions", "whole"))
     if chosen not in SESSIONS:
         raise InputError(f"sessions is {chosen!r}, expected one of {', '.join(SESSIONS)}")
-    work = _HotLayout(dataset, plan, sessions=chosen, rows_per_group=rows_per_group, rows_per_part=rows_per_part)
+    kept = (plan.body.get("shared") or {}).get("tables", ()) if keep_ids is None else keep_ids
+    work = _HotLayout(
+        dataset,
+        plan,
+        sessions=chosen,
+        keep_ids=frozenset(kept),
+        rows_per_group=rows_per_group,
+        rows_per_part=rows_per_part,
+    )
     with write_folder(out, manifest_name=Dataset.manifest_name) as folder, explain_write_errors(out):
         parts = work.write(folder, progress)
         hot_rows = sum(part["num_rows"] for part in parts if part["split"] == HOT)
@@ -107,16 +118,24 @@ class _HotLayout:
     """The work of one call."""
 
     def __init__(
-        self, dataset: Dataset, plan: ShardPlan, *, sessions: str, rows_per_group: int, rows_per_part: int
+        self,
+        dataset: Dataset,
+        plan: ShardPlan,
+        *,
+        sessions: str,
+        keep_ids: frozenset[str],
+        rows_per_group: int,
+        rows_per_part: int,
     ) -> None:
         self.dataset, self.sessions = dataset, sessions
         self.rows_per_group, self.rows_per_part = rows_per_group, rows_per_part
         self.stored = Schema.load(dataset.path)
-        hot_rows = load_hot_rows(plan)
-        missing = [table.name for table in self.stored.tables if table.name not in hot_rows]
+        hot_rows = {name: rows for name, rows in load_hot_rows(plan).items() if name not in keep_ids}
+        missing = [table.name for table in self.stored.tables if table.name not in {*hot_rows, *keep_ids}]
         if missing:
             raise InputError(f"{plan.path}: its hot set lacks the tables {', '.join(missing)} of {dataset.path}")
-        self.remap = HotRemap(hot_rows, {table.name: table.num_rows for table in self.stored.tables})
+        num_rows = {table.name: table.num_rows for table in self.stored.tables}
+        self.remap = HotRemap(hot_rows, num_rows)
         self.has_transforms = any(feature.transforms for feature in self.stored.id_features)
         plain = [f if f.kind == "dense" else replace(f, transforms=()) for f in self.stored.features]
         self.schema = replace(self.stored, features=tuple(plain))
@@ -208,7 +227,8 @@ def _only_whole_sessions(session_R: npt.NDArray[np.int64], is_hot: npt.NDArray[n
 
 def _hot_schema(schema: Schema, hot_rows: Mapping[str, npt.NDArray[np.int64]]) -> Schema:
     features = [
-        f if f.kind == "dense" else replace(f, num_rows=max(len(hot_rows[f.table]), 1)) for f in schema.features
+        replace(f, num_rows=max(len(hot_rows[f.table]), 1)) if f.kind != "dense" and f.table in hot_rows else f
+        for f in schema.features
     ]
     return replace(schema, features=tuple(features))
 

@@ -15,7 +15,7 @@ from recmill.data.schema import Schema
 from recmill.data.transforms import Transforms
 
 Mask = npt.NDArray[np.bool_]
-Slots = dict[str, npt.NDArray[np.int32]]
+Slots = dict[str, npt.NDArray[np.integer]]
 
 
 def list_parts(rows: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer]]:
@@ -28,11 +28,17 @@ def list_parts(rows: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def find_hot_samples(rows: pa.Table, schema: Schema, remap: HotRemap) -> tuple[Mask, Slots]:
-    """Which samples read hot rows only, and the slots of every feature's ids (-1: cold)."""
+    """Which samples read hot rows only, and the slots of every feature's ids (-1: cold).
+
+    Tables that the remap does not know keep their ids and make no sample cold: every rank holds them anyway.
+    """
     is_hot = np.ones(rows.num_rows, bool)
     slots: Slots = {}
     for feature in schema.id_features:
         ids, offsets = list_parts(rows, feature.name)
+        if feature.table not in remap.hot_rows:
+            slots[feature.name] = ids
+            continue
         slots[feature.name] = own = remap.slots(feature.table, ids)
         if len(ids) == rows.num_rows and offsets[-1] == rows.num_rows and bool((np.diff(offsets) == 1).all()):
             is_hot &= own >= 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from recmill.artifacts import InputError, ShardPlan, join_path
 from recmill.data.schema import Schema
 from recmill.training.config import TrainConfig
-from recmill.training.switches import wants_hot_batches
+from recmill.training.switches import placed, shared_tables, wants_hot_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,25 +30,19 @@ class Placement:
 
 def place_tables(schema: Schema, plan: ShardPlan, config: TrainConfig) -> Placement:
     """Where every table of this run lives. A switch set to "true" that the plan cannot serve is an error."""
-    by_kind: dict[str, set[str]] = {"tiered": set(), "shared": set()}
-    for name, table in plan.body["tables"].items():
-        if (kind := table.get("placement", "torchrec")) in by_kind:
-            by_kind[kind].add(name)
-    for switch, kind, option in (("tiers", "tiered", "a --topology"), ("sharing", "shared", "--compress")):
-        if getattr(config, switch) == "false":
-            by_kind[kind].clear()
-        elif getattr(config, switch) == "true" and not by_kind[kind]:
-            raise InputError(
-                f"{switch}=true, but the plan holds no {kind} table; make one with `recmill plan` and {option}"
-            )
+    tiered = frozenset() if config.tiers == "false" else placed(plan, "tiered")
+    shared = shared_tables(plan, config)
+    for switch, tables, option in (("tiers", tiered, "--strategy tiers"), ("sharing", shared, "--compress")):
+        if getattr(config, switch) == "true" and not tables:
+            raise InputError(f"{switch}=true, but the plan has no table for it; make one with `recmill plan {option}`")
     hot_rows = hot_rows_of(plan) if wants_hot_batches(plan, config) else {}
-    unheld = {table.name for table in schema.tables} - by_kind["shared"] - set(hot_rows)
+    unheld = {table.name for table in schema.tables} - shared - set(hot_rows)
     if hot_rows and unheld:
         raise InputError(f"{plan.path}: the hot set says nothing of table(s) {', '.join(sorted(unheld))}")
     return Placement(
-        tiered=frozenset(by_kind["tiered"]),
-        shared=frozenset(by_kind["shared"]),
-        hot_rows={name: rows for name, rows in hot_rows.items() if name not in by_kind["shared"]},
+        tiered=tiered,
+        shared=shared,
+        hot_rows={name: rows for name, rows in hot_rows.items() if name not in shared},
     )
 
 

@@ -17,3 +17,13 @@ def wants_hot_batches(plan: ShardPlan | None, config: TrainConfig) -> bool:
     if config.hot_batches == "false" or not hot_set:
         return False
     return config.hot_batches == "true" or bool(hot_set["pays"])
+
+
+def shared_tables(plan: ShardPlan, config: TrainConfig) -> frozenset[str]:
+    """The tables that share parameters in this run."""
+    return frozenset() if config.sharing == "false" else placed(plan, "shared")
+
+
+def placed(plan: ShardPlan, kind: str) -> frozenset[str]:
+    """The tables that the plan places so: "tiered" or "shared"."""
+    return frozenset(name for name, table in plan.body["tables"].items() if table.get("placement") == kind)

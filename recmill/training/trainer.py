@@ -32,7 +32,7 @@ from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
-from recmill.training.switches import wants_hot_batches
+from recmill.training.switches import shared_tables, wants_hot_batches
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
@@ -133,7 +133,8 @@ def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progr
 
     target = folder / "layout"
     if not (target / Dataset.manifest_name).exists():
-        layout_hot(job["data"], plan, out=target, progress=progress)
+        shared = shared_tables(plan, config)
+        layout_hot(job["data"], plan, out=target, keep_ids=shared, progress=progress)
     return {**job, "hot_data": str(target)}
 
 
