@@ -61,4 +61,35 @@ struct Clusters {
   int64_t count() const { return static_cast<int64_t>(begins.size()) - 1; }
 };
 
+// Windows order[first : last] of one cluster that overlap so much that what pairs of rows share is computed once.
+struct Chunk {
+  int64_t first, last;
+  int64_t start, length;  // of the rows of all of them
+  bool is_shared;
+};
+
+// A chunk's rows are at most one and a half times its first window's, so that its matrix of pairs stays in the cache.
+inline std::vector<Chunk> find_chunks(const Windows& windows, const Clusters& clusters, int64_t cluster) {
+  std::vector<Chunk> chunks;
+  int64_t pairs = 0;
+  for (int64_t at = clusters.begins[cluster]; at < clusters.begins[cluster + 1]; ++at) {
+    const int64_t start = windows.starts[clusters.order[at]], length = windows.lengths[clusters.order[at]];
+    if (!chunks.empty()) {
+      Chunk& chunk = chunks.back();
+      const int64_t joined = std::max(chunk.length, start + length - chunk.start);
+      const int64_t most = windows.lengths[clusters.order[chunk.first]];
+      if (2 * joined <= 3 * most) {
+        chunk.last = at + 1;
+        chunk.length = joined;
+        pairs += length * length;
+        chunk.is_shared = 2 * pairs >= 3 * joined * joined;
+        continue;
+      }
+    }
+    chunks.push_back({at, at + 1, start, length, false});
+    pairs = length * length;
+  }
+  return chunks;
+}
+
 }  // namespace recmill

@@ -4,246 +4,228 @@
 // head are copied into scratch that stays in the L1 cache, and everything else is products of small matrices.
 #include <nanobind/nanobind.h>
 
-#include <cmath>
+#include <type_traits>
 
-#include "vectors.h"
-#include "windows.h"
+#include "window_attention/window.h"
 
 namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
-constexpr int64_t kBlock = 64;  // queries at once: with 64 keys, their scores take 16 KiB
 constexpr int64_t kWorkPerThread = 1 << 18;  // multiplications
 
-int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
+// Windows that overlap have the same scores where they overlap: exp(score - highest of the row over all of them) is
+// computed once a pair of rows, and each window sums its own part. A window whose scores all lie this far below the
+// highest would lose its digits and is computed alone.
+constexpr float kSmallest = 1e-25f;
 
-// Where the heads lie: a row of `packed` is the queries of all heads, then the keys, then the values.
-struct Shape {
-  int64_t num_heads, head_width, width;  // width = num_heads * head_width
-  int64_t padded;                        // head_width up to whole vectors
-  float scale;
+struct Pairs {  // scratch of a chunk: everything about its rows and pairs of rows
+  int64_t wide;
+  float *query, *key, *key_across, *value_across, *value, *sums, *key_sums, *value_sums, *own, *exps, *changes, *part;
+  float* highest;
 
-  Shape(int64_t num_heads, int64_t width)
-      : num_heads(num_heads),
-        head_width(width / num_heads),
-        width(width),
-        padded(round_up(head_width, kLanes)),
-        scale(1.0f / std::sqrt(static_cast<float>(head_width))) {}
+  static int64_t room(int64_t rows, const Shape& shape) {
+    const int64_t wide = round_up(rows, kLanes);
+    return 9 * wide * shape.padded + 3 * wide * wide + wide;
+  }
+
+  Pairs(int64_t rows, const Shape& shape, float* room) : wide(round_up(rows, kLanes)) {
+    for (float** matrix : {&query, &key, &key_across, &value_across, &value, &sums, &key_sums, &value_sums, &own}) {
+      *matrix = room;
+      room += wide * shape.padded;
+    }
+    for (float** matrix : {&exps, &changes, &part}) {
+      *matrix = room;
+      room += wide * wide;
+    }
+    highest = room;
+  }
 };
 
-RECMILL_INLINE void copy_rows(const float* from, int64_t step, int64_t rows, const Shape& shape, float factor,
-                              float* to) {
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < shape.head_width; ++i) to[row * shape.padded + i] = from[row * step + i] * factor;
+RECMILL_INLINE void fill_exps(const Chunk& chunk, const Shape& shape, const float* base, int64_t step, Pairs& pairs) {
+  copy_rows(base, step, chunk.length, shape, shape.scale, pairs.query);
+  copy_transposed(base + shape.width, step, chunk.length, shape, pairs.wide, pairs.key_across);
+  multiply<false>(chunk.length, pairs.wide, shape.head_width, pairs.query, shape.padded, 1, pairs.key_across,
+                  pairs.wide, pairs.exps, pairs.wide);
+  float sum;
+  for (int64_t row = 0; row < chunk.length; ++row)
+    soften(pairs.exps + row * pairs.wide, chunk.length, pairs.highest[row], sum);
 }
 
-RECMILL_INLINE void copy_transposed(const float* from, int64_t step, int64_t rows, const Shape& shape, int64_t room,
-                                    float* to) {
-  for (int64_t i = 0; i < shape.head_width; ++i) {
-    for (int64_t row = 0; row < rows; ++row) to[i * room + row] = from[row * step + i];
-    for (int64_t row = rows; row < round_up(rows, kLanes); ++row) to[i * room + row] = 0.0f;
-  }
-}
-
-struct Forward {
-  const float* packed;
-  float* out;
-  float* log_sums;  // of exp(score), one a head and result row: [heads, rows]
-};
-
-// exp(scores - highest) of one row in place; gives their sum and the highest.
-RECMILL_INLINE void soften(float* scores, int64_t count, float& highest, float& sum) {
-  Vec most = splat(scores[0]);
-  int64_t at = 0;
-  for (; at + kLanes <= count; at += kLanes) {
-    const Vec next = load(scores + at);
-    most = most > next ? most : next;
-  }
-  highest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, most[lane]);
-  for (; at < count; ++at) highest = std::max(highest, scores[at]);
+RECMILL_INLINE float sum_row(const float* from, int64_t count) {
   Vec sums = {};
-  for (at = 0; at + kLanes <= count; at += kLanes) {
-    const Vec value = exp_vec(load(scores + at) - highest);
-    store(scores + at, value);
-    sums += value;
-  }
-  sum = 0.0f;
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) sums += load(from + at);
+  float sum = 0.0f;
   for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  if (at < count) {  // scores have room for whole vectors
-    store(scores + at, exp_vec(load(scores + at) - highest));
-    for (; at < count; ++at) sum += scores[at];
+  for (; at < count; ++at) sum += from[at];
+  return sum;
+}
+
+RECMILL_INLINE void attend_chunk(const Windows& windows, const int64_t* order, const Chunk& chunk, const Shape& shape,
+                                 const Forward& io, int64_t head, float* room, float* other_room) {
+  const int64_t step = 3 * shape.width;
+  const float* base = io.packed + chunk.start * step + head * shape.head_width;
+  Pairs pairs(chunk.length, shape, room);
+  fill_exps(chunk, shape, base, step, pairs);
+  copy_rows(base + 2 * shape.width, step, chunk.length, shape, 1.0f, pairs.value);
+  for (int64_t at = chunk.first; at < chunk.last; ++at) {
+    const int64_t w = order[at], length = windows.lengths[w], from = windows.starts[w] - chunk.start;
+    const float* exps = pairs.exps + from * pairs.wide + from;
+    multiply<false>(length, shape.padded, length, exps, pairs.wide, 1, pairs.value + from * shape.padded,
+                    shape.padded, pairs.sums, shape.padded);
+    bool is_good = true;
+    for (int64_t row = 0; row < length; ++row) {
+      const float total = sum_row(exps + row * pairs.wide, length), factor = 1.0f / total;
+      const int64_t place = windows.places[w] + row;
+      is_good &= total > kSmallest;
+      io.log_sums[head * windows.places[windows.count] + place] = pairs.highest[from + row] + std::log(total);
+      float* to = io.out + place * shape.width + head * shape.head_width;
+      for (int64_t i = 0; i < shape.head_width; ++i) to[i] = pairs.sums[row * shape.padded + i] * factor;
+    }
+    if (!is_good) attend(windows, shape, io, w, head, other_room);
   }
 }
 
-RECMILL_INLINE void attend(const Windows& windows, const Shape& shape, const Forward& io, int64_t w, int64_t head,
-                           float* room) {
-  const int64_t length = windows.lengths[w], wide = round_up(windows.longest, kLanes), step = 3 * shape.width;
-  const float* base = io.packed + windows.starts[w] * step + head * shape.head_width;
-  float* query = room;
-  float* key = query + wide * shape.padded;
-  float* value = key + wide * shape.padded;
-  float* scores = value + wide * shape.padded;
-  float* sums = scores + kBlock * wide;
-  copy_rows(base, step, length, shape, shape.scale, query);
-  copy_transposed(base + shape.width, step, length, shape, wide, key);
-  copy_rows(base + 2 * shape.width, step, length, shape, 1.0f, value);
-  for (int64_t begin = 0; begin < length; begin += kBlock) {
-    const int64_t rows = std::min(kBlock, length - begin);
-    multiply<false>(rows, round_up(length, kLanes), shape.head_width, query + begin * shape.padded, shape.padded, 1,
-                    key, wide, scores, wide);
-    float total[kBlock];
-    const int64_t place = windows.places[w] + begin;
-    for (int64_t row = 0; row < rows; ++row) {
-      float highest;
-      soften(scores + row * wide, length, highest, total[row]);
-      io.log_sums[head * windows.places[windows.count] + place + row] = highest + std::log(total[row]);
+// The gradient of exp(score) of each pair is summed over the windows that hold it, then taken back to rows once.
+RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* order, const Chunk& chunk,
+                                      const Shape& shape, const Backward& io, int64_t head, float* room,
+                                      float* other_room) {
+  const int64_t step = 3 * shape.width, first = chunk.start * step + head * shape.head_width;
+  const float* base = io.packed + first;
+  Pairs pairs(chunk.length, shape, room);
+  fill_exps(chunk, shape, base, step, pairs);
+  copy_rows(base + shape.width, step, chunk.length, shape, 1.0f, pairs.key);
+  copy_transposed(base + 2 * shape.width, step, chunk.length, shape, pairs.wide, pairs.value_across);
+  std::memset(pairs.changes, 0, sizeof(float) * chunk.length * pairs.wide);
+  std::memset(pairs.value_sums, 0, sizeof(float) * chunk.length * shape.padded);
+  for (int64_t at = chunk.first; at < chunk.last; ++at) {
+    const int64_t w = order[at], length = windows.lengths[w], from = windows.starts[w] - chunk.start;
+    const int64_t place = windows.places[w];
+    const float* log_sums = io.log_sums + head * windows.places[windows.count] + place;
+    bool is_good = true;
+    for (int64_t row = 0; row < length; ++row) is_good &= log_sums[row] - pairs.highest[from + row] > std::log(kSmallest);
+    if (!is_good) {
+      attend_back(windows, shape, io, w, head, other_room);
+      continue;
     }
-    multiply<false>(rows, shape.padded, length, scores, wide, 1, value, shape.padded, sums, shape.padded);
-    for (int64_t row = 0; row < rows; ++row) {
-      float* to = io.out + (place + row) * shape.width + head * shape.head_width;
-      const float factor = 1.0f / total[row];
-      for (int64_t i = 0; i < shape.head_width; ++i) to[i] = sums[row * shape.padded + i] * factor;
+    float* agreements = pairs.sums;
+    for (int64_t row = 0; row < length; ++row) {
+      const int64_t own = (place + row) * shape.width + head * shape.head_width;
+      const float factor = std::exp(pairs.highest[from + row] - log_sums[row]);
+      float agreement = 0.0f;
+      for (int64_t i = 0; i < shape.head_width; ++i) {
+        agreement += io.gradient[own + i] * io.out[own + i];
+        pairs.own[row * shape.padded + i] = io.gradient[own + i] * factor;
+      }
+      agreements[row] = agreement * factor;
+    }
+    const int64_t width = round_up(length, kLanes);
+    multiply<false>(length, width, shape.head_width, pairs.own, shape.padded, 1, pairs.value_across + from, pairs.wide,
+                    pairs.part, width);
+    float* changes = pairs.changes + from * pairs.wide + from;
+    for (int64_t row = 0; row < length; ++row) {
+      float* to = changes + row * pairs.wide;
+      const float* part = pairs.part + row * width;
+      int64_t i = 0;
+      for (; i + kLanes <= length; i += kLanes) store(to + i, load(to + i) + (load(part + i) - agreements[row]));
+      for (; i < length; ++i) to[i] += part[i] - agreements[row];
+    }
+    multiply<true>(length, shape.padded, length, pairs.exps + from * pairs.wide + from, 1, pairs.wide, pairs.own,
+                   shape.padded, pairs.value_sums + from * shape.padded, shape.padded);
+  }
+  for (int64_t i = 0; i < chunk.length * pairs.wide; i += kLanes)
+    store(pairs.changes + i, load(pairs.changes + i) * load(pairs.exps + i));
+  multiply<false>(chunk.length, shape.padded, chunk.length, pairs.changes, pairs.wide, 1, pairs.key, shape.padded,
+                  pairs.sums, shape.padded);
+  multiply<false>(chunk.length, shape.padded, chunk.length, pairs.changes, 1, pairs.wide, pairs.query, shape.padded,
+                  pairs.key_sums, shape.padded);
+  float* target = io.packed_gradient + first;
+  add_rows(pairs.sums, chunk.length, shape, shape.scale, target, step);
+  add_rows(pairs.key_sums, chunk.length, shape, 1.0f, target + shape.width, step);
+  add_rows(pairs.value_sums, chunk.length, shape, 1.0f, target + 2 * shape.width, step);
+}
+
+// What one task works on: the windows of a chunk, one head.
+template <typename Io>
+struct Task {
+  const Windows& windows;
+  const int64_t* order;
+  const Shape& shape;
+  const Io& io;
+  int64_t most_room;  // scratch of a window alone; the rest is for chunks
+
+  RECMILL_INLINE void run(const Chunk& chunk, int64_t head, float* room) const {
+    if constexpr (std::is_same_v<Io, Forward>) {
+      if (chunk.is_shared) return attend_chunk(windows, order, chunk, shape, io, head, room + most_room, room);
+      for (int64_t at = chunk.first; at < chunk.last; ++at) attend(windows, shape, io, order[at], head, room);
+    } else {
+      if (chunk.is_shared) return attend_chunk_back(windows, order, chunk, shape, io, head, room + most_room, room);
+      for (int64_t at = chunk.first; at < chunk.last; ++at) attend_back(windows, shape, io, order[at], head, room);
     }
   }
-}
-
-int64_t forward_room(const Windows& windows, const Shape& shape) {
-  const int64_t wide = round_up(windows.longest, kLanes);
-  return 3 * wide * shape.padded + kBlock * wide + kBlock * shape.padded;
-}
-
-struct Backward {
-  const float* packed;
-  const float* out;
-  const float* log_sums;
-  const float* gradient;  // of out
-  float* packed_gradient;
 };
 
-RECMILL_INLINE void add_rows(const float* from, int64_t rows, const Shape& shape, float factor, float* to,
-                             int64_t step) {
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < shape.head_width; ++i) to[row * step + i] += from[row * shape.padded + i] * factor;
-}
-
-// scores -> probabilities, and gradients of probabilities -> gradients of scores, for one query.
-RECMILL_INLINE void soften_back(float* scores, float* gradients, int64_t count, float log_sum, float agreement) {
-  for (int64_t at = 0; at < count; at += kLanes) {
-    const Vec probability = exp_vec(load(scores + at) - log_sum);
-    store(scores + at, probability);
-    store(gradients + at, probability * (load(gradients + at) - agreement));
-  }
-}
-
-RECMILL_INLINE void attend_back(const Windows& windows, const Shape& shape, const Backward& io, int64_t w,
-                                int64_t head, float* room) {
-  const int64_t length = windows.lengths[w], wide = round_up(windows.longest, kLanes), step = 3 * shape.width;
-  const int64_t first = windows.starts[w] * step + head * shape.head_width, copy = wide * shape.padded;
-  const float* base = io.packed + first;
-  float *query = room, *key = query + copy, *key_across = key + copy, *value_across = key_across + copy;
-  float *gradient = value_across + copy, *query_sums = gradient + copy, *key_sums = query_sums + copy;
-  float *value_sums = key_sums + copy, *scores = value_sums + copy, *changes = scores + kBlock * wide;
-  const int64_t place = windows.places[w], own = place * shape.width + head * shape.head_width;
-  copy_rows(base, step, length, shape, shape.scale, query);
-  copy_rows(base + shape.width, step, length, shape, 1.0f, key);
-  copy_transposed(base + shape.width, step, length, shape, wide, key_across);
-  copy_transposed(base + 2 * shape.width, step, length, shape, wide, value_across);
-  copy_rows(io.gradient + own, shape.width, length, shape, 1.0f, gradient);
-  std::memset(key_sums, 0, sizeof(float) * length * shape.padded);
-  std::memset(value_sums, 0, sizeof(float) * length * shape.padded);
-  for (int64_t begin = 0; begin < length; begin += kBlock) {
-    const int64_t rows = std::min(kBlock, length - begin), at = begin * shape.padded;
-    multiply<false>(rows, round_up(length, kLanes), shape.head_width, query + at, shape.padded, 1, key_across, wide,
-                    scores, wide);
-    multiply<false>(rows, round_up(length, kLanes), shape.head_width, gradient + at, shape.padded, 1, value_across,
-                    wide, changes, wide);
-    for (int64_t row = 0; row < rows; ++row) {
-      const float* result = io.out + own + (begin + row) * shape.width;
-      float agreement = 0.0f;
-      for (int64_t i = 0; i < shape.head_width; ++i) agreement += gradient[at + row * shape.padded + i] * result[i];
-      soften_back(scores + row * wide, changes + row * wide, length,
-                  io.log_sums[head * windows.places[windows.count] + place + begin + row], agreement);
-    }
-    multiply<true>(length, shape.padded, rows, scores, 1, wide, gradient + at, shape.padded, value_sums, shape.padded);
-    multiply<true>(length, shape.padded, rows, changes, 1, wide, query + at, shape.padded, key_sums, shape.padded);
-    multiply<false>(rows, shape.padded, length, changes, wide, 1, key, shape.padded, query_sums + at, shape.padded);
-  }
-  float* target = io.packed_gradient + first;
-  add_rows(query_sums, length, shape, shape.scale, target, step);
-  add_rows(key_sums, length, shape, 1.0f, target + shape.width, step);
-  add_rows(value_sums, length, shape, 1.0f, target + 2 * shape.width, step);
-}
-
-int64_t backward_room(const Windows& windows, const Shape& shape) {
-  const int64_t wide = round_up(windows.longest, kLanes);
-  return 8 * wide * shape.padded + 2 * kBlock * wide;
-}
-
-void attend_portable(const Windows& windows, const Shape& shape, const Forward& io, int64_t w, int64_t head,
-                     float* room) {
-  attend(windows, shape, io, w, head, room);
-}
-
-void attend_back_portable(const Windows& windows, const Shape& shape, const Backward& io, int64_t w, int64_t head,
-                          float* room) {
-  attend_back(windows, shape, io, w, head, room);
+template <typename Io>
+void run_portable(const Task<Io>& task, const Chunk& chunk, int64_t head, float* room) {
+  task.run(chunk, head, room);
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) void attend_avx2(const Windows& windows, const Shape& shape, const Forward& io,
-                                                     int64_t w, int64_t head, float* room) {
-  attend(windows, shape, io, w, head, room);
-}
-
-__attribute__((target("avx2,fma"))) void attend_back_avx2(const Windows& windows, const Shape& shape,
-                                                          const Backward& io, int64_t w, int64_t head, float* room) {
-  attend_back(windows, shape, io, w, head, room);
+template <typename Io>
+__attribute__((target("avx2,fma"))) void run_avx2(const Task<Io>& task, const Chunk& chunk, int64_t head,
+                                                  float* room) {
+  task.run(chunk, head, room);
 }
 #endif
+
+// Chunks of one cluster add to the same gradients and follow one another; forward, each is a task of its own.
+template <typename Io>
+void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t most_room, int num_threads) {
+  const Clusters clusters(windows);
+  std::vector<std::vector<Chunk>> jobs;
+  int64_t longest = 0;
+  for (int64_t cluster = 0; cluster < clusters.count(); ++cluster) {
+    std::vector<Chunk> chunks = find_chunks(windows, clusters, cluster);
+    for (const Chunk& chunk : chunks)
+      if (chunk.is_shared) longest = std::max(longest, chunk.length);
+    if (std::is_same_v<Io, Forward>)
+      for (const Chunk& chunk : chunks) jobs.push_back({chunk});
+    else
+      jobs.push_back(std::move(chunks));
+  }
+  auto run = run_portable<Io>;
+#if defined(__x86_64__)
+  if (has_avx2()) run = run_avx2<Io>;
+#endif
+  const Task<Io> task{windows, clusters.order.data(), shape, io, most_room};
+  const int threads = choose_threads(num_threads, windows.work(shape.width), kWorkPerThread);
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<float> room(most_room + Pairs::room(longest, shape), 0.0f);
+#pragma omp for schedule(dynamic)
+    for (int64_t job = 0; job < static_cast<int64_t>(jobs.size()) * shape.num_heads; ++job)
+      for (const Chunk& chunk : jobs[job / shape.num_heads]) run(task, chunk, job % shape.num_heads, room.data());
+  }
+}
 
 void window_attention(Address packed, int64_t num_rows, int64_t num_heads, int64_t width, Address starts,
                       Address lengths, int64_t num_windows, Address out, Address log_sums, int num_threads) {
   const Windows windows(starts, lengths, num_windows, num_rows);
   const Shape shape(num_heads, width);
   const Forward io{pointer<const float>(packed), pointer<float>(out), pointer<float>(log_sums)};
-  auto run = attend_portable;
-#if defined(__x86_64__)
-  if (has_avx2()) run = attend_avx2;
-#endif
-  const int threads = choose_threads(num_threads, windows.work(width), kWorkPerThread);
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<float> room(forward_room(windows, shape), 0.0f);
-#pragma omp for schedule(dynamic, 8)
-    for (int64_t task = 0; task < num_windows * num_heads; ++task)
-      run(windows, shape, io, task / num_heads, task % num_heads, room.data());
-  }
+  run_all(windows, shape, io, forward_room(windows, shape), num_threads);
 }
 
 void window_attention_backward(Address packed, int64_t num_rows, int64_t num_heads, int64_t width, Address starts,
                                Address lengths, int64_t num_windows, Address out, Address log_sums, Address gradient,
                                Address packed_gradient, int num_threads) {
   const Windows windows(starts, lengths, num_windows, num_rows);
-  const Clusters clusters(windows);
   const Shape shape(num_heads, width);
   const Backward io{pointer<const float>(packed), pointer<const float>(out), pointer<const float>(log_sums),
                     pointer<const float>(gradient), pointer<float>(packed_gradient)};
-  auto run = attend_back_portable;
-#if defined(__x86_64__)
-  if (has_avx2()) run = attend_back_avx2;
-#endif
-  const int threads = choose_threads(num_threads, windows.work(width), kWorkPerThread);
-#pragma omp parallel num_threads(threads)
-  {
-    std::vector<float> room(backward_room(windows, shape), 0.0f);
-#pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < clusters.count() * num_heads; ++task)
-      for (int64_t at = clusters.begins[task / num_heads]; at < clusters.begins[task / num_heads + 1]; ++at)
-        run(windows, shape, io, clusters.order[at], task % num_heads, room.data());
-  }
+  run_all(windows, shape, io, backward_room(windows, shape), num_threads);
 }
 
 }  // namespace

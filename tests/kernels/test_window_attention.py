@@ -123,3 +123,19 @@ def test_shapes_that_do_not_fit_are_refused():
         pool_windows(torch.zeros(4, 8), torch.zeros(3, 2), one, one)
     with pytest.raises(ValueError, match=r"expected torch\.int64"):
         pool_windows(torch.zeros(4, 8), None, one, one.int())
+
+
+@pytest.mark.parametrize("length", [5, 16, 61])
+@pytest.mark.parametrize("spread", [1.0, 1000.0])
+def test_windows_that_shift_by_one_are_as_exact_as_windows_apart(length, spread):
+    """Overlapping windows share exp(score); scores that differ by hundreds must not cost a window its digits."""
+    num_windows, generator = 7, torch.Generator().manual_seed(0)
+    packed = torch.randn(length + num_windows, 24, generator=generator)
+    packed[0, :16] *= spread
+    starts, lengths = torch.arange(num_windows), torch.full((num_windows,), length)
+    shared = run(window_attention, packed, starts, lengths, num_heads=2)
+    rows = window_rows_of(starts, lengths)
+    apart = run(window_attention, packed[rows], starts * length, lengths, num_heads=2)
+    torch.testing.assert_close(shared[0], apart[0], rtol=1e-5, atol=1e-5)
+    summed = torch.zeros_like(packed).index_add_(0, rows, apart[1][0])
+    torch.testing.assert_close(shared[1][0], summed, rtol=1e-4, atol=1e-4)
