@@ -149,6 +149,8 @@ class SharedAdagrad(Protocol):
         /,
     ) -> None: ...
 
+def advise_huge_pages(address: int, num_bytes: int) -> bool: ...
+
 shared_lookup_float32: SharedLookup
 shared_lookup_float64: SharedLookup
 shared_scatter_float32: SharedScatter

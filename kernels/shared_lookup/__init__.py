@@ -45,23 +45,22 @@ def shared_lookup(
         return reference.shared_lookup(
             array, ids_N, offsets, weights_N, features.rows, features.exact_ids, numbers, is_pooled
         )
-    from kernels.shared_lookup import ops
+    import torch
 
-    vectors: Tensor = ops.shared_lookup(
-        array,
-        ids_N,
-        offsets,
-        weights_N,
-        features.rows,
-        features.exact_ids,
-        layout.numbers(),
-        features.width if is_pooled else features.unpooled_width(),
-        is_pooled,
-        features.has_max and is_pooled,
-        backend,
-        num_threads,
-        is_deterministic,
-    )[0]
+    from kernels.shared_lookup import calls, ops
+
+    rows, exact_ids, numbers = features.rows, features.exact_ids, layout.numbers()
+    width = features.width if is_pooled else features.unpooled_width()
+    has_max, how = features.has_max and is_pooled, (backend, num_threads, is_deterministic)
+    is_plain = type(array) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    vectors: Tensor
+    if is_plain and backend != "triton":
+        calls.check_size(array, numbers, rows)
+        lists = calls.Lists(ids_N, offsets, weights_N, rows, exact_ids, numbers, width, is_pooled, array.dtype)
+        vectors = ops.Eager.apply(array, weights_N, lists, has_max, *how)  # type: ignore[no-untyped-call]
+    else:
+        inputs = (array, ids_N, offsets, weights_N, rows, exact_ids, numbers, width, is_pooled, has_max)
+        vectors = ops.shared_lookup(*inputs, *how)[0]
     return vectors
 
 
@@ -87,27 +86,30 @@ def shared_scatter(
     Into zeros it gives the gradient; into the array itself with -lr it is a whole step of SGD in one pass. `touched`
     (uint8, one a line of 16 slots) notes where something was added; `winners` come with the vectors of max.
     """
-    from kernels.shared_lookup import ops
-
     import torch
 
-    ops.shared_scatter(
+    from kernels.shared_lookup import calls, ops
+
+    backend = pick_backend(kernel, target, BACKENDS[1:])
+    rows, numbers = features.rows, layout.numbers()
+    width = features.width if is_pooled else features.unpooled_width()
+    lists = (ids_N, offsets, weights_N, rows, features.exact_ids, numbers, width, is_pooled)
+    if backend == "triton" or torch.compiler.is_compiling():
+        won = torch.empty(0, dtype=torch.int32, device=target.device) if winners is None else winners
+        how = (backend, num_threads, is_deterministic)
+        ops.shared_scatter(target, touched, gradient, won, scale, *lists, *how)
+        return
+    calls.check_size(target, numbers, rows)
+    calls.scatter(
         target,
-        touched,
         gradient,
-        torch.empty(0, dtype=torch.int32, device=target.device) if winners is None else winners,
-        scale,
-        ids_N,
-        offsets,
-        weights_N,
-        features.rows,
-        features.exact_ids,
-        layout.numbers(),
-        features.width if is_pooled else features.unpooled_width(),
-        is_pooled,
-        pick_backend(kernel, target, BACKENDS[1:]),
-        num_threads,
-        is_deterministic,
+        calls.Lists(*lists, target.dtype),
+        winners=winners,
+        touched=touched,
+        scale=scale,
+        kernel=backend,
+        num_threads=num_threads,
+        is_deterministic=is_deterministic,
     )
 
 
@@ -125,6 +127,9 @@ def shared_adagrad(
 
     `momentum` of one element a slot is Adagrad, of one a line of 16 slots row-wise Adagrad.
     """
-    from kernels.shared_lookup import ops
+    from kernels.shared_lookup import calls, ops
 
-    ops.shared_adagrad(array, momentum, gradient, touched, lr, eps, num_threads)
+    if array.device.type == "cpu":
+        calls.adagrad(array, momentum, gradient, touched, lr=lr, eps=eps, num_threads=num_threads)
+    else:
+        ops.shared_adagrad(array, momentum, gradient, touched, lr, eps, num_threads)

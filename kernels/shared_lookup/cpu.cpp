@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 
+#include <sys/mman.h>
+
 #include <cmath>
 
 #include "jagged.h"
@@ -424,9 +426,23 @@ void adagrad(Address array, Address momentum, Address gradient, Address touched,
   }
 }
 
+// Random rows of 10 MB in pages of 4 KiB miss the TLB: huge pages take a quarter off the time of a row. Only advice:
+// a system that does not know or want it says no, and nothing else changes.
+bool advise_huge_pages(Address address, int64_t num_bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr Address kPage = Address{1} << 21;
+  const Address start = (address + kPage - 1) / kPage * kPage, stop = (address + num_bytes) / kPage * kPage;
+  return start < stop && madvise(reinterpret_cast<void*>(start), stop - start, MADV_HUGEPAGE) == 0;
+#else
+  (void)address, (void)num_bytes;
+  return false;
+#endif
+}
+
 }  // namespace
 
 void bind_shared_lookup(nb::module_& m) {
+  m.def("advise_huge_pages", &advise_huge_pages);
   m.def("shared_lookup_float32", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("shared_lookup_float64", &lookup<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("shared_scatter_float32", &scatter<float>, nb::call_guard<nb::gil_scoped_release>());

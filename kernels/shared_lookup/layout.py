@@ -37,7 +37,7 @@ def signed(word: int) -> int:
 class SharedLayout:
     """Where each weight lives in `size` shared slots.
 
-    robe        a row is cut into blocks of `block_size`; each starts at hash(table, id, block) * (size - block_size + 1)
+    robe        a row is cut into blocks of `block_size`; each starts where hash(table, id, block) says
     randomfold  all tables form one line, cut into pieces of `size`; each piece is rotated by a multiple of
                 `block_size` slots, so every slot carries as many weights as any other, and at 1x exactly one
     """

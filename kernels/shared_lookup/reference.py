@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -64,9 +65,9 @@ def pool_lists(rows_ND: Tensor, offsets: Tensor, weights_N: Tensor | None, mode:
     """Sum, mean or max of every list; zeros for an empty one."""
     lengths = offsets.diff()
     if mode == 2:
-        zeros = rows_ND.new_zeros(rows_ND.shape[1])
+        zeros = 0 * rows_ND.sum(0)  # in the graph even if all lists are empty
         ends = offsets.tolist()
-        lists = [rows_ND[a:b].max(0).values if b > a else zeros for a, b in zip(ends, ends[1:], strict=False)]
+        lists = [rows_ND[a:b].max(0).values if b > a else zeros for a, b in pairwise(ends)]
         return torch.stack(lists) if lists else rows_ND.new_zeros(0, rows_ND.shape[1])
     if weights_N is not None:
         rows_ND = rows_ND * weights_N[:, None]

@@ -1,0 +1,246 @@
+"""One small array of parameters that many logical tables read: each weight of each table is a slot found by hashing.
+
+    table a, row 7:   [w w w w | w w w w]            two blocks of 4
+                          |         '--------.
+    array:      . . [ . . w w w w . . .  w w w w ] [ exact rows of a ][ of b ]
+                     '---- shared slots --------'   '-- ids that deserve their own --'
+
+Nothing grows with the number of rows: a table of 2^40 rows costs what the array costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels import _cpu, shared_lookup, shared_scatter
+from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout
+from kernels.shared_lookup.calls import LINE
+from recmill.artifacts import InputError
+
+# R = rows asked for, D = embedding width, E = rows of a table that are kept exactly
+DEFAULT_COMPRESSION = 10.0
+MAX_BLOCK_SIZE = 64  # four cache lines: longer blocks are not faster, and share longer runs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedTable:
+    """A logical table. `exact_rows` are the ids whose rows are not shared."""
+
+    name: str
+    num_rows: int
+    dim: int
+    exact_rows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_rows < 1 or self.dim < 1:
+            raise InputError(
+                f"table {self.name!r} has {self.num_rows} rows of width {self.dim}, expected at least 1 of each"
+            )
+
+    @property
+    def number(self) -> int:
+        """What the hash knows the table by: the same wherever and in whatever order tables are listed."""
+        return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:7], "little")
+
+    @property
+    def exact_ids(self) -> Tensor:
+        if self.exact_rows is None:
+            return torch.empty(0, dtype=torch.int64)
+        ids = self.exact_rows.detach().to("cpu", torch.int64).flatten().unique()  # type: ignore[no-untyped-call]
+        if len(ids) != self.exact_rows.numel():
+            raise InputError(
+                f"table {self.name!r}: exact_rows names {self.exact_rows.numel()} rows, {len(ids)} of them different; "
+                "expected each once"
+            )
+        return ids
+
+
+class SharedArray(nn.Module):
+    """The parameters of many logical tables in `weight`: first the shared slots, then rows that are kept exactly.
+
+    `compression` is logical weights a shared slot; `memory_bytes` states the shared slots in bytes instead. Weights
+    start with the standard deviation `std`, which is then that of every logical table too.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[SharedTable],
+        *,
+        compression: float | None = None,
+        memory_bytes: int | None = None,
+        block_size: int | None = None,
+        mapping: str = "robe",
+        sign: bool = False,
+        seed: int = 0,
+        std: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        names = [table.name for table in tables]
+        if not tables or len(set(names)) != len(names):
+            raise InputError(f"tables are {names}, expected at least one, each name once")
+        self.tables = {table.name: table for table in tables}
+        self.num_logical = sum(table.num_rows * table.dim for table in tables)
+        dtype = dtype or torch.get_default_dtype()
+        size = choose_size(
+            self.num_logical, compression=compression, memory_bytes=memory_bytes, item_bytes=dtype.itemsize
+        )
+        if block_size is None:
+            block_size = 1 if mapping == "randomfold" else min(MAX_BLOCK_SIZE, max(table.dim for table in tables))
+        self.layout = SharedLayout(size=size, mapping=mapping, block_size=min(block_size, size), sign=sign, seed=seed)
+        self._place_tables(tables)
+        self.weight = nn.Parameter(_empty_slots(self.num_slots, device=device, dtype=dtype))
+        self.std = std
+        self.reset_parameters()
+
+    def _place_tables(self, tables: Sequence[SharedTable]) -> None:
+        """Where each table begins in the line of all (randomfold) and where its exact rows stand."""
+        base, exact_start = 0, 0
+        slot = -(-self.layout.size // LINE) * LINE  # exact rows begin with a line of their own
+        kept, self._places = [], {}
+        for table in tables:
+            ids = table.exact_ids
+            self._places[table.name] = (base, exact_start, len(ids), slot)
+            base += table.num_rows * table.dim
+            exact_start += len(ids)
+            slot += len(ids) * table.dim
+            kept.append(ids)
+        self.num_slots = slot if exact_start else self.layout.size
+        self.exact_ids = torch.cat(kept)
+
+    @property
+    def share_count(self) -> float:
+        """Logical weights a shared slot carries on average."""
+        return (self.num_logical - self.num_exact) / self.layout.size
+
+    @property
+    def num_exact(self) -> int:
+        """Slots that belong to one logical weight each."""
+        return sum(count * self.tables[name].dim for name, (_, _, count, _) in self._places.items())
+
+    @property
+    def num_bytes(self) -> int:
+        """All that is kept for lookups: slots and the ids of exact rows."""
+        return self.num_slots * self.weight.element_size() + self.exact_ids.nbytes
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all weights from the seed: the same on every machine and rank."""
+        generator = torch.Generator().manual_seed(self.layout.seed)
+        drawn = torch.empty(self.num_slots, dtype=torch.float32).normal_(0.0, self.std, generator=generator)
+        self.weight.copy_(drawn)
+
+    def feature(self, table: str, *, mode: str = "sum") -> SharedFeature:
+        """How the kernels find the rows of a table."""
+        base, exact_start, num_exact, exact_base = self._places[table]
+        return SharedFeature(
+            key=self.layout.table_key(self.tables[table].number),
+            dim=self.tables[table].dim,
+            mode=mode,
+            base=base,
+            exact_start=exact_start,
+            num_exact=num_exact,
+            exact_base=exact_base,
+        )
+
+    def features(self, tables: Sequence[str], modes: Sequence[str] | None = None) -> SharedFeatures:
+        """Features side by side, one a name."""
+        chosen = modes or ["sum"] * len(tables)
+        pairs = zip(tables, chosen, strict=True)
+        return SharedFeatures.of([self.feature(name, mode=mode) for name, mode in pairs], self.exact_ids)
+
+    def exact_slots(self, table: str) -> slice:
+        """The slots of a table's exact rows, in ascending order of ids."""
+        _, _, count, slot = self._places[table]
+        return slice(slot, slot + count * self.tables[table].dim)
+
+    def exact_rows(self, table: str) -> Tensor:
+        """The ids of a table's exact rows, ascending."""
+        _, start, count, _ = self._places[table]
+        return self.exact_ids[start : start + count]
+
+    def materialise(self, table: str, rows_R: Tensor | range | Sequence[int]) -> Tensor:
+        """[R, D]: rows of the logical table as lookups see them, with a gradient."""
+        ids = torch.as_tensor(list(rows_R) if isinstance(rows_R, range) else rows_R, dtype=torch.int64).flatten()
+        ids = ids.to(self.weight.device)
+        offsets = torch.tensor([0, len(ids)], device=ids.device)
+        features = self.features([table]).to(ids.device)
+        return shared_lookup(self.weight, ids, offsets, layout=self.layout, features=features, is_pooled=False)
+
+    def gather(self, slots: Tensor, table: str, rows_R: Tensor, *, sign: bool = False) -> Tensor:
+        """[R, D]: what any array of slots, such as an optimiser's, holds for rows of a table."""
+        offsets = torch.tensor([0, len(rows_R)])
+        layout = replace(self.layout, sign=self.layout.sign and sign)
+        return shared_lookup(slots, rows_R, offsets, layout=layout, features=self.features([table]), is_pooled=False)
+
+    @torch.no_grad()
+    def fold(self, slots: Tensor, table: str, rows_R: Tensor, values_RD: Tensor, *, sign: bool = False) -> Tensor:
+        """Write values of rows into any array of slots; where several meet it takes their mean. Gives what was written.
+
+        Exact rows, and all rows of an array that is not compressed (randomfold at 1x), read back as written.
+        """
+        offsets, features = torch.tensor([0, len(rows_R)]), self.features([table])
+        sums, counts = torch.zeros_like(slots), torch.zeros_like(slots)
+        layout = replace(self.layout, sign=self.layout.sign and sign)
+        values_RD = values_RD.to(slots.dtype)
+        plain = replace(self.layout, sign=False)
+        for target, values, how in ((sums, values_RD, layout), (counts, torch.ones_like(values_RD), plain)):
+            shared_scatter(target, values, rows_R, offsets, layout=how, features=features, is_pooled=False)
+        is_written = counts > 0
+        slots.copy_(torch.where(is_written, sums / counts.clamp(min=1), slots))
+        return is_written
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What the numbers in `weight` mean; saved with them."""
+        layout = self.layout
+        return {
+            "size": layout.size,
+            "mapping": layout.mapping,
+            "block_size": layout.block_size,
+            "sign": layout.sign,
+            "seed": layout.seed,
+            "tables": {name: [table.num_rows, table.dim] for name, table in self.tables.items()},
+            "exact_rows": {name: self.exact_rows(name).tolist() for name in self.tables},
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        own = self.get_extra_state()
+        wrong = [f"{name} {state.get(name)!r} instead of {own[name]!r}" for name in own if state.get(name) != own[name]]
+        if wrong:
+            raise InputError(f"the saved array was shared differently: {'; '.join(wrong)[:400]}")
+
+    def extra_repr(self) -> str:
+        layout = self.layout
+        return (
+            f"{len(self.tables)} tables, {self.num_logical:,} weights in {layout.size:,} slots, "
+            f"{layout.mapping}, blocks of {layout.block_size}, {self.num_exact:,} exact"
+        )
+
+
+def choose_size(num_logical: int, *, compression: float | None, memory_bytes: int | None, item_bytes: int) -> int:
+    """The number of shared slots for a compression factor or a number of bytes."""
+    if compression is not None and memory_bytes is not None:
+        raise InputError(f"compression {compression} and memory_bytes {memory_bytes} are given, expected one of them")
+    if memory_bytes is not None:
+        if memory_bytes < item_bytes:
+            raise InputError(f"memory_bytes is {memory_bytes}, expected at least one weight of {item_bytes} bytes")
+        return int(memory_bytes) // item_bytes
+    factor = DEFAULT_COMPRESSION if compression is None else float(compression)
+    if not math.isfinite(factor) or factor < 1:
+        raise InputError(f"compression is {compression}, expected a factor of at least 1")
+    return max(1, math.ceil(num_logical / factor))
+
+
+def _empty_slots(num_slots: int, *, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
+    slots = torch.empty(num_slots, device=device, dtype=dtype)
+    if slots.device.type == "cpu":
+        _cpu.advise_huge_pages(slots.data_ptr(), slots.nbytes)  # before the first touch, or the pages exist already
+    return slots

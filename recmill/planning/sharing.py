@@ -1,0 +1,230 @@
+"""Which tables share parameters, and which of their rows stay exact: decided from sizes, counts and a budget.
+
+    keep    the table fits as it is, or sharing it would save too little
+    share   all of its rows live in the shared array
+    both    the most read rows are kept exactly, all others are shared
+
+Rows compete for exact slots by reads a byte: a row read often is where a collision costs most, so the exact rows are
+the head of all tables together, as long as their reads stay well above what an average row gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recmill.artifacts import AccessProfile, InputError, join_path
+
+WEIGHT_BYTES = 4
+ID_BYTES = 8  # of an exact row in the list that finds it
+LINE_SLOTS = 16  # row-wise Adagrad keeps one momentum a line of the array
+DEFAULT_BLOCK_SIZE = 32
+SMALL_TABLE_SHARE = 0.01  # of the budget: tables below it are not worth a collision
+EXACT_SHARE = 0.5  # of the compressed budget that exact rows may take
+MIN_HEAT = 4.0  # a row is kept exactly if it is read this many times as often as the mean row of all shared tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedChoice:
+    """What `choose_sharing` decided: the `shared` object of a plan, the exact rows, and why."""
+
+    shared: dict[str, Any] | None  # {array_bytes, block_size, mapping, seed, tables: {name: {kind, exact_rows}}}
+    exact_rows: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # by falling count
+    reasons: dict[str, str] = field(default_factory=dict)  # every table, kept ones too
+    full_bytes: int = 0
+    chosen_bytes: int = 0  # of all tables after the choice
+
+    def write_rows(self, folder: Path) -> None:
+        """`exact/<table>.parquet` with `row, slot`, slots by falling count."""
+        (folder / "exact").mkdir(exist_ok=True)
+        for table, rows in self.exact_rows.items():
+            columns = {"row": pa.array(rows, pa.int64()), "slot": pa.array(np.arange(len(rows)), pa.int64())}
+            pq.write_table(pa.table(columns), folder / "exact" / f"{table}.parquet", compression="zstd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    name: str
+    num_rows: int
+    dim: int
+    num_accesses: int
+
+    @property
+    def full_bytes(self) -> int:
+        """Rows and a row-wise momentum each."""
+        return self.num_rows * (self.dim + 1) * WEIGHT_BYTES
+
+    @property
+    def exact_row_bytes(self) -> int:
+        return self.dim * WEIGHT_BYTES + self.dim * WEIGHT_BYTES // LINE_SLOTS + ID_BYTES
+
+
+def choose_sharing(
+    profile: AccessProfile | str | Path,
+    *,
+    compress: str | float | int = "auto",
+    memory_budget_bytes: int | None = None,
+    exact_share: float = EXACT_SHARE,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    mapping: str = "robe",
+    seed: int = 0,
+) -> SharedChoice:
+    """Keep, share or both for every table.
+
+    `compress` is "auto" (share only if the tables exceed `memory_budget_bytes`, and only as far as that asks for), a
+    factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000).
+    """
+    if not isinstance(profile, AccessProfile):
+        profile = AccessProfile.load(profile)
+    tables = [_read_table(name, entry) for name, entry in profile.body["tables"].items()]
+    full_bytes = sum(table.full_bytes for table in tables)
+    target = target_bytes(compress, full_bytes=full_bytes, memory_budget_bytes=memory_budget_bytes)
+    if target >= full_bytes:
+        reasons = {t.name: f"keep: all tables take {full_bytes:,} B, {_times(target)} are allowed" for t in tables}
+        return SharedChoice(shared=None, reasons=reasons, full_bytes=full_bytes, chosen_bytes=full_bytes)
+    kept = _choose_kept(tables, target)
+    shared = [table for table in tables if table.name not in kept]
+    left = target - sum(table.full_bytes for table in tables if table.name in kept)
+    exact = _choose_exact(profile, shared, round(left * exact_share))
+    spent = sum(len(exact[t.name][0]) * t.exact_row_bytes for t in shared)
+    array_bytes = (left - spent) * LINE_SLOTS // (LINE_SLOTS + 1) // WEIGHT_BYTES * WEIGHT_BYTES
+    needed = block_size * WEIGHT_BYTES
+    if array_bytes < needed:
+        raise InputError(
+            f"compress asks for {target:,} B in all, which leaves {array_bytes:,} B to share, expected {needed}"
+        )
+    body = {
+        "array_bytes": int(array_bytes),
+        "block_size": block_size,
+        "mapping": mapping,
+        "seed": seed,
+        "tables": {
+            t.name: {"kind": "both" if len(exact[t.name][0]) else "share", "exact_rows": len(exact[t.name][0])}
+            for t in shared
+        },
+    }
+    weights = sum((t.num_rows - len(exact[t.name][0])) * t.dim for t in shared)
+    factor = weights * WEIGHT_BYTES / array_bytes
+    reasons = {}
+    for table in tables:
+        if table.name in kept:
+            reasons[table.name] = f"keep: {kept[table.name]}"
+        else:
+            reasons[table.name] = _explain(table, exact[table.name], factor)
+    return SharedChoice(
+        shared=body,
+        exact_rows={name: rows for name, (rows, _) in exact.items() if len(rows)},
+        reasons=reasons,
+        full_bytes=full_bytes,
+        chosen_bytes=full_bytes
+        - sum(t.full_bytes for t in shared)
+        + spent
+        + array_bytes * (LINE_SLOTS + 1) // LINE_SLOTS,
+    )
+
+
+def target_bytes(compress: str | float | int, *, full_bytes: int, memory_budget_bytes: int | None) -> int:
+    """The bytes all tables may take together."""
+    if compress == "auto":
+        return full_bytes if memory_budget_bytes is None else memory_budget_bytes
+    text = str(compress).strip().lower()
+    units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
+    try:
+        for unit in sorted(units, key=len, reverse=True):
+            if text.endswith(unit):
+                return round(float(text.removesuffix(unit)) * units[unit])
+        number = float(text.removesuffix("x"))
+    except ValueError:
+        raise InputError(
+            f"compress is {compress!r}, expected auto, a factor such as 100, or bytes such as 10MB"
+        ) from None
+    if not number > 1:
+        raise InputError(f"compress is {compress!r}, expected a factor above 1, bytes, or auto")
+    if number > MAX_FACTOR:
+        return round(number)
+    return int(full_bytes / number)
+
+
+MAX_FACTOR = 10_000  # the largest published; a larger number is meant as bytes
+
+
+def read_exact_rows(plan_path: str | Path, table: str) -> npt.NDArray[np.int64]:
+    """The ids of a table's exact rows from a plan's folder, by falling count."""
+    rows = pq.read_table(join_path(plan_path, f"exact/{table}.parquet")).sort_by("slot")["row"]
+    return np.asarray(rows.to_numpy(), dtype=np.int64)
+
+
+def _read_table(name: str, entry: Mapping[str, Any]) -> _Table:
+    return _Table(
+        name=name, num_rows=int(entry["num_rows"]), dim=int(entry["dim"]), num_accesses=int(entry["num_accesses"])
+    )
+
+
+def _choose_kept(tables: list[_Table], target: int) -> dict[str, str]:
+    """Tables too small to be worth sharing, smallest first, while they take little of the target."""
+    kept, spent = {}, 0
+    for table in sorted(tables, key=lambda table: table.full_bytes):
+        if table.full_bytes > SMALL_TABLE_SHARE * target or spent + table.full_bytes > target // 4:
+            break
+        spent += table.full_bytes
+        share = table.full_bytes / target
+        kept[table.name] = f"{table.full_bytes:,} B are {share:.2%} of the {target:,} B allowed"
+    return kept
+
+
+def _choose_exact(
+    profile: AccessProfile, tables: list[_Table], budget: int
+) -> dict[str, tuple[npt.NDArray[np.int64], float]]:
+    """{table: (rows by falling count, share of its reads they take)}: the most read rows a byte, of all tables."""
+    rows, heat, cost, owner, reads = [], [], [], [], []
+    total_rows, total_reads = sum(t.num_rows for t in tables), sum(t.num_accesses for t in tables)
+    for place, table in enumerate(tables):
+        counts = _read_counts(profile, table, limit=budget // table.exact_row_bytes)
+        rows.append(counts[0])
+        reads.append(counts[1])
+        heat.append(counts[1] / table.exact_row_bytes)
+        cost.append(np.full(len(counts[0]), table.exact_row_bytes))
+        owner.append(np.full(len(counts[0]), place))
+    all_rows, all_owner = np.concatenate(rows), np.concatenate(owner)
+    all_reads, all_cost = np.concatenate(reads), np.concatenate(cost)
+    order = np.argsort(-np.concatenate(heat), kind="stable")
+    is_hot = all_reads[order] * max(total_rows, 1) >= MIN_HEAT * total_reads
+    taken = order[is_hot & (np.cumsum(all_cost[order]) <= budget)]
+    chosen = {}
+    for place, table in enumerate(tables):
+        own = taken[all_owner[taken] == place]
+        share = float(all_reads[own].sum() / max(table.num_accesses, 1))
+        chosen[table.name] = (all_rows[own].astype(np.int64), share)
+    return chosen
+
+
+def _read_counts(
+    profile: AccessProfile, table: _Table, *, limit: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The most read rows of a table and how often each was read."""
+    found = pq.read_table(join_path(profile.path, f"counts/{table.name}.parquet")).slice(0, limit)
+    return found["row"].to_numpy(), found["count"].to_numpy().astype(np.float64)
+
+
+def _explain(table: _Table, exact: tuple[npt.NDArray[np.int64], float], factor: float) -> str:
+    rows, share = exact
+    size = f"{table.num_rows:,} rows of {table.dim} ({table.full_bytes:,} B)"
+    if not len(rows):
+        return (
+            f"share: {size}, no row is read {MIN_HEAT:g} times as often as the mean one; {factor:,.0f} weights a slot"
+        )
+    return (
+        f"both: {size}, {len(rows):,} rows that take {share:.0%} of its reads are exact, the others share "
+        f"{factor:,.0f} weights a slot"
+    )
+
+
+def _times(target: int) -> str:
+    return f"{target:,} B"

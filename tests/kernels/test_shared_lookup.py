@@ -1,0 +1,311 @@
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import shared_adagrad, shared_lookup, shared_scatter
+from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout, ops, reference
+from kernels.shared_lookup.calls import count_lines
+from kernels.shared_lookup.layout import mix_bits
+
+SIZE = 301
+IDS = [0, 1, 7, 40, -1, -(2**63), 2**63 - 1, 2**40, 2**41 + 3, 123_456_789_012]
+
+
+def make_case(
+    *,
+    lengths=(3, 0, 2, 1, 4, 0),
+    mapping="robe",
+    block=8,
+    sign=False,
+    mode="sum",
+    dims=(20, 9),
+    exact=False,
+    dtype=torch.float32,
+    seed=0,
+):
+    """Two features over one array; the first may keep ids 1, 7 and 40 exactly."""
+    layout = SharedLayout(size=SIZE, mapping=mapping, block_size=block, sign=sign, seed=seed)
+    first = {"exact_start": 0, "num_exact": 3, "exact_base": 304} if exact else {}
+    features = SharedFeatures.of(
+        [
+            SharedFeature(key=layout.table_key(0), dim=dims[0], mode=mode, **first),
+            SharedFeature(key=layout.table_key(1), dim=dims[1], mode=mode, base=50 * dims[0]),
+        ],
+        torch.tensor([1, 7, 40]) if exact else None,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    array = torch.randn(304 + 3 * dims[0] if exact else SIZE, generator=generator, dtype=torch.float64).to(dtype)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.tensor(IDS * 10)[torch.randint(100, (int(offsets[-1]),), generator=generator)]
+    return layout, features, array, ids, offsets
+
+
+def gradients(array, ids, offsets, *, weights=None, **options):
+    """(vectors, gradient of the array, gradient of the weights) for a fixed gradient of the vectors."""
+    array = array.clone().requires_grad_()
+    weights = None if weights is None else weights.clone().requires_grad_()
+    vectors = shared_lookup(array, ids, offsets, weights_N=weights, **options)
+    generator = torch.Generator().manual_seed(5)
+    vectors.backward(torch.randn(vectors.shape, generator=generator, dtype=torch.float64).to(array.dtype))
+    return [vectors.detach(), array.grad] + ([] if weights is None else [weights.grad])
+
+
+def assert_within_twice_the_error_of_torch(found, plain, exact):
+    """Against float64, at most twice the error of plain torch in float32 (one unit in the last place is free)."""
+    for ours, theirs, truth in zip(found, plain, exact, strict=True):
+        floor = torch.finfo(torch.float32).eps * truth.abs().max().clamp(min=1) if truth.numel() else 0
+        error, allowed = (
+            (ours.double() - truth).abs(),
+            2 * (theirs.double() - truth).abs().max() if truth.numel() else 0,
+        )
+        assert (error <= allowed + floor).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("sign", [False, True])
+@pytest.mark.parametrize("mapping", ["robe", "randomfold"])
+@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", True), ("max", False)])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_forward_and_backward_keep_the_2x_rule(mapping, sign, mode, weighted, exact, pooled):
+    for block in (5, 32):
+        options = {"mapping": mapping, "block": block, "sign": sign, "mode": mode, "exact": exact}
+        if not pooled:
+            options["dims"] = (20, 20)
+        layout, features, array, ids, offsets = make_case(**options)
+        weights = torch.rand(len(ids), generator=torch.Generator().manual_seed(1)) if weighted else None
+        common = {"layout": layout, "features": features, "is_pooled": pooled}
+        wide = None if weights is None else weights.double()
+        exactly = gradients(array.double(), ids, offsets, weights=wide, kernel="reference", **common)
+        plain = gradients(array, ids, offsets, weights=weights, kernel="reference", **common)
+        ours = gradients(array, ids, offsets, weights=weights, num_threads=1, **common)
+        assert_within_twice_the_error_of_torch(ours, plain, exactly)
+        for other in ({"num_threads": 3}, {"kernel": "cpu_portable", "num_threads": 2}):
+            again = gradients(array, ids, offsets, weights=weights, **other, **common)
+            assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), min_size=2, max_size=12).filter(lambda found: len(found) % 2 == 0),
+    mapping=st.sampled_from(["robe", "randomfold"]),
+    block=st.integers(1, 40),
+    dims=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    mode=st.sampled_from(["sum", "mean", "max"]),
+    seed=st.integers(0, 2**40),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shape_matches_the_reference(lengths, mapping, block, dims, mode, seed):
+    layout, features, array, ids, offsets = make_case(
+        lengths=lengths, mapping=mapping, block=block, dims=dims, mode=mode, dtype=torch.float64, seed=seed
+    )
+    common = {"layout": layout, "features": features}
+    expected = gradients(array, ids, offsets, kernel="reference", **common)
+    for found, wanted in zip(gradients(array, ids, offsets, **common), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_are_right_in_float64():
+    for mapping, mode, exact in (("robe", "sum", True), ("randomfold", "mean", False), ("robe", "max", False)):
+        layout, features, array, ids, offsets = make_case(
+            mapping=mapping, mode=mode, exact=exact, sign=True, dims=(5, 3), block=2, dtype=torch.float64
+        )
+        array.requires_grad_()
+        weights = torch.rand(len(ids), dtype=torch.float64).requires_grad_() if mode != "max" else None
+        lookup = lambda a, w, of=(ids, offsets, layout, features): shared_lookup(  # noqa: E731
+            a, of[0], of[1], layout=of[2], features=of[3], weights_N=w
+        )
+        assert torch.autograd.gradcheck(lookup, (array, weights))
+
+
+def test_robe_is_the_formula_by_hand():
+    layout, features, array, _, _ = make_case(block=8, seed=3)
+    key, factor, step = layout.table_key(0), 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+    expected = []
+    for column in range(20):
+        hashed = mix_bits(key + 7 * factor + (column // 8) * step)
+        expected.append(float(array[(hashed * (SIZE - 8 + 1) >> 64) + column % 8]))
+    found = shared_lookup(array, torch.tensor([7]), torch.tensor([0, 1, 1]), layout=layout, features=features)
+    assert found[0, :20].tolist() == expected
+
+
+def test_the_mapping_is_the_same_on_every_machine():
+    layout = SharedLayout(size=1000, block_size=4, seed=1)
+    rows = SharedFeatures.of([SharedFeature(key=layout.table_key(2), dim=8)]).rows[0].tolist()
+    slots, _ = reference.find_slots(torch.tensor([0, -5, 2**62]), rows, torch.empty(0).long(), layout.numbers())
+    assert slots[:, ::4].tolist() == [[29, 43], [414, 920], [23, 735]]
+
+
+def test_randomfold_at_1x_gives_every_weight_its_own_slot():
+    layout = SharedLayout(size=50 * 6 + 30 * 4, mapping="randomfold", block_size=1, seed=9)
+    features = SharedFeatures.of(
+        [SharedFeature(key=1, dim=6), SharedFeature(key=2, dim=4, base=300)],
+    ).rows.tolist()
+    none = torch.empty(0).long()
+    slots = [
+        reference.find_slots(torch.arange(rows), feature, none, layout.numbers())[0].flatten()
+        for rows, feature in zip((50, 30), features, strict=True)
+    ]
+    assert torch.equal(torch.cat(slots).sort().values, torch.arange(420))
+
+
+def test_randomfold_loads_all_slots_alike():
+    layout = SharedLayout(size=100, mapping="randomfold", block_size=1)
+    feature = SharedFeatures.of([SharedFeature(key=1, dim=8)]).rows[0].tolist()
+    slots, _ = reference.find_slots(torch.arange(50), feature, torch.empty(0).long(), layout.numbers())
+    assert torch.bincount(slots.flatten(), minlength=100).tolist() == [4] * 100
+
+
+def test_hashes_spread_evenly_and_signs_are_fair():
+    layout = SharedLayout(size=64, block_size=1, sign=True)
+    feature = SharedFeatures.of([SharedFeature(key=layout.table_key(0), dim=16)]).rows[0].tolist()
+    slots, signs = reference.find_slots(torch.arange(4000), feature, torch.empty(0).long(), layout.numbers())
+    counts = torch.bincount(slots.flatten(), minlength=64).double()
+    assert ((counts - 1000).square() / 1000).sum() < 120  # chi-square of 63 degrees: 1 in 100,000
+    assert abs(float(signs.double().mean())) < 0.02
+
+
+def test_tables_and_seeds_get_other_rows():
+    array = torch.arange(1000.0)
+    seen = set()
+    for seed in (0, 1):
+        layout = SharedLayout(size=1000, block_size=4, seed=seed)
+        for table in (0, 1):
+            features = SharedFeatures.of([SharedFeature(key=layout.table_key(table), dim=4)])
+            row = shared_lookup(array, torch.tensor([5]), torch.tensor([0, 1]), layout=layout, features=features)
+            seen.add(tuple(row[0].tolist()))
+    assert len(seen) == 4
+
+
+def test_scatter_into_the_array_is_a_step_of_sgd():
+    layout, features, array, ids, offsets = make_case(exact=True)
+    vectors, gradient = gradients(array, ids, offsets, layout=layout, features=features)
+    output = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).float()
+    stepped, touched = array.clone(), torch.zeros(count_lines(len(array)), dtype=torch.uint8)
+    common = {"layout": layout, "features": features, "touched": touched}
+    shared_scatter(stepped, output, ids, offsets, scale=-0.5, **common)
+    torch.testing.assert_close(stepped, array - 0.5 * gradient)
+    changed = torch.nn.functional.pad(stepped != array, (0, -len(array) % 16)).view(-1, 16).any(1)
+    assert (touched.bool() >= changed).all()
+    assert touched.sum() < len(touched)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("num_slots", [1, 16, 37, 160])
+def test_adagrad_matches_the_reference_and_clears_up(num_slots, grouped):
+    generator = torch.Generator().manual_seed(0)
+    array, gradient = torch.randn(2, num_slots, generator=generator)
+    gradient[: num_slots // 2] = 0
+    momentum = torch.rand(count_lines(num_slots) if grouped else num_slots, generator=generator)
+    expected = reference.adagrad(array, momentum, gradient, group=16 if grouped else 1, lr=0.1, eps=1e-8)
+    touched = torch.ones(count_lines(num_slots), dtype=torch.uint8)
+    shared_adagrad(array, momentum, gradient, touched, lr=0.1)
+    torch.testing.assert_close(array, expected[0])
+    torch.testing.assert_close(momentum, expected[1])
+    assert not gradient.any()
+    assert not touched.any()
+
+
+def test_without_determinism_sums_agree_to_rounding():
+    layout, features, array, ids, offsets = make_case(lengths=(9,) * 40, dtype=torch.float64)
+    common = {"layout": layout, "features": features}
+    expected = gradients(array, ids, offsets, **common)
+    found = gradients(array, ids, offsets, is_deterministic=False, num_threads=4, **common)
+    torch.testing.assert_close(found[1], expected[1])
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 0, 0, 0)])
+def test_empty_lists_give_zeros(lengths):
+    for mode in ("sum", "mean", "max"):
+        layout, features, array, ids, offsets = make_case(lengths=lengths, mode=mode)
+        found = gradients(array, ids, offsets, layout=layout, features=features)
+        assert not found[0].any()
+        assert not found[1].any()
+    none = shared_lookup(array, ids, torch.tensor([0]), layout=layout, features=features)
+    assert none.shape == (0, 29)
+
+
+def test_the_ops_keep_the_rules_of_torch_library():
+    layout, features, array, ids, offsets = make_case(exact=True)
+    weights = torch.rand(len(ids)).requires_grad_()
+    lists = (ids, offsets, weights, features.rows, features.exact_ids, layout.numbers(), features.width, True)
+    torch.library.opcheck(ops.shared_lookup, (array.requires_grad_(), *lists, False, "cpu", 1, True))
+    none = torch.empty(0, dtype=torch.int32)
+    output = torch.randn(3, features.width)
+    plain = (ids, offsets, weights.detach(), *lists[3:])
+    torch.library.opcheck(ops.shared_gradient, (len(array), output, none, *plain, "cpu", 1, True))
+    touched = torch.zeros(count_lines(len(array)), dtype=torch.uint8)
+    torch.library.opcheck(
+        ops.shared_scatter, (array.detach().clone(), touched, output, none, 1.0, *plain, "cpu", 1, True)
+    )
+
+
+def test_it_stays_in_one_graph_when_compiled():
+    layout, features, array, ids, offsets = make_case(exact=True)
+
+    def run(array):
+        return shared_lookup(array, ids, offsets, layout=layout, features=features).sin().sum()
+
+    results = []
+    for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+        leaf = array.clone().requires_grad_()
+        function(leaf).backward()
+        results.append(leaf.grad)
+    assert torch.equal(*results)
+
+
+def test_bad_arguments_are_named():
+    layout, features, array, ids, offsets = make_case()
+    common = {"layout": layout, "features": features}
+    with pytest.raises(ValueError, match="expected F \\* B \\+ 1"):
+        shared_lookup(array, ids, offsets[:-1], **common)
+    with pytest.raises(ValueError, match="expected ascending offsets"):
+        shared_lookup(array, ids, offsets.flip(0), **common)
+    with pytest.raises(ValueError, match="at least 301 slots"):
+        shared_lookup(array[:-1], ids, offsets, **common)
+    with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
+        shared_lookup(array.half(), ids, offsets, **common)
+    with pytest.raises(ValueError, match="weights: shape is"):
+        shared_lookup(array, ids, offsets, weights_N=torch.ones(1), **common)
+    with pytest.raises(ValueError, match="kernel is 'gpu'"):
+        shared_lookup(array, ids, offsets, kernel="gpu", **common)
+    with pytest.raises(ValueError, match="expected one width"):
+        shared_lookup(array, ids, offsets, is_pooled=False, **common)
+    maxed = make_case(mode="max")[1]
+    with pytest.raises(ValueError, match="max does not take any"):
+        shared_lookup(array, ids, offsets, layout=layout, features=maxed, weights_N=torch.ones(len(ids)))
+    with pytest.raises(ValueError, match="expected one of robe, randomfold"):
+        SharedLayout(size=10, mapping="modulo")
+    with pytest.raises(ValueError, match="at least one block of 16"):
+        SharedLayout(size=10)
+
+
+def test_the_gradient_is_the_same_in_processes_of_one_and_two_threads():
+    script = (
+        "import torch, hashlib; from kernels import shared_lookup; from kernels.shared_lookup import *;"
+        "g = torch.Generator().manual_seed(0); layout = SharedLayout(size=5000, block_size=16);"
+        "f = SharedFeatures.of([SharedFeature(key=layout.table_key(0), dim=64)]);"
+        "a = torch.randn(5000, generator=g).requires_grad_(); ids = torch.randint(10**9, (40000,), generator=g);"
+        "o = shared_lookup(a, ids, torch.arange(0, 40001, 20), layout=layout, features=f);"
+        "o.backward(torch.randn(o.shape, generator=g));"
+        "print(hashlib.sha256(o.detach().numpy().tobytes() + a.grad.numpy().tobytes()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_the_package_gives_the_function_and_the_folder_its_parts():
+    assert importlib.import_module("kernels").shared_lookup is shared_lookup
