@@ -36,12 +36,12 @@ from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.trainer import Launcher, train
+from recmill.training.trainer import Launcher, lay_out_hot, make_job, train
 from recmill.tuning.allocation import tune_ingest
 
 SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
 MANIFEST = "ablation.json"
-__all__ = ["SWITCHES", "Ablation", "Variant", "run_ablation", "variants_of"]
+__all__ = ["SWITCHES", "Ablation", "Variant", "figures_of", "prepare_jobs", "run_ablation", "variants_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,29 +198,69 @@ class _Shared:
             tune_ingest(dataset, out=target, batch_size=self.ablation.config.batch_size, progress=self.progress)
         return target
 
+    def inputs(self, variant: Variant) -> _Inputs:
+        """What a variant trains with, made now if no other variant has needed it."""
+        layout = "deduplicated" if "dedup" in variant.switches else "time"
+        dataset = self.dataset(layout)
+        return _Inputs(
+            dataset=dataset,
+            plan=self.plan(variant.switches),
+            allocation=self.allocation(dataset, layout) if "tuned" in variant.switches else None,
+            config=_config_of(self.ablation.config, variant),
+        )
+
     def train(self, variant: Variant, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
         """Train one repeat of a variant and give its figures."""
-        layout = "deduplicated" if "dedup" in variant.switches else "time"
-        dataset, plan = self.dataset(layout), self.plan(variant.switches)
-        run = self.folder / variant.name
-        is_tuned = "tuned" in variant.switches
-        allocation = self.allocation(dataset, layout) if is_tuned else None
-        _link_parts(run, dataset=dataset.path, profile=self.folder / "profile", plan=plan.path, allocation=allocation)
+        made, run = self.inputs(variant), self.folder / variant.name
+        plan, allocation = made.plan.path, made.allocation
+        profile = self.folder / "profile"
+        _link_parts(run, dataset=made.dataset.path, profile=profile, plan=plan, allocation=allocation)
         started = time.time()
         result = train(
-            dataset.path,
+            made.dataset.path,
             out=run / "train" if repeat == 0 else run / "repeats" / str(repeat + 1),
-            plan=plan.path,
+            plan=plan,
             allocation=allocation,
             nproc=self.ablation.nproc,
-            config=_config_of(self.ablation.config, variant),
+            config=made.config,
             launcher=launcher,
             progress=self.progress,
         )
         record = {"name": variant.name, "preset": self.ablation.preset, "started_at": started}
         body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
         write_text_atomically(run / "run.json", dump_json(body))
-        return figures_of(result, dataset)
+        return figures_of(result, made.dataset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inputs:
+    dataset: Dataset
+    plan: ShardPlan
+    allocation: Path | None
+    config: TrainConfig
+
+
+def prepare_jobs(
+    ablation: Ablation, *, out: str | Path, progress: Progress = no_progress
+) -> list[tuple[Variant, dict[str, Any]]]:
+    """The variants as jobs that ranks of one process group can train one after another (worker.open_run)."""
+    folder = Path(out).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = _Shared(folder=folder, ablation=ablation, progress=progress)
+    jobs = []
+    for variant in variants_of(ablation.switches, leave_one_out=ablation.leave_one_out):
+        made, run = shared.inputs(variant), folder / variant.name
+        run.mkdir(exist_ok=True)
+        job = make_job(
+            made.dataset.path,
+            out=run,
+            plan=made.plan.path,
+            allocation=made.allocation,
+            nproc=ablation.nproc,
+            config=made.config,
+        )
+        jobs.append((variant, lay_out_hot(job, run, made.config, progress)))
+    return jobs
 
 
 def _config_of(config: TrainConfig, variant: Variant) -> TrainConfig:

@@ -47,36 +47,41 @@ def main(job_path: str) -> None:
 
 def run_rank(job: dict[str, Any]) -> None:
     config = TrainConfig.from_json(job["config"])
-    world_size = int(os.environ["WORLD_SIZE"])
     device = _device()
     torch.set_num_threads(threads_of(config.threads, int(os.environ["LOCAL_WORLD_SIZE"])))
-    dataset = Dataset.load(job["data"])
-    schema = Schema.load(dataset.path)
-    plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, Topology.local(world_size))
-    allocation = WorkerAllocation.load(job["allocation"]) if job["allocation"] else None
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
-        dedup = choose_dedup(dataset, schema, config)
-        sharded = shard_model(schema, config, plan, device, deduplicated=dedup.features)
-        # Dropout draws differ between ranks, as samples do.
-        torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
-        run = TrainingRun(
-            sharded=sharded,
-            dataset=dataset,
-            hot_dataset=Dataset.load(job["hot_data"]) if job.get("hot_data") else None,
-            schema=schema,
-            config=config,
-            out=Path(job["out"]),
-            device=device,
-            dedup=dedup,
-            allocation=allocation,
-            inputs=job["inputs"],
-            report=_print_progress,
-        )
-        run.resume()
-        run.train()
+        open_run(job, device).train()
     finally:
         dist.destroy_process_group()
+
+
+def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
+    """This rank's part of a job, where it stopped if it has begun; all ranks of the process group call it together."""
+    config = TrainConfig.from_json(job["config"])
+    dataset = Dataset.load(job["data"])
+    schema = Schema.load(dataset.path)
+    topology = Topology.local(dist.get_world_size())
+    plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
+    dedup = choose_dedup(dataset, schema, config)
+    sharded = shard_model(schema, config, plan, device, deduplicated=dedup.features)
+    # Dropout draws differ between ranks, as samples do.
+    torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
+    run = TrainingRun(
+        sharded=sharded,
+        dataset=dataset,
+        hot_dataset=Dataset.load(job["hot_data"]) if job.get("hot_data") else None,
+        schema=schema,
+        config=config,
+        out=Path(job["out"]),
+        device=device,
+        dedup=dedup,
+        allocation=WorkerAllocation.load(job["allocation"]) if job["allocation"] else None,
+        inputs=job["inputs"],
+        report=_print_progress,
+    )
+    run.resume()
+    return run
 
 
 def _device() -> torch.device:

@@ -1,0 +1,149 @@
+"""Every pair of switches and all of them together train, and what is exact gives the reference's weights."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from recmill.artifacts import Dataset
+from recmill.data.cluster import cluster_sessions
+from recmill.data.hot_layout import layout_hot
+from recmill.data.sources import make_raw_log
+from recmill.planning.planner import Topology, plan_shards
+from recmill.profiling.access import profile_access
+from recmill.training.config import TrainConfig
+
+SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
+CONFIG = TrainConfig(
+    batch_size=128,
+    eval_batch_size=512,
+    max_steps=8,
+    bottom_layers=(16,),
+    top_layers=(16,),
+    threads=1,
+    dedup="false",
+    tiers="false",
+    hot_batches="false",
+    sharing="false",
+)
+COMBINATIONS = [
+    frozenset(),
+    *(frozenset({switch}) for switch in SWITCHES),
+    *(frozenset(pair) for pair in itertools.combinations(SWITCHES, 2)),
+    frozenset(SWITCHES) - {"shared"},
+    frozenset(SWITCHES),
+]
+
+
+def name_of(switches):
+    return "+".join(sorted(switches)) or "none"
+
+
+def reference_of(switches):
+    """What a combination must agree with: shared parameters are another model, hot batches another order."""
+    return name_of(switches & {"hot", "shared"})
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("switches")
+    settings = {"sessions": "250", "zipf": "1.3"}
+    raw = make_raw_log("tiny", out=folder / "raw", overrides=settings)
+    cluster_sessions(raw, out=folder / "session", eval_fraction=0.2)
+    profile_access(Dataset.load(folder / "session"), out=folder / "profile")
+    return folder
+
+
+def train_all(work: Path, nproc: int) -> dict:
+    entries = []
+    for switches in COMBINATIONS:
+        chosen = sorted(switches & {"tiers", "hot", "shared"})
+        plan = work / f"plan-{nproc}-{'-'.join(chosen)}"
+        if not plan.exists():
+            plan_shards(
+                work / "profile",
+                out=plan,
+                topology=Topology(nodes=1, ranks_per_node=nproc),
+                memory_budget_bytes=2**24,
+                hot_budget_bytes=40_000 if "hot" in switches else None,
+                compress="4" if "shared" in switches else None,
+                strategy="tiers" if "tiers" in switches else "torchrec",
+                batch_size=CONFIG.batch_size,
+            )
+        hot = None
+        if "hot" in switches:
+            hot = f"hot-{'shared' if 'shared' in switches else 'exact'}"
+            if not (work / hot).exists():
+                layout_hot(work / "session", plan, out=work / hot, rows_per_group=256)
+        config = replace(
+            CONFIG,
+            dedup="true" if "dedup" in switches else "false",
+            tiers="auto" if "tiers" in switches else "false",
+            hot_batches="true" if "hot" in switches else "false",
+            sharing="true" if "shared" in switches else "false",
+            tune="online" if "tuned" in switches else "fixed",
+        )
+        entries.append(
+            {
+                "name": name_of(switches),
+                "data": str(work / "session"),
+                "plan": str(plan),
+                "hot_data": str(work / hot) if hot else None,
+                "allocation": None,
+                "inputs": {},
+                "config": config.to_json(),
+            }
+        )
+    (work / "job.json").write_text(json.dumps({"combinations": entries}))
+    script = Path(__file__).with_name("switches_rank.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(
+        [*command, str(script), str(work)], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(work / f"results-{nproc}.pt")
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def results(request, work):
+    return train_all(work, request.param)
+
+
+def test_every_combination_trains(results):
+    assert set(results) == {name_of(switches) for switches in COMBINATIONS}
+    for name, found in results.items():
+        assert len(found["losses"]) == CONFIG.max_steps, name
+        assert found["auc"] is not None, name
+
+
+def test_every_switch_does_something(results):
+    for switches in COMBINATIONS:
+        found = results[name_of(switches)]
+        assert found["dedup"] is ("dedup" in switches)
+        assert (found["hot"] is not None) is ("hot" in switches)
+        assert ("SharedEmbeddingBagCollection" in found["stores"]) is ("shared" in switches)
+        if "hot" in switches:
+            assert found["hot"]["batches"]["hot"] > 0
+            assert found["hot"]["batches"]["cold"] > 0
+
+
+@pytest.mark.parametrize("switches", COMBINATIONS, ids=name_of)
+def test_a_combination_gives_its_references_weights(results, switches):
+    found, expected = results[name_of(switches)], results[reference_of(switches)]
+    torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(expected["losses"]), rtol=2e-5, atol=1e-6)
+    assert set(found["tables"]) == set(expected["tables"])
+    for table, rows in expected["tables"].items():
+        torch.testing.assert_close(found["tables"][table], rows, rtol=1e-4, atol=2e-6)
+
+
+def test_tuning_changes_nothing_at_all(results):
+    for table, rows in results["none"]["tables"].items():
+        assert torch.equal(results["tuned"]["tables"][table], rows)
