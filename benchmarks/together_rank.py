@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from shaped_network import read_counters, write_result
 
 from recmill.artifacts import Dataset
