@@ -16,15 +16,17 @@ from recmill.data.distinct import take_lists
 from recmill.data.schema import Schema, Table
 from recmill.data.transforms import Transforms
 from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts
+from recmill.profiling.drift import drift_figures, middle_time
 from recmill.profiling.duplication import BATCH_SIZES, duplication_statistics
 from recmill.profiling.samples import write_samples
 from recmill.profiling.sampling import Group, by_file, ratio_half_width, row_groups, sample_groups
 from recmill.profiling.skew import SkewSummary, top_ranks
+from recmill.profiling.steps import distinct_per_step
 from recmill.progress import Progress, no_progress
 
-# Rows of all tables together that are counted in arrays (8 bytes a row, twice while a batch is added); the tables
-# beyond that are counted by DuckDB, which spills.
-MAX_ARRAY_ROWS = 200_000_000
+# Rows of all tables together that are counted in arrays, 16 bytes a row for two slices of time and 8 more while one is
+# ranked: 1.6 GB. The tables beyond that are counted by DuckDB, which spills; what drifts in them is not seen.
+MAX_ARRAY_ROWS = 100_000_000
 
 
 def profile_access(
@@ -42,6 +44,9 @@ def profile_access(
 
     With `sample` < 1 a seeded choice of row groups is read: counts and curve are those of the sample, and `top_share`,
     the share of accesses of the most read rows, is an estimate with the half-width of its interval at `confidence`.
+    Without, counts are exact, and `drift` says how far the later half of the time has other rows at the top. Tables
+    tell what batches of each of `batch_sizes` read (`accesses_per_step`, `distinct_per_step`). All of these are of ids
+    as the transforms leave them; `duplication` is of the lists as they are stored, because that is what is compared.
     """
     if not 0 < sample <= 1 or not 0 < confidence < 1:
         raise InputError(
@@ -56,7 +61,12 @@ def profile_access(
     num_samples = sum(rows for _, _, rows in groups)
     with write_folder(out, manifest_name=AccessProfile.manifest_name) as folder:
         counter = AccessCounter(
-            dataset, schema, groups, is_sample=len(groups) < len(every_group), confidence=confidence
+            dataset,
+            schema,
+            groups,
+            is_sample=len(groups) < len(every_group),
+            confidence=confidence,
+            batch_sizes=batch_sizes,
         )
         tables = counter.run(folder, max_array_rows=max_array_rows, progress=progress)
         duplication = duplication_statistics(
@@ -83,9 +93,17 @@ class AccessCounter:
     """Counts the reads of every table over the given row groups and writes `counts/<table>.parquet`."""
 
     def __init__(
-        self, dataset: Dataset, schema: Schema, groups: Sequence[Group], *, is_sample: bool, confidence: float
+        self,
+        dataset: Dataset,
+        schema: Schema,
+        groups: Sequence[Group],
+        *,
+        is_sample: bool,
+        confidence: float,
+        batch_sizes: Sequence[int],
     ) -> None:
         self.dataset, self.schema, self.groups = dataset, schema, groups
+        self.batch_sizes = batch_sizes
         self.transforms = Transforms(schema)
         self.is_sample, self.confidence = is_sample, confidence
 
@@ -94,26 +112,41 @@ class AccessCounter:
         (folder / "counts").mkdir()
         small, large = choose_counting(self.schema.tables, max_array_rows)
         counters = {table.name: RowCounter(table.num_rows) for table in small}
-        estimates = self._count(small, counters, progress)
+        later: dict[str, RowCounter] = {}
+        if not self.is_sample:  # chance alone would make a sample drift
+            later = {table.name: RowCounter(table.num_rows) for table in small}
+        estimates = self._count(small, counters, later, progress)
+        steps = distinct_per_step(self.dataset, self.schema, self.groups, self.batch_sizes, self._lists_read)
         figures: dict[str, Any] = {}
         for table in self.schema.tables:
             summary = SkewSummary(table.num_rows)
             path = folder / "counts" / f"{table.name}.parquet"
+            drift = None
             if table in large:
                 pieces: Iterator[tuple[np.ndarray, np.ndarray]] = count_out_of_core(
                     self._ids(table), spill_parent=folder
                 )
             else:
-                pieces = iter([counters.pop(table.name).ranked()])
+                counter = counters.pop(table.name)
+                if table.name in later:
+                    drift = drift_figures(counter, later[table.name], table.num_rows)
+                    counter.counts += later.pop(table.name).counts
+                pieces = counter.ranked()
             write_counts(path, summarised(pieces, summary))
             shape = {"num_rows": table.num_rows, "dim": table.dim, "features": list(table.features)}
             figures[table.name] = {**shape, **summary.figures()}
-            figures[table.name] |= estimates.get(table.name, {})
+            figures[table.name] |= estimates.get(table.name, {}) | steps[table.name] | {"drift": drift}
         return figures
 
-    def _count(self, tables: Sequence[Table], counters: dict[str, RowCounter], progress: Progress) -> dict[str, Any]:
+    def _count(
+        self,
+        tables: Sequence[Table],
+        counters: dict[str, RowCounter],
+        later: dict[str, RowCounter],
+        progress: Progress,
+    ) -> dict[str, Any]:
         if not self.is_sample:
-            self._add_groups(tables, counters, self.groups, progress)
+            self._add_groups(tables, counters, self.groups, progress, later=later)
             return {}
         # The most read rows of one half of the sample are looked up in the other half: measured on the half that chose
         # them, their share would come out too high.
@@ -140,32 +173,49 @@ class AccessCounter:
         }
 
     def _add_groups(
-        self, tables: Sequence[Table], counters: dict[str, RowCounter], groups: Sequence[Group], progress: Progress
+        self,
+        tables: Sequence[Table],
+        counters: dict[str, RowCounter],
+        groups: Sequence[Group],
+        progress: Progress,
+        *,
+        later: dict[str, RowCounter] | None = None,
     ) -> None:
+        """Count the reads of the row groups, or with `later` those of the later half of the time in there."""
         features = [name for table in tables for name in table.features]
         if not features or not groups:
             return
+        middle = middle_time(self.dataset, groups) if later else np.iinfo(np.int64).max
         done, total = 0, sum(rows for _, _, rows in groups)
-        for batch in read_rows(self.dataset, columns=features, row_groups=by_file(groups)):
-            for table in tables:
-                for name in table.features:
-                    counters[table.name].add(self._rows_read(name, batch.column(name)))
+        for batch in read_rows(self.dataset, columns=[*features, "timestamp"], row_groups=by_file(groups)):
+            is_later = batch.column("timestamp").to_numpy() >= middle
+            for half, mask in ((counters, ~is_later), (later or {}, is_later)):
+                if not mask.any():
+                    continue
+                chosen = batch if mask.all() else batch.filter(pa.array(mask))
+                for table in tables:
+                    for name in table.features:
+                        half[table.name].add(self._lists_read(name, chosen.column(name))[0])
             done += batch.num_rows
             progress("count accesses", done, total)
 
     def _ids(self, table: Table, groups: Sequence[Group] | None = None) -> Iterator[np.ndarray]:
         for batch in read_rows(self.dataset, columns=table.features, row_groups=by_file(groups or self.groups)):
             for name in table.features:
-                yield self._rows_read(name, batch.column(name))
+                yield self._lists_read(name, batch.column(name))[0]
 
-    def _rows_read(self, name: str, lists: pa.Array) -> np.ndarray:
-        """The rows of its table that a feature's lists read: their ids, after the transforms the schema declares."""
+    def _lists_read(self, name: str, lists: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of its table that a feature's lists read, and how many each list does.
+
+        They are the ids after the transforms that the schema declares.
+        """
         ids: np.ndarray = lists.flatten().to_numpy()
-        if not self.schema.feature(name).transforms:
-            return ids
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
+        if not self.schema.feature(name).transforms:
+            return ids, lengths
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        return take_lists(*self.transforms.lists(name, ids, starts, lengths))
+        values, starts, lengths = self.transforms.lists(name, ids, starts, lengths)
+        return take_lists(values, starts, lengths), lengths
 
 
 def choose_counting(tables: Sequence[Table], max_array_rows: int) -> tuple[list[Table], list[Table]]:
@@ -188,7 +238,8 @@ def summarised(
 
 def _rank_of_rows(counter: RowCounter) -> np.ndarray:
     """Where every row of the table stands, 0 for the most read; rows never read come last."""
-    rows, _ = counter.ranked()
-    ranks = np.full(len(counter.counts), len(counter.counts), np.int64)
-    ranks[rows] = np.arange(len(rows))
+    ranks, done = np.full(len(counter.counts), len(counter.counts), np.int64), 0
+    for rows, _ in counter.ranked():
+        ranks[rows] = np.arange(done, done + len(rows))
+        done += len(rows)
     return ranks

@@ -4,6 +4,9 @@ session          A        A        A        A        B
 list           [7, 9]   [7, 9]   [9, 4]   [7, 9]   [7, 9]
 as previous              same     shift
 distinct        1                   2                 3       -> 5 rows / 3 distinct lists = dedup factor 1.67
+
+Lists are compared as they are stored, before the transforms of the schema: that is what the deduplicated layout and the
+reader compare, and lists that are equal stay equal. Access counts are of ids after transforms: the rows of the tables.
 """
 
 from __future__ import annotations
