@@ -1,18 +1,20 @@
 """How the work of a stage on one row group is done: in the worker's thread, or in a process if the GIL is in the way.
 
 Arrow, NumPy and our kernels release the GIL, so threads are the rule. A reader of the user's own may not: when a stage
-has two workers or more, one item is done again by two threads at once, and if they wait for each other the stage moves
-to processes. The functions of a stage are pure, so that changes no result.
+has two workers or more, an item is done again by two threads at once, and if they wait for each other, twice, the stage
+moves to processes as soon as those are up. The functions of a stage are pure, so that changes no result.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 from recmill.data.ingest.clock import Clock, Taken
@@ -21,7 +23,8 @@ from recmill.data.ingest.stages import PlainReader
 from recmill.data.ingest.transport import Parcel, pack, shared_folder, unpack
 
 PURE_STAGES = ("decode", "transform")  # reading waits for devices, and cutting batches shares blocks
-MIN_PROBED_S = 0.002  # what takes less is not worth a process
+MIN_PROBED_S = 0.005  # what takes less is not worth a process
+NUM_PROBES = 2
 BLOCKED_SHARE = 0.3  # two threads that exclude each other are blocked half of the time
 
 
@@ -31,9 +34,10 @@ class RowGroupWork:
     def __init__(self, reader: PlainReader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
-        self._is_probed = dict.fromkeys(PURE_STAGES, False)
+        self._num_bound = dict.fromkeys(PURE_STAGES, 0)  # probes that found the stage bound; -1 when that is settled
         self._pool: ProcessPoolExecutor | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_closed = False
         self.in_processes: set[str] = set()
 
     def do(self, stage: str, group: RowGroup, payload: Any, *, workers: int) -> tuple[Any, Taken]:
@@ -43,29 +47,45 @@ class RowGroupWork:
         clock = Clock()
         result = perform(self._reader, stage, group, payload)
         taken = clock.lap()
-        if workers > 1 and stage in PURE_STAGES and not self._is_probed[stage]:
+        if workers > 1 and stage in PURE_STAGES and self._num_bound[stage] >= 0:
             self._consider(stage, group, payload, taken)
         return result, taken
 
     def _consider(self, stage: str, group: RowGroup, payload: Any, alone: Taken) -> None:
-        with self._lock:
-            if self._is_probed[stage] or alone.cpu_seconds < MIN_PROBED_S:
+        """Probe once, unless another worker does; NUM_PROBES that agree settle the matter."""
+        if alone.cpu_seconds < MIN_PROBED_S or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._num_bound[stage] < 0:
                 return
-            self._is_probed[stage] = True
-        if is_gil_bound(lambda: perform(self._reader, stage, group, payload), alone=alone):
-            self._move(stage)
+            if is_gil_bound(lambda: perform(self._reader, stage, group, payload), alone=alone):
+                self._num_bound[stage] += 1
+            else:
+                self._num_bound[stage] = -1
+            if self._num_bound[stage] == NUM_PROBES:
+                self._num_bound[stage] = -1
+                self._move(stage)
+        finally:
+            self._lock.release()
 
     def _move(self, stage: str) -> None:
-        with self._lock:
-            if self._pool is None:
-                self._folder = shared_folder()
-                self._pool = ProcessPoolExecutor(
-                    max_workers=len(os.sched_getaffinity(0)),
-                    mp_context=multiprocessing.get_context("spawn"),
-                    initializer=_begin,
-                    initargs=(self._reader, self._folder.name),
-                )
-            self.in_processes.add(stage)
+        """Start the processes; the stage goes on in threads until the first one answers."""
+        if self._is_closed:
+            return
+        if self._pool is None:
+            self._folder = shared_folder()
+            self._pool = ProcessPoolExecutor(
+                max_workers=len(os.sched_getaffinity(0)),
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_begin,
+                initargs=(self._reader, self._folder.name),
+            )
+
+        def note(answer: Future[bool]) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                self.in_processes.add(stage)
+
+        self._pool.submit(_is_up).add_done_callback(note)
 
     def _do_in_process(self, stage: str, group: RowGroup, payload: Any) -> tuple[Any, Taken]:
         pool, folder = self._pool, self._folder
@@ -76,8 +96,12 @@ class RowGroupWork:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
+            # Some may still be importing: nobody waits for what they would do.
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
         if self._folder is not None:
             self._folder.cleanup()
@@ -93,20 +117,27 @@ def perform(reader: PlainReader, stage: str, group: RowGroup, payload: Any) -> A
 def is_gil_bound(work: Callable[[], object], *, alone: Taken) -> bool:
     """Whether two threads that do the same work wait for each other, not counting what one alone waits for.
 
-    Waiting for a core is left out, so that a busy machine does not look like a busy lock.
+    Waiting for a core is left out, so that a busy machine does not look like a busy lock. Where the machine itself is a
+    guest, its host takes cores away unseen; but a thread that waits for the GIL looks up every switch interval, and
+    those sleeps are counted.
     """
     taken: list[Taken] = []
+    num_sleeps: list[int] = []
 
     def run() -> None:
+        sleeps = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         clock = Clock()
         work()
         taken.append(clock.lap())
+        num_sleeps.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - sleeps)
 
     helper = threading.Thread(target=run, name="ingest-probe", daemon=True)
     helper.start()
     run()
     helper.join()
-    return len(taken) == 2 and _blocked_share(*taken) - _blocked_share(alone) > BLOCKED_SHARE
+    blocked_s = sum(entry.blocked_seconds for entry in taken)
+    has_slept = sum(num_sleeps) >= 0.5 * blocked_s / sys.getswitchinterval()
+    return len(taken) == 2 and has_slept and _blocked_share(*taken) - _blocked_share(alone) > BLOCKED_SHARE
 
 
 def _blocked_share(*taken: Taken) -> float:
@@ -122,6 +153,10 @@ def _begin(reader: PlainReader, folder_name: str) -> None:
     """What a new process keeps for the calls to come."""
     global _reader, _folder_name
     _reader, _folder_name = reader, folder_name
+
+
+def _is_up() -> bool:
+    return True
 
 
 def _perform_parcel(stage: str, group: RowGroup, parcel: Parcel) -> tuple[Parcel, Taken]:

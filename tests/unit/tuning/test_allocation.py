@@ -83,16 +83,25 @@ def test_the_allocation_records_what_was_measured(dataset, tmp_path):
         cores=8,
         memory_limit_bytes=10**8,
         batch_size=64,
+        seconds=4,
         progress=lambda what, done, total: calls.append((what, done, total)),
     )
-    assert allocation.stages == dict.fromkeys(STAGES, 2)
+    candidates = allocation.body["candidates"]
+    assert set(candidates) == {"one worker a stage", "even split", "linear programme", "agent"}
+    assert candidates["even split"]["stages"] == dict.fromkeys(STAGES, 2)
+    assert allocation.stages == candidates[allocation.body["controller"]]["stages"]
+    assert allocation.body["rows_per_s"] >= 0.97 * max(found["rows_per_s"] for found in candidates.values())
+    assert allocation.body["history"][0]["workers"] == dict.fromkeys(STAGES, 1)
+    assert (tmp_path / "allocation" / allocation.body["agent"]).is_file()
+    assert allocation.body["calibration"]["error"] >= 0
     assert allocation.inputs == {"dataset": dataset.content_hash}
     assert allocation.body["rows_per_s"] > 0
     assert 0 < allocation.body["memory_bytes"] <= 10**8
     assert allocation.body["baseline"]["stages"] == dict.fromkeys(STAGES, 1)
     assert allocation.body["baseline"]["rows_per_s"] > 0
     assert set(allocation.body["stage_times"]) == set(STAGES)
-    assert calls[-1] == ("measure allocations", 2, 2)
+    assert calls[-1] == ("measure allocations", 4, 4)
+    assert {what for what, _, _ in calls} >= {"time stages", "calibrate simulator", "tune a running pipeline"}
     loaded = WorkerAllocation.load(tmp_path / "allocation", verify=True)
     with IngestPipeline(dataset, split="all", batch_size=64, workers=loaded.stages) as pipeline:
         assert sum(map(len, pipeline)) == 500
@@ -109,6 +118,11 @@ def test_no_cores_is_refused(dataset, tmp_path):
         tune_ingest(dataset, out=tmp_path / "allocation", cores=0)
 
 
+def test_no_time_is_refused(dataset, tmp_path):
+    with pytest.raises(InputError, match="seconds is 0, expected more than 0"):
+        tune_ingest(dataset, out=tmp_path / "allocation", seconds=0)
+
+
 def test_a_cpu_quota_bounds_the_cores(tmp_path):
     unlimited = available_cores(tmp_path)
     assert unlimited >= 1
@@ -121,10 +135,12 @@ def test_a_cpu_quota_bounds_the_cores(tmp_path):
 def test_tune_prints_one_json_object(dataset, tmp_path, capsys):
     out = tmp_path / "allocation"
     with pytest.raises(SystemExit) as ended:
-        main(["tune", dataset.path, "--out", str(out), "--cores", "2", "--batch-size", "64", "--json"])
+        main(
+            ["tune", dataset.path, "--out", str(out), "--cores", "2", "--batch-size", "64", "--seconds", "2", "--json"]
+        )
     assert ended.value.code == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["stages"] == dict.fromkeys(STAGES, 1)
+    assert set(printed["stages"]) == set(STAGES)
     assert printed["content_hash"] == WorkerAllocation.load(out).content_hash
 
 

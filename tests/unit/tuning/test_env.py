@@ -1,0 +1,98 @@
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
+
+from recmill.tuning.agent import Agent, load_policy, pretrain
+from recmill.tuning.env import IngestEnv, IngestVecEnv
+from recmill.tuning.mlflow_writer import MlflowWriter
+from recmill.tuning.online_learning import OnlineLearner
+from recmill.tuning.residual import NEUTRAL
+
+
+def test_gymnasium_and_sb3_accept_the_environment():
+    check_env(IngestEnv(), skip_render_check=True)
+    check_env_for_sb3(IngestEnv())
+
+
+def test_a_seed_decides_everything():
+    runs = []
+    for _ in range(2):
+        env = IngestEnv()
+        observation, _ = env.reset(seed=7)
+        rewards = []
+        for step in range(10):
+            observation, reward, ended, truncated, _ = env.step(np.full(5, (step + NEUTRAL) % 5))
+            rewards.append(reward)
+            assert not ended
+            assert not truncated
+        runs.append((observation.tolist(), rewards))
+    assert runs[0] == runs[1]
+
+
+def test_an_episode_is_cut_off_at_its_horizon():
+    env = IngestEnv(horizon=6)
+    env.reset(seed=0)
+    cut = [env.step(np.full(5, NEUTRAL))[3] for _ in range(6)]
+    assert cut == [False] * 5 + [True]
+
+
+def test_the_programmes_own_answer_earns_about_one():
+    env = IngestVecEnv(32, seed=3, kinds=("plain",), event_share=0.0)
+    env.reset()
+    as_programme = np.tile([NEUTRAL] * 4 + [0], (32, 1))
+    for _ in range(5):
+        env.step_async(as_programme)
+        _, reward, _, _ = env.step_wait()
+    assert abs(float(reward.mean()) - 1.0) < 0.03
+
+
+class RecordingClient:
+    """Keeps what would go to MLflow."""
+
+    def __init__(self):
+        self.batches = []
+
+    def log_batch(self, run_id, metrics):
+        self.batches.append((run_id, {metric.key: metric.value for metric in metrics}, metrics[0].step))
+
+
+def test_training_is_logged_to_mlflow_and_the_policy_can_be_kept(tmp_path):
+    client, calls = RecordingClient(), []
+    policy = pretrain(
+        steps=256,
+        num_envs=8,
+        writers=(MlflowWriter(client, "run-1"),),
+        progress=lambda what, done, total: calls.append((done, total)),
+    )
+    assert calls[-1][1] == 256
+    assert client.batches
+    run_id, figures, _ = client.batches[-1]
+    assert run_id == "run-1"
+    assert any(name.startswith("agent/") for name in figures)
+    policy.save(tmp_path / "policy.zip")
+    observation = np.zeros((2, policy.observation_space.shape[0]), dtype=np.float32)
+    again = load_policy(tmp_path / "policy.zip")
+    assert np.array_equal(
+        policy.predict(observation, deterministic=True)[0], again.predict(observation, deterministic=True)[0]
+    )
+
+
+def test_the_agent_learns_from_a_running_pipeline():
+    from recmill.tuning.scenarios import draw_worlds
+    from recmill.tuning.simulator import Simulator
+
+    client = RecordingClient()
+    learner = OnlineLearner(load_policy(), writers=(MlflowWriter(client, "run"),), decisions_per_update=8)
+    before = [parameter.clone() for parameter in learner.policy.policy.parameters()]
+    world, _ = draw_worlds(np.random.default_rng(0), 1, kinds=("plain",), cores=(16,))
+    simulator = Simulator(world)
+    measured = simulator.reset()
+    agent = Agent(learner=learner)
+    agent.reset(measured)
+    for _ in range(60):
+        measured = simulator.step(agent.decide(measured))
+    assert learner.num_updates >= 1
+    assert any(
+        not bool((old == new).all()) for old, new in zip(before, learner.policy.policy.parameters(), strict=True)
+    )
+    assert "agent/online/reward" in client.batches[-1][1]
