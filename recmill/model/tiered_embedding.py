@@ -156,6 +156,11 @@ class TieredEmbeddingCollection(nn.Module):
     def _dim(self, table: str) -> int:
         return int(self._configs[table].embedding_dim)
 
+    @property
+    def exchanges(self) -> tuple[RowExchange, ...]:
+        """What moves the rows, one for every width of tables."""
+        return tuple(self._exchanges.values())
+
     def finish(self) -> None:
         """Wait until all gradients sent so far are in the rows."""
         for exchange in self._exchanges.values():

@@ -66,6 +66,7 @@ class RowExchange:
         )
         self._unsynced = _Unsynced()
         self._last: Future[Any] | None = None
+        self.key_dtype = torch.int32 if layout.stride < INT32_KEYS else torch.int64  # of an id on the wire
 
     def request(self, keys_N: Tensor) -> Request:
         """Make keys distinct and sort them by holder."""
@@ -106,8 +107,7 @@ class RowExchange:
     def _answer(self, request: Request, read: Any) -> Answer:
         grid, send = self.grid, request.send
         receive = grid.swap_counts(grid.world, send, phase="ids")
-        narrow = request.keys_U.int() if self.layout.stride < INT32_KEYS else request.keys_U
-        keys_H = grid.swap(grid.world, narrow, send=send, receive=receive, phase="ids").long()
+        keys_H = grid.swap(grid.world, request.keys_U.to(self.key_dtype), send=send, receive=receive, phase="ids").long()
         rows_HD = read(keys_H)
         rows_UD = grid.swap(grid.world, rows_HD, send=receive, receive=send, phase="vectors")
         return Answer(rows_UD=rows_UD, keys_H=keys_H, receive=receive)
