@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from recmill.artifacts import InputError, is_remote
 from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_for
 
 
@@ -17,48 +19,153 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
 )
 @click.option("--nproc", default=1, show_default=True, help="Ranks on this machine, when no --topology is given.")
 @click.option(
-    "--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Bytes a rank for rows and optimiser state."
+    "--memory-budget",
+    type=BYTES,
+    default="1GiB",
+    show_default=True,
+    help="Bytes a rank for rows, optimiser state and finding rows.",
 )
 @click.option("--batch-size", default=2048, show_default=True, help="Samples of one step over all ranks.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["tiers", "torchrec"]),
+    default="tiers",
+    show_default=True,
+    help="Rows by how often they are read, or TorchRec's own planner.",
+)
+@click.option(
+    "--total-bytes",
+    "total_bytes_ratio",
+    default="1.0",
+    show_default=True,
+    help="All ranks may send this many times the bytes of row-wise sharding with distinct ids; `any` for no limit.",
+)
+@click.option("--hot-budget", type=BYTES, help="Also choose a hot set for hot batches, of so many bytes a rank.")
+@click.option(
+    "--compress", help="Also share parameters: `auto`, a factor like 100, or a size like 64MiB for all shared tables."
+)
+@click.option("--measure", is_flag=True, help="Time collectives on the ranks first; writes OUT-topology.yaml.")
+@click.option("--from", "previous", help="An older plan: move only rows that pay for their move.")
+@click.option("--steps", default=10_000, show_default=True, help="Steps that --from expects the new plan to serve.")
+@click.option("--explain", is_flag=True, help="Say why every table landed where it did.")
 @json_option
 def plan(
-    profile: str, out: str, topology_file: str | None, nproc: int, memory_budget: int, batch_size: int, as_json: bool
+    profile: str,
+    out: str,
+    topology_file: str | None,
+    nproc: int,
+    memory_budget: int,
+    batch_size: int,
+    strategy: str,
+    total_bytes_ratio: str,
+    hot_budget: int | None,
+    compress: str | None,
+    measure: bool,
+    previous: str | None,
+    steps: int,
+    explain: bool,
+    as_json: bool,
 ) -> None:
-    """Decide where every embedding table of PROFILE lives, within a memory budget.
+    """Decide where every row of the embedding tables of PROFILE lives, within a memory budget.
+
+    Rows read most are replicated on every rank, warm rows kept once a node, cold rows spread over all ranks, such that
+    the predicted communication of a step takes least time; `--explain` says why.
 
     \b
     Example topology.yaml:
       nodes: 2
       ranks_per_node: 4
       intra_node_bytes_per_s: 10e9
-      inter_node_bytes_per_s: 1.25e9
+      inter_node_bytes_per_s: 1.25e9    # a rank's share of its node's uplink
     """
     from recmill.planning.planner import Topology, plan_shards
 
+    progress = progress_for(as_json)
     topology = Topology.load(topology_file) if topology_file else Topology.local(nproc)
+    measured = None
+    if measure:
+        from recmill.planning.measure import measure_topology
+
+        if is_remote(out):
+            raise InputError(f"--out {out}: --measure writes the topology beside the plan, on a local path")
+        topology = measure_topology(topology, progress=progress)
+        measured = str(Path(out).absolute().with_name(Path(out).name + "-topology.yaml"))
+        topology.save(measured)
     shard_plan = plan_shards(
         profile,
         out=out,
         topology=topology,
         memory_budget_bytes=memory_budget,
         batch_size=batch_size,
-        progress=progress_for(as_json),
+        strategy=strategy,
+        total_bytes_ratio=_ratio(total_bytes_ratio),
+        hot_budget_bytes=hot_budget,
+        compress=compress,
+        previous=previous,
+        previous_steps=steps,
+        progress=progress,
     )
+    lines = _describe(shard_plan.body, out)
+    if measured:
+        lines.append(f"measured topology in {measured}")
+    if explain:
+        lines += _explain(shard_plan.body)
     emit(
-        {"path": out, "content_hash": shard_plan.content_hash, **shard_plan.body},
-        _describe(shard_plan.body, out),
+        {"path": out, "content_hash": shard_plan.content_hash, "measured_topology": measured, **shard_plan.body},
+        lines,
         as_json=as_json,
     )
 
 
+def _ratio(text: str) -> float | None:
+    if text == "any":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--total-bytes is {text!r}, expected a number of 1 or more, or `any`") from None
+
+
 def _describe(body: Any, out: str) -> list[str]:
-    lines = [f"{'table':<24}{'rows':>14}{'size':>12}  {'placement':<12}{'ranks':<12}{'moved a step':>14}"]
+    lines = [f"{'table':<24}{'tier':<12}{'rows':>14}{'all copies':>12}{'sent a step':>14}{'time a step':>14}"]
     for name, table in body["tables"].items():
-        tier = table["tiers"][0]
-        ranks = ",".join(str(shard["rank"]) for shard in table["shards"])
-        moved = format_bytes(tier["predicted_bytes_per_step"])
-        size = format_bytes(tier["bytes"])
-        lines.append(f"{name:<24}{tier['num_rows']:>14,}{size:>12}  {table['sharding']:<12}{ranks:<12}{moved:>14}")
+        for tier in table["tiers"]:
+            sent, held = format_bytes(tier["predicted_bytes_per_step"]), format_bytes(tier["bytes"])
+            seconds = f"{tier['predicted_seconds_per_step'] * 1e6:,.1f} us"
+            rows = f"{tier['num_rows']:,}"
+            lines.append(f"{name:<24}{tier['kind']:<12}{rows:>14}{held:>12}{sent:>14}{seconds:>14}")
+            name = ""
+    if prediction := body.get("prediction"):
+        lines += _describe_prediction(body, prediction)
+    if refresh := body.get("refresh"):
+        scratch = refresh["from_scratch"]
+        lines.append(
+            f"moves {refresh['moved_rows']:,} rows ({format_bytes(refresh['moved_bytes'])}); a plan from scratch would "
+            f"move {scratch['moved_rows']:,} ({format_bytes(scratch['moved_bytes'])}) to take "
+            f"{scratch['seconds'] * 1e3:.3f} ms instead of {refresh['seconds'] * 1e3:.3f} ms a step"
+        )
+    if hot := body.get("hot_set"):
+        lines.append(f"hot set: {format_bytes(hot['bytes'])} a rank; {hot['reason']}")
+    if shared := body.get("shared"):
+        lines.append(f"shared parameters: {format_bytes(shared['array_bytes'])} for {', '.join(shared['tables'])}")
     largest = max(body["rank_bytes"])
     lines.append(f"largest rank {format_bytes(largest)} of {format_bytes(body['memory_budget_bytes'])}; plan in {out}")
+    return lines
+
+
+def _describe_prediction(body: Any, prediction: Any) -> list[str]:
+    sent, baseline = prediction["bytes"], prediction["row_wise_dedup"]
+    return [
+        f"a step communicates for {body['objective'] * 1e3:.3f} ms (proven bound {body['bound'] * 1e3:.3f} ms, gap "
+        f"{body['gap']:.2%}); every row global: {baseline['seconds'] * 1e3:.3f} ms",
+        f"bytes over all ranks: {format_bytes(sent['total'])}, {format_bytes(sent['inter_node'])} between nodes, "
+        f"{format_bytes(sent['all_to_all'])} by all-to-all; row-wise with distinct ids: "
+        f"{format_bytes(baseline['total'])}, {format_bytes(baseline['inter_node'])} between nodes",
+    ]
+
+
+def _explain(body: Any) -> list[str]:
+    lines = []
+    for name, table in body["tables"].items():
+        lines += ["", f"{name}: {table.get('why') or 'placed by TorchRec, which does not say why'}"]
     return lines

@@ -1,27 +1,44 @@
-"""Where every embedding table lives, decided from a profile, a topology and a memory budget."""
+"""Where every embedding row lives, decided from a profile, a topology and a memory budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from recmill.artifacts import AccessProfile, InputError, ShardPlan, write_folder
-from recmill.data.schema import Schema, Table
+from recmill.artifacts import AccessProfile, InputError, ShardPlan, local_folder, write_folder
+from recmill.data.schema import Schema
+from recmill.planning.explain import explain_tables
+from recmill.planning.hot_set import choose_hot_set
+from recmill.planning.reads import TableReads, load_reads
+from recmill.planning.refresh import (
+    DEFAULT_STEPS,
+    Moves,
+    Origin,
+    choose_rows,
+    count_moves,
+    cut_by_origin,
+    load_previous,
+    settle,
+)
+from recmill.planning.row_files import write_rows
+from recmill.planning.shared_tables import Sharing
+from recmill.planning.sharing import SharedChoice, choose_sharing
+from recmill.planning.tier_plan import prediction_json, shard_entry, single_rank_entries, table_entries
+from recmill.planning.tier_problem import TierProblem, table_memory
+from recmill.planning.tier_solution import Solved, solve_tiers
 from recmill.planning.topology import Topology
-from recmill.planning.torchrec_planner import plan_with_torchrec
+from recmill.planning.torchrec_plan import table_bytes, torchrec_body
 from recmill.progress import Progress, no_progress
 
-__all__ = ["ShardPlan", "Topology", "default_plan", "plan_shards"]
+__all__ = ["ShardPlan", "Topology", "default_plan", "plan_shards", "table_bytes"]
 
-WEIGHT_BYTES = 4
-STATE_BYTES_PER_ROW = 4  # row-wise Adagrad keeps one float a row
-ID_BYTES = 8
-ROW_BLOCK = 1_000_000
+STRATEGIES = ("tiers", "torchrec")
+
+TierRows = dict[str, dict[str, np.ndarray]]  # table -> rows of its replicated and node tiers, by slot
 
 
 def plan_shards(
@@ -30,53 +47,211 @@ def plan_shards(
     out: str | Path,
     topology: Topology,
     memory_budget_bytes: int,
+    hot_budget_bytes: int | None = None,
+    compress: str | float | None = None,
     batch_size: int = 2048,
+    previous: ShardPlan | str | Path | None = None,
+    previous_steps: int = DEFAULT_STEPS,
+    strategy: str = "tiers",
+    total_bytes_ratio: float | None = 1.0,
     progress: Progress = no_progress,
 ) -> ShardPlan:
-    """Plan the tables of a profile with TorchRec's own planner and write a ShardPlan.
+    """Place every row of every table of a profile and write a ShardPlan.
 
-    `memory_budget_bytes` is what one rank may spend on rows and their optimiser state; `batch_size` is global.
+    `memory_budget_bytes` is what one rank may spend on rows, their optimiser state and finding them; `batch_size` is
+    global. `strategy` "tiers" minimises the predicted seconds of a step's communication by replicating hot rows,
+    keeping warm ones once a node and spreading cold ones, while all ranks together send at most `total_bytes_ratio`
+    times the bytes of the plan with every row global (None: any number); "torchrec" asks TorchRec's planner.
+    `previous` is an older plan: rows move only if that pays within `previous_steps` steps. `hot_budget_bytes` adds a
+    hot set for hot batches, `compress` shared parameters for tables, each from a budget of its own.
     """
-    if not isinstance(profile, AccessProfile):
-        profile = AccessProfile.load(profile)
-    schema = Schema.load(profile.path)
-    check_budget(schema, topology, memory_budget_bytes)
-    lengths = {
-        name: float(entry["mean_length"])
-        for name, entry in profile.body["duplication"].items()
-        if "mean_length" in entry
-    }
-    placed = plan_with_torchrec(schema, topology, memory_budget_bytes, batch_size=batch_size, mean_lengths=lengths)
-    tables = {
-        table.name: {
-            **placed[table.name],
-            "tiers": [_whole_table_tier(schema, table, placed[table.name], topology, batch_size, lengths)],
-        }
-        for table in schema.tables
-    }
-    rank_seconds = np.zeros(topology.world_size)
-    for placement in tables.values():
-        for shard in placement["shards"]:
-            rank_seconds[shard["rank"]] += shard["predicted_seconds"]
-    body = {
+    request = _Request(
+        profile=profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile),
+        topology=topology,
+        memory_budget_bytes=memory_budget_bytes,
+        batch_size=batch_size,
+        strategy=strategy,
+        total_bytes_ratio=total_bytes_ratio,
+        previous_steps=previous_steps,
+    )
+    request.check()
+    older = previous if previous is None or isinstance(previous, ShardPlan) else ShardPlan.load(previous)
+    if older is not None and strategy != "tiers":
+        raise InputError(f"strategy {strategy!r} knows no rows to keep; --from goes with strategy 'tiers'")
+    schema = Schema.load(request.profile.path)
+    progress("plan tables", 0, len(schema.tables))
+    sharing = _choose_sharing(request, schema, compress)
+    body, rows = _place(sharing.left_for_others(request), sharing.others(schema), older)
+    sharing.add_to(body, schema, request)
+    progress("plan tables", len(schema.tables), len(schema.tables))
+    body |= {
         "topology": topology.to_json(),
         "memory_budget_bytes": memory_budget_bytes,
         "batch_size": batch_size,
-        "tables": tables,
-        "rank_bytes": _rank_bytes(tables, topology.world_size),
-        "solver": "torchrec",
-        "objective": float(rank_seconds.max()),
-        "bound": None,
+        "strategy": strategy,
         "hot_set": None,
-        "profile_hash": profile.content_hash,
+        "shared": sharing.choice.shared,
+        "profile_hash": request.profile.content_hash,
     }
+    inputs = {"profile": request.profile.content_hash} | ({"previous": older.content_hash} if older else {})
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
-        (folder / "rows").mkdir()
-        for done, table in enumerate(schema.tables):
-            _write_identity_rows(folder / "rows" / f"{table.name}.parquet", table.num_rows)
-            progress("write rows of tables", done + 1, len(schema.tables))
-        ShardPlan.seal(folder, body=body, inputs={"profile": profile.content_hash})
+        if hot_budget_bytes is not None:
+            body["hot_set"] = _add_hot_set(request, hot_budget_bytes, folder)
+        if sharing.choice.shared:
+            sharing.choice.write_rows(folder)
+        _write_all_rows(folder, schema, body["tables"], rows, progress)
+        ShardPlan.seal(folder, body=body, inputs=inputs)
     return ShardPlan.load(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What was asked for."""
+
+    profile: AccessProfile
+    topology: Topology
+    memory_budget_bytes: int
+    batch_size: int
+    strategy: str
+    total_bytes_ratio: float | None
+    previous_steps: int
+
+    def check(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise InputError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+        for name in ("memory_budget_bytes", "batch_size", "previous_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} is {value!r}, expected a whole number of 1 or more")
+        ratio = self.total_bytes_ratio
+        if ratio is not None and not 1 <= ratio < float("inf"):
+            raise InputError(f"total_bytes_ratio is {ratio!r}, expected a number of 1 or more, or None for no limit")
+        if not self.profile.body["tables"]:
+            raise InputError(f"{self.profile.path}: the profile has no tables, so there is nothing to place")
+
+
+def _place(request: _Request, schema: Schema | None, older: ShardPlan | None) -> tuple[dict[str, Any], TierRows]:
+    """What plan.json says about tables that keep parameters of their own, and the rows of their tiers."""
+    if schema is None:
+        nothing = {"tables": {}, "rank_bytes": [0] * request.topology.world_size}
+        return nothing | {"solver": "highs", "objective": 0.0, "bound": 0.0, "gap": 0.0}, {}
+    if request.strategy == "torchrec":
+        budget, batch_size = request.memory_budget_bytes, request.batch_size
+        return torchrec_body(request.profile, schema, request.topology, budget, batch_size), {}
+    return _plan_tiers(request, schema, older)
+
+
+def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> tuple[dict[str, Any], TierRows]:
+    topology, budget = request.topology, request.memory_budget_bytes
+    tables = load_reads(request.profile, schema, batch_size=request.batch_size, world_size=topology.world_size)
+    problem = TierProblem(
+        tables=tables,
+        topology=topology,
+        memory_budget_bytes=budget,
+        total_bytes_ratio=request.total_bytes_ratio,
+    )
+    problem.check_feasible()
+    if topology.world_size == 1:
+        return _single_rank_body(tables, topology), {}
+    scratch_origins = [Origin(table=t, kind="global", rows=None) for t in range(len(tables))]
+    with local_folder(request.profile.path) as folder:
+        if older is None:
+            solved, origins = solve_tiers(problem), scratch_origins
+            rows = _rows_of(tables, origins, solved, folder)
+            refresh = None
+        else:
+            load_previous(older, tables, topology)
+            steps = request.previous_steps
+            segments, origins = cut_by_origin(older, tables, folder, topology, steps=steps)
+            scratch = solve_tiers(problem)
+            scratch_rows = _rows_of(tables, scratch_origins, scratch, folder)
+            problem = replace(problem, segments=tuple(segments))
+            solved = solve_tiers(problem)
+            rows = _rows_of(tables, origins, solved, folder)
+            rows = {name: settle(tiers, older, name) for name, tiers in rows.items()}
+            refresh = {
+                "previous_hash": older.content_hash,
+                "steps": steps,
+                **_compare(problem, solved, count_moves(rows, _whole(problem, solved), older, tables, topology)),
+                "from_scratch": _compare(
+                    problem, scratch, count_moves(scratch_rows, _whole(problem, scratch), older, tables, topology)
+                ),
+            }
+    entries = table_entries(problem, solved)
+    for name, why in explain_tables(problem, solved).items():
+        entries[name]["why"] = why
+    body: dict[str, Any] = {
+        "tables": entries,
+        "rank_bytes": [int(np.ceil(held)) for held in solved.prediction.rank_memory],
+        "solver": "highs",
+        "objective": solved.prediction.objective,
+        "bound": solved.bound,
+        "gap": solved.gap,
+        "total_bytes_ratio": request.total_bytes_ratio,
+        "prediction": prediction_json(problem, solved),
+        "refresh": refresh,
+    }
+    return body, rows
+
+
+def _rows_of(tables: list[TableReads], origins: list[Origin], solved: Solved, folder: Path) -> TierRows:
+    return {
+        table.name: choose_rows(t, tables, origins, solved.placement.rows, folder) for t, table in enumerate(tables)
+    }
+
+
+def _whole(problem: TierProblem, solved: Solved) -> dict[str, int]:
+    return {problem.tables[t].name: rank for t, rank in solved.placement.whole.items()}
+
+
+def _compare(problem: TierProblem, solved: Solved, moves: Moves) -> dict[str, Any]:
+    return {"moved_rows": moves.rows, "moved_bytes": moves.bytes, "seconds": solved.prediction.seconds}
+
+
+def _single_rank_body(tables: list[TableReads], topology: Topology) -> dict[str, Any]:
+    entries = single_rank_entries(tables, topology)
+    for entry in entries.values():
+        entry["why"] = "one rank: nothing travels, so every table is kept whole"
+    return {
+        "tables": entries,
+        "rank_bytes": [sum(map(table_memory, tables))],
+        "solver": "highs",
+        "objective": 0.0,
+        "bound": 0.0,
+        "gap": 0.0,
+        "prediction": None,
+        "refresh": None,
+    }
+
+
+def _choose_sharing(request: _Request, schema: Schema, compress: str | float | None) -> Sharing:
+    if compress is None:
+        return Sharing(choice=SharedChoice(shared=None))
+    # Tables that fit the ranks together need no sharing; a shared array is held by every rank.
+    full = sum(table_bytes(table) for table in schema.tables)
+    fits = full <= request.memory_budget_bytes * request.topology.world_size
+    limit = None if fits else request.memory_budget_bytes
+    return Sharing(choice=choose_sharing(request.profile, compress=compress, memory_budget_bytes=limit))
+
+
+def _add_hot_set(request: _Request, budget_bytes: int, folder: Path) -> dict[str, Any]:
+    hot = choose_hot_set(
+        request.profile, budget_bytes=budget_bytes, topology=request.topology, batch_size=request.batch_size
+    )
+    hot.write(folder)
+    return hot.to_json()
+
+
+def _write_all_rows(
+    folder: Path, schema: Schema, entries: Mapping[str, Any], rows: TierRows, progress: Progress
+) -> None:
+    (folder / "rows").mkdir()
+    for done, table in enumerate(schema.tables):
+        moved = rows.get(table.name, {})
+        kinds = [tier["kind"] for tier in entries[table.name]["tiers"]]
+        listed = [moved[kind] if kind in ("replicated", "node") else None for kind in kinds]
+        write_rows(folder / "rows" / f"{table.name}.parquet", table.num_rows, listed)
+        progress("write rows of tables", done + 1, len(schema.tables))
 
 
 def default_plan(schema: Schema, topology: Topology) -> ShardPlan:
@@ -88,83 +263,9 @@ def default_plan(schema: Schema, topology: Topology) -> ShardPlan:
         load[rank] += table_bytes(table)
         tables[table.name] = {
             "collection": "sequence" if table.name in schema.sequence_tables else "pooled",
+            "placement": "torchrec",
             "sharding": "table_wise",
-            "shards": [
-                {
-                    "rank": rank,
-                    "local_rank": rank % topology.ranks_per_node,
-                    "offset": [0, 0],
-                    "size": [table.num_rows, table.dim],
-                }
-            ],
+            "shards": [shard_entry(rank, 0, table.num_rows, table.dim, topology)],
         }
     body = {"topology": topology.to_json(), "tables": tables, "solver": "largest first", "objective": None}
     return ShardPlan(path="", body=body)
-
-
-def table_bytes(table: Table) -> int:
-    """Rows and optimiser state."""
-    return table.num_rows * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
-
-
-def check_budget(schema: Schema, topology: Topology, memory_budget_bytes: int) -> None:
-    """Raise if the tables cannot fit into the ranks' memory together, or one cannot be placed whole."""
-    total = sum(table_bytes(table) for table in schema.tables)
-    available = memory_budget_bytes * topology.world_size
-    largest = sorted(schema.tables, key=table_bytes, reverse=True)[:3]
-    named = ", ".join(f"{table.name} {table_bytes(table):,} B" for table in largest)
-    if total > available:
-        raise InputError(
-            f"the tables need {total:,} B (rows and optimiser state), {topology.world_size} ranks with a budget of "
-            f"{memory_budget_bytes:,} B each have {available:,} B: {total - available:,} B too little; largest: {named}"
-        )
-    for table in schema.tables:
-        if table_bytes(table) > memory_budget_bytes and table.name not in schema.sequence_tables:
-            raise InputError(
-                f"table {table.name!r} needs {table_bytes(table):,} B on one rank, the budget is "
-                f"{memory_budget_bytes:,} B: {table_bytes(table) - memory_budget_bytes:,} B too little"
-            )
-
-
-def _whole_table_tier(
-    schema: Schema,
-    table: Table,
-    placed: Mapping[str, Any],
-    topology: Topology,
-    batch_size: int,
-    lengths: Mapping[str, float],
-) -> dict[str, Any]:
-    """The one tier of a table that is placed as a whole, with the all-to-all bytes a step it will cause."""
-    is_pooled = placed["collection"] == "pooled"
-    ids = sum(lengths.get(name, 1.0) for name in table.features) * batch_size
-    vectors = len(table.features) * batch_size if is_pooled else ids
-    away = (topology.world_size - 1) / topology.world_size
-    # ids travel once; vectors forward and their gradients back
-    moved = away * (ids * ID_BYTES + 2 * vectors * table.dim * WEIGHT_BYTES)
-    return {
-        "kind": "table_wise" if placed["sharding"] == "table_wise" else "global",
-        "num_rows": table.num_rows,
-        "bytes": table_bytes(table),
-        "predicted_bytes_per_step": moved,
-        "predicted_seconds_per_step": max(shard["predicted_seconds"] for shard in placed["shards"]),
-    }
-
-
-def _rank_bytes(tables: Mapping[str, Any], world_size: int) -> list[int]:
-    rank_bytes = [0] * world_size
-    for table in tables.values():
-        for shard in table["shards"]:
-            num_rows, width = shard["size"]
-            rank_bytes[shard["rank"]] += num_rows * (width * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
-    return rank_bytes
-
-
-def _write_identity_rows(path: Path, num_rows: int) -> None:
-    """`row, tier, slot` of a table with one tier: slot = row. Delta encoding makes it a few bytes a million rows."""
-    schema = pa.schema([("row", pa.int64()), ("tier", pa.int32()), ("slot", pa.int64())])
-    encoding = dict.fromkeys(("row", "tier", "slot"), "DELTA_BINARY_PACKED")
-    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False, column_encoding=encoding) as writer:
-        for start in range(0, num_rows, ROW_BLOCK):
-            rows = np.arange(start, min(start + ROW_BLOCK, num_rows))
-            tiers = np.zeros(len(rows), dtype=np.int32)
-            writer.write_table(pa.table({"row": rows, "tier": tiers, "slot": rows}, schema=schema))

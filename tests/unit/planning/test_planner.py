@@ -14,8 +14,14 @@ def profile(tmp_path_factory):
     return profile_access(folder / "data", out=folder / "profile")
 
 
-def test_a_plan_places_every_row_once_within_the_budget(profile, tmp_path):
-    plan = plan_shards(profile, out=tmp_path / "plan", topology=Topology.local(2), memory_budget_bytes=1 << 20)
+def test_torchrecs_planner_places_every_row_once_within_the_budget(profile, tmp_path):
+    plan = plan_shards(
+        profile,
+        out=tmp_path / "plan",
+        topology=Topology.local(2),
+        memory_budget_bytes=1 << 20,
+        strategy="torchrec",
+    )
     schema = ranking_schema()
     for table in schema.tables:
         entry = plan.body["tables"][table.name]
@@ -40,7 +46,8 @@ def test_an_impossible_budget_says_by_how_much_and_which_tables(profile, tmp_pat
     with pytest.raises(InputError, match=r"need 3,492 B .* 492 B too little; largest: interests 1,800 B"):
         plan_shards(profile, out=tmp_path / "plan", topology=Topology.local(2), memory_budget_bytes=1500)
     with pytest.raises(InputError, match=r"table 'interests' needs 1,800 B on one rank"):
-        plan_shards(profile, out=tmp_path / "plan", topology=Topology.local(4), memory_budget_bytes=1600)
+        topology = Topology.local(4)
+        plan_shards(profile, out=tmp_path / "plan", topology=topology, memory_budget_bytes=1600, strategy="torchrec")
     assert not (tmp_path / "plan").exists()
 
 

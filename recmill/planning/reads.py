@@ -1,0 +1,169 @@
+"""How often the rows of a table are read in a step, as classes of rows that are read equally often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recmill.artifacts import AccessProfile, InputError, join_path, local_folder
+from recmill.data.schema import Schema, Table
+
+# C = classes of rows with one count
+MIN_LANES = 8  # the reader cuts an epoch into at least so many lanes, each a run of rows in stored order
+COUNT_BLOCK = 1 << 20
+MAX_CLASSES = 2048
+CLASS_WIDTH = 0.005  # counts of a merged class differ by half a percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableReads:
+    """One table: its shape, and its rows by falling number of reads."""
+
+    name: str
+    num_rows: int
+    dim: int
+    is_pooled: bool
+    rows_C: np.ndarray  # how many rows are in a class; adds up to num_rows, the last class is never read
+    reads_C: np.ndarray  # expected reads of one such row by one rank in a step, equal lists of a run taken once
+    ids_per_rank: float  # ids a rank looks up in a step, repeats included
+    bags_per_rank: float  # lists a rank pools in a step, over all features
+    least_counts_C: np.ndarray  # the least count of a row in the class
+
+
+def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world_size: int) -> list[TableReads]:
+    """The tables of a profile as `batch_size` samples a step, shared by `world_size` ranks, read them."""
+    num_samples = profile.body["num_samples"]
+    where = join_path(profile.path, profile.manifest_name)
+    if not num_samples:
+        raise InputError(f"{where}: counts no samples, so nothing says how often a row is read")
+    unknown = sorted({table.name for table in schema.tables} - set(profile.body["tables"]))
+    if unknown:
+        raise InputError(f"{where}: knows nothing of table(s) {', '.join(unknown)}, which schema.json names")
+    samples_per_rank = batch_size / world_size
+    run_rows = batch_size / lanes_of(world_size)
+    with local_folder(profile.path) as folder:
+        samples = folder / "samples.parquet"
+        sampled = pq.read_table(samples) if samples.exists() else None
+        return [
+            _table_reads(
+                folder,
+                table,
+                profile,
+                is_pooled=table.name not in schema.sequence_tables,
+                samples_per_rank=samples_per_rank,
+                repeats=_repeats(profile, table, sampled, run_rows),
+            )
+            for table in schema.tables
+        ]
+
+
+def lanes_of(world_size: int) -> int:
+    """How many runs of rows a global batch is made of."""
+    return world_size * -(-MIN_LANES // world_size)
+
+
+def _table_reads(
+    folder: Path,
+    table: Table,
+    profile: AccessProfile,
+    *,
+    is_pooled: bool,
+    samples_per_rank: float,
+    repeats: float,
+) -> TableReads:
+    counts, rows, least = read_classes(folder / "counts" / f"{table.name}.parquet", table.num_rows)
+    entry = profile.body["tables"][table.name]
+    if entry["num_accesses"] and not counts[0]:
+        raise InputError(f"{folder}/counts/{table.name}.parquet: holds no counts, profile.json says it was read")
+    lengths = [_figure(profile, name, "mean_length", 1.0) for name in table.features]
+    num_samples = profile.body["num_samples"]
+    ids_per_rank = float((counts * rows).sum()) / num_samples * samples_per_rank
+    return TableReads(
+        name=table.name,
+        num_rows=table.num_rows,
+        dim=table.dim,
+        is_pooled=is_pooled,
+        rows_C=rows,
+        reads_C=counts * (samples_per_rank / num_samples / repeats),
+        ids_per_rank=ids_per_rank if counts[0] else sum(lengths) * samples_per_rank,
+        bags_per_rank=len(table.features) * samples_per_rank,
+        least_counts_C=least,
+    )
+
+
+def read_classes(path: Path, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean count, number of rows, least count) of the classes, most read first.
+
+    Rows that the file leaves out were never read: they are the last class.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file; the profile has no counts for this table, run `recmill profile` again")
+    counts: dict[int, int] = {}
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=COUNT_BLOCK, columns=["count"]):
+            values, number = np.unique(batch.column(0).to_numpy(), return_counts=True)
+            for value, rows in zip(values.tolist(), number.tolist(), strict=True):
+                counts[value] = counts.get(value, 0) + rows
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as counts ({' '.join(str(error).split())[:200]})") from None
+    read = sum(rows for count, rows in counts.items() if count > 0)
+    if read > num_rows or min(counts, default=0) < 0:
+        raise InputError(f"{path}: counts {read:,} rows of a table of {num_rows:,}, each from 0 on")
+    counts[0] = num_rows - read
+    ordered = sorted((count, rows) for count, rows in counts.items() if rows)[::-1]
+    values = np.array([count for count, _ in ordered], float)
+    return merge_classes(values, np.array([rows for _, rows in ordered], np.int64))
+
+
+def merge_classes(counts: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Classes of nearly equal counts taken together, so that a table has a few thousand at most."""
+    if len(counts) <= MAX_CLASSES:
+        return counts, rows, counts
+    level = np.where(counts > 0, np.floor(np.log(np.maximum(counts, 1)) / CLASS_WIDTH), -1.0)
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(level) != 0]))
+    merged = np.add.reduceat(rows, starts)
+    return np.add.reduceat(counts * rows, starts) / merged, merged, np.minimum.reduceat(counts, starts)
+
+
+def _figure(profile: AccessProfile, feature: str, name: str, default: float) -> float:
+    value = profile.body["duplication"].get(feature, {}).get(name)
+    return float(value) if value is not None else default
+
+
+def _repeats(profile: AccessProfile, table: Table, sampled: pa.Table | None, run_rows: float) -> float:
+    """How often a rank meets an id again because it reads whole sessions: those copies touch no further row.
+
+    Sessions lie side by side unless the log is in time order. Measured on the profile's sample of sessions; a profile
+    without one says at least how many lists repeat or shift inside a session.
+    """
+    if profile.body.get("layout") == "time":
+        return 1.0
+    if sampled is not None and table.name in sampled.column_names and sampled.num_rows:
+        return session_repeats(sampled, table.name, run_rows)
+    ids = distinct = 0.0
+    for name in table.features:
+        length, size = _figure(profile, name, "mean_length", 1.0), _figure(profile, name, "samples_per_session", 1.0)
+        same, shifted = (_figure(profile, name, figure, 0.0) for figure in ("same_as_previous", "shifted_by_one"))
+        pairs = min(size, run_rows) - 1 if size > 1 else 0.0
+        ids += length * (1 + pairs)
+        distinct += length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
+    return max(1.0, ids / distinct) if distinct else 1.0
+
+
+def session_repeats(sampled: pa.Table, table: str, run_rows: float) -> float:
+    """Ids of a table over those that are distinct inside their session, sessions cut at `run_rows` samples."""
+    lists = sampled.column(table).combine_chunks()
+    session = sampled.column("session_id").to_numpy()
+    starts = np.flatnonzero(np.concatenate([[True], session[1:] != session[:-1]]))
+    place = np.arange(len(session)) - np.repeat(starts, np.diff([*starts, len(session)]))
+    run = np.cumsum(np.concatenate([[True], session[1:] != session[:-1]]) | (place % max(int(run_rows), 1) == 0))
+    ids = lists.flatten().to_numpy()
+    runs = np.repeat(run, pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64))
+    if not len(ids):
+        return 1.0
+    return len(ids) / len(np.unique(np.stack([runs, ids]), axis=1).T)
