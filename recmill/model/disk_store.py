@@ -96,10 +96,33 @@ class _DiskTable:
             own[start:stop] = values[:, dim:].reshape(-1, *own.shape[1:])
 
     def load_hot(self) -> None:
-        self._place(0, self.rows.read(self.hot_rows))
+        for start in range(0, len(self.hot_rows), BLOCK_ROWS):
+            self._place(start, self.rows.read(self.hot_rows[start : start + BLOCK_ROWS]))
 
     def save_hot(self) -> None:
-        self.rows.write(self.hot_rows, self._memory(len(self.hot_rows)))
+        for start in range(0, len(self.hot_rows), BLOCK_ROWS):
+            stop = min(start + BLOCK_ROWS, len(self.hot_rows))
+            self.rows.write(self.hot_rows[start:stop], self._memory(stop, start))
+
+    def read_rows(self, rows_R: IdArray) -> Tensor:
+        """[R, D + S] of any rows: hot ones from memory, where their live values are."""
+        found = self.rows.read(rows_R)
+        slots = self.remap.slots("", rows_R)
+        hot = np.flatnonzero(slots >= 0)
+        where = torch.from_numpy(slots[hot].astype(np.int64))
+        parts = [self.weights[where], *(own[where].reshape(len(hot), self.state_width) for own in self.state)]
+        found[torch.from_numpy(hot)] = torch.cat(parts, dim=1)
+        return found
+
+    @torch.no_grad()
+    def write_rows(self, rows_R: IdArray, values: Tensor) -> None:
+        slots = self.remap.slots("", rows_R)
+        cold, hot = np.flatnonzero(slots < 0), np.flatnonzero(slots >= 0)
+        self.rows.write(rows_R[cold], values[torch.from_numpy(cold)])
+        where, chosen = torch.from_numpy(slots[hot].astype(np.int64)), values[torch.from_numpy(hot)]
+        self.weights[where] = chosen[:, : self.rows.dim]
+        for own in self.state:
+            own[where] = chosen[:, self.rows.dim :].reshape(-1, *own.shape[1:])
 
     def fetch(self, ids_N: IdArray, num_writes: int) -> _Fetched:
         """Read what a batch needs (in the thread that does all reading and writing)."""
@@ -261,11 +284,9 @@ class DiskStore(nn.Module):
         return self._reader[0].submit(work, *arguments).result()
 
     def flush(self) -> None:
-        """Wait until everything is on disk, the hot rows too."""
+        """Wait until the rows of all batches so far are on disk; hot rows stay in memory."""
         while self._writes:
             self._writes.popleft().result()
-        for table in self._tables.values():
-            self._in_reader(table.save_hot)
 
     def close(self) -> None:
         self.flush()
@@ -287,6 +308,7 @@ class DiskStore(nn.Module):
         self.flush()
         weights, state = {}, {}
         for name, table in self._tables.items():
+            self._in_reader(table.save_hot)
             whole, dim = self._in_reader(table.rows.fill), table.rows.dim
             weights[name] = whole[:, :dim]
             if self.optimiser.state_names:
@@ -305,7 +327,7 @@ class DiskStore(nn.Module):
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         self.flush()
         own = self._tables[table]
-        found, dim = self._in_reader(own.rows.read, rows_R.numpy()), own.rows.dim
+        found, dim = self._in_reader(own.read_rows, rows_R.numpy()), own.rows.dim
         is_one = self.optimiser.kind == "rowwise_adagrad"
         state = dict.fromkeys(self.optimiser.state_names, found[:, dim] if is_one else found[:, dim:])
         return found[:, :dim], state
@@ -319,8 +341,7 @@ class DiskStore(nn.Module):
             weights_RD,
             *(state[name].reshape(len(rows_R), own.state_width) for name in self.optimiser.state_names),
         ]
-        self._in_reader(own.rows.write, rows_R.numpy(), torch.cat(parts, dim=1))
-        self._in_reader(own.load_hot)
+        self._in_reader(own.write_rows, rows_R.numpy(), torch.cat(parts, dim=1))
 
 
 def _start_rows(rows: DiskRows, name: str, initial_rows: InitialRows) -> None:

@@ -1,0 +1,347 @@
+"""What hot batches buy (FAE): lookups without exchange, whole epochs with swaps and syncs, accuracy, tables on disk.
+
+    python benchmarks/fae.py [--quick] [--json PATH|-] [--seed K]
+
+Baseline: TorchRec's sharded tables, table-wise, 2 ranks, the same data in random order through the same reader. Ours:
+hot and cold batches as the plan and the scheduler set them, gradients of equal rows added up before they are sent
+("reduced"); notes give raw gradients, which are equal to TorchRec's to the last bit. Both sides live in the same
+processes and are measured in turns. The shaped network is two namespaces joined by a link of NETWORK_MBIT; where that
+cannot be had the run says so and the metric is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from fae_data import Workload, make_clicks, make_globo
+from fae_training import BENCH_CONFIG, make_variant
+from harness import Metric, Options, compare, finish, in_turns, parse_options, plain_value, say, warn_if_busy
+from session_logs import why_no_globo
+from shaped_network import run_on_nodes
+from torchrec import EmbeddingBagConfig
+from training_rate import one_rank
+
+from recmill.artifacts import AccessProfile
+from recmill.model.hot_embedding import HotEmbeddingCollection
+from recmill.model.table_store import TableOptimiser
+from recmill.planning.hot_set import choose_hot_set
+from recmill.planning.topology import Topology
+
+FOLDER = Path(__file__).parent
+NETWORK_MBIT = 200.0
+MIB = 2**20
+SEEDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    num_samples: int
+    flat_samples: int
+    batch_size: int
+    embedding_batches: int
+    turns: int
+    budget_bytes: int
+    zipfs: tuple[float, ...]
+    globo_one_in: int
+    swap_rows: int
+    disk_gb: float
+    disk_batches: int
+
+
+SIZES = {
+    "tiny": Sizes(
+        num_samples=6_000,
+        flat_samples=4_000,
+        batch_size=512,
+        embedding_batches=2,
+        turns=1,
+        budget_bytes=MIB,
+        zipfs=(1.2,),
+        globo_one_in=2_000,
+        swap_rows=2_000,
+        disk_gb=0.5,
+        disk_batches=3,
+    ),
+    "quick": Sizes(
+        num_samples=100_000,
+        flat_samples=30_000,
+        batch_size=8_192,
+        embedding_batches=6,
+        turns=2,
+        budget_bytes=12 * MIB,
+        zipfs=(1.2,),
+        globo_one_in=100,
+        swap_rows=100_000,
+        disk_gb=50.0,
+        disk_batches=40,
+    ),
+    "full": Sizes(
+        num_samples=400_000,
+        flat_samples=100_000,
+        batch_size=8_192,
+        embedding_batches=10,
+        turns=4,
+        budget_bytes=24 * MIB,
+        zipfs=(1.2, 1.05),
+        globo_one_in=20,
+        swap_rows=100_000,
+        disk_gb=50.0,
+        disk_batches=200,
+    ),
+}
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "", quick="fewer samples and one Zipf exponent; under 90 s")
+    sizes = SIZES[options.size]
+    warn_if_busy()
+    with tempfile.TemporaryDirectory(prefix="recmill-fae-") as scratch:
+        bench = Benchmark(options, sizes, Path(scratch))
+        bench.run()
+        finish(options, bench.metrics, skipped=bench.skipped, extra={"series": bench.series})
+
+
+class Benchmark:
+    """Makes the data once and fills `metrics`, `skipped` and `series`."""
+
+    def __init__(self, options: Options, sizes: Sizes, folder: Path) -> None:
+        self.options, self.sizes, self.folder = options, sizes, folder
+        self.metrics: dict[str, Metric] = {}
+        self.skipped: dict[str, str] = {}
+        self.series: dict[str, Any] = {}
+        self.topology = Topology(nodes=2, ranks_per_node=1, inter_node_bytes_per_s=NETWORK_MBIT * 1e6 / 8)
+
+    def run(self) -> None:
+        made = [self._clicks(zipf, self.sizes.num_samples) for zipf in self.sizes.zipfs]
+        flat = self._clicks(0.6, self.sizes.flat_samples)
+        globo = None
+        if (reason := why_no_globo()) is None:
+            globo = make_globo(
+                self.folder,
+                self.sizes.globo_one_in,
+                budget_bytes=self.sizes.budget_bytes // 2,
+                topology=self.topology,
+                batch_size=self.sizes.batch_size // 8,
+                seed=self.options.seed,
+            )
+        self.series["workloads"] = {own.name: self._describe(own) for own in [*made, flat, *([globo] if globo else [])]}
+        self.series["share_against_budget"] = {own.name: self._shares(own.profile) for own in made}
+        self._measure_swap()
+        self._measure_ranks(made, flat, globo)
+        self._measure_auc(made[0], globo, reason)
+        self._measure_disk()
+
+    def _clicks(self, zipf: float, num_samples: int) -> Workload:
+        return make_clicks(
+            self.folder,
+            zipf,
+            num_samples,
+            budget_bytes=self.sizes.budget_bytes,
+            topology=self.topology,
+            batch_size=self.sizes.batch_size,
+            seed=self.options.seed,
+        )
+
+    def _describe(self, workload: Workload) -> dict[str, Any]:
+        stated = workload.hot_set.to_json()
+        return {key: stated[key] for key in stated if key != "tables"} | {
+            "layout_s": workload.layout_s,
+            "measured_share": workload.laid_out.body["hot"]["sample_share"],
+        }
+
+    def _shares(self, profile: AccessProfile) -> list[dict[str, float]]:
+        budgets = [self.sizes.budget_bytes * factor // 4 for factor in (1, 2, 4, 8)]
+        found = [choose_hot_set(profile, budget_bytes=budget, topology=self.topology) for budget in budgets]
+        return [
+            {"budget_bytes": own.budget_bytes, "sample_share": own.sample_share, "access_share": own.access_share}
+            for own in found
+        ]
+
+    def _measure_swap(self) -> None:
+        say("swap rows")
+        baseline, ours = swap_seconds(self.sizes.swap_rows)
+        note = f"{self.sizes.swap_rows:,} rows of 64 and their optimiser state out of a table in memory; a loop a row"
+        self.metrics["swap_rows"] = compare(baseline, ours, unit="s", note=note, less_is_better=True)
+
+    def _measure_ranks(self, made: list[Workload], flat: Workload, globo: Workload | None) -> None:
+        say("two ranks over loopback")
+        jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat, is_hot=False)}
+        jobs |= {f"train {own.name}": self._job("training", own) for own in made}
+        if globo is not None and not self.options.quick:
+            jobs["train globo"] = self._job("training", globo)
+        found = self._run(jobs, mbit=None)["results"][0]
+        embedding = found["embedding"]
+        raw = compare(embedding["baseline"], embedding["raw"], unit="s", less_is_better=True)
+        self.metrics["hot_batch_embedding"] = compare(
+            embedding["baseline"],
+            embedding["reduced"],
+            unit="s/batch",
+            less_is_better=True,
+            note=f"loopback, {self.sizes.batch_size} samples, Zipf 1.2; raw gradients {raw['ratio']:.2f}x",
+        )
+        self.metrics["train_loopback"] = self._training(found, made[0])
+        self.metrics["low_skew"] = compare(
+            found["low_skew"]["baseline"],
+            found["low_skew"]["ours"],
+            unit="samples/s",
+            note=f"Zipf 0.6: pays is {flat.hot_set.pays}; {flat.hot_set.cost.reason}",
+        )
+        self.series["loopback"] = found
+        say(f"two ranks over {NETWORK_MBIT:g} Mbit/s")
+        shaped = {name: job for name, job in jobs.items() if name != "low_skew"}
+        answer = self._run(shaped, mbit=NETWORK_MBIT)
+        self.series["shaped"] = {"network": answer["network"], "note": answer["note"], **answer["results"][0]}
+        if answer["network"] == "loopback":
+            self.skipped["train_shaped"] = answer["note"]
+            return
+        self.metrics["train_shaped"] = self._training(answer["results"][0], made[0])
+        self._break_even(made[0], answer["results"][0][f"train {made[0].name}"])
+
+    def _training(self, found: dict[str, Any], workload: Workload) -> Metric:
+        own = found[f"train {workload.name}"]
+        share = workload.laid_out.body["hot"]["sample_share"]
+        note = f"{workload.name}, {share:.0%} of the samples hot, swaps {own['swap_s']:.2f} s an epoch"
+        others = [
+            f"{name.removeprefix('train ')} {compare(entry['baseline'], entry['ours'], unit='')['ratio']:.2f}x"
+            for name, entry in found.items()
+            if name.startswith("train ") and entry is not own
+        ]
+        return compare(own["baseline"], own["ours"], unit="samples/s", note="; ".join([note, *others]))
+
+    def _break_even(self, workload: Workload, own: dict[str, list[float]]) -> None:
+        """Epochs after which the layout has paid for itself on the shaped network."""
+        num_samples = sum(part["num_rows"] for part in workload.data.split_parts("train"))
+        before, after = (num_samples / (sum(own[side]) / len(own[side])) for side in ("baseline", "ours"))
+        saved = before - after
+        self.series["break_even_epochs"] = workload.layout_s / saved if saved > 0 else None
+
+    def _job(self, task: str, workload: Workload, *, is_hot: bool = True) -> dict[str, Any]:
+        return {
+            "task": task,
+            "data": workload.data.path,
+            "plan": workload.plan.path,
+            "laid_out": workload.laid_out.path if is_hot and workload.hot_set.pays else None,
+            "batch_size": self.sizes.batch_size if workload.name != "globo" else self.sizes.batch_size // 8,
+            "num_batches": self.sizes.embedding_batches,
+            "turns": self.sizes.turns,
+        }
+
+    def _run(self, jobs: dict[str, Any], *, mbit: float | None) -> dict[str, Any]:
+        path = self.folder / "jobs.json"
+        path.write_text(json.dumps(jobs), encoding="utf-8")
+        return run_on_nodes(
+            FOLDER / "fae_rank.py",
+            [str(path)],
+            nodes=2 if mbit else 1,
+            ranks_per_node=1 if mbit else 2,
+            inter_mbit=mbit,
+            intra_mbit=None,
+            env={"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(FOLDER.parent)},
+        )
+
+    def _measure_auc(self, clicks: Workload, globo: Workload | None, reason: str | None) -> None:
+        say("accuracy of hot and cold turns against random order")
+        differences = {own.name: auc_differences(own, self.sizes) for own in [clicks, *([globo] if globo else [])]}
+        self.series["auc"] = differences
+        means = {name: abs(sum(own["difference"]) / len(own["difference"])) for name, own in differences.items()}
+        note = ", ".join(
+            f"{name}: {sum(own['ours']) / SEEDS:.4f} against {sum(own['random']) / SEEDS:.4f}"
+            for name, own in differences.items()
+        )
+        if globo is None:
+            note += f"; globo: {reason}"
+        worst = max(means.values())
+        self.metrics["auc_difference"] = plain_value(
+            [worst], unit="AUC", note=f"largest mean difference, {SEEDS} seeds; {note}"
+        )
+
+    def _measure_disk(self) -> None:
+        say("a table larger than memory")
+        command = [sys.executable, str(FOLDER / "fae_disk.py"), str(self.folder / "disk")]
+        command += [str(self.sizes.disk_batches), str(self.sizes.disk_gb)]
+        environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode:
+            raise SystemExit(f"fae_disk.py: {done.stderr.strip()[-500:]}")
+        found = json.loads(done.stdout)
+        self.series["disk"] = found
+        note = (
+            f"table {found['table_bytes'] / 1e9:.1f} GB, peak resident {found['peak_bytes'] / 1e9:.2f} GB of 12, "
+            f"{found['hot_share']:.0%} of reads in memory, {found['written_bytes'] / 1e9:.2f} GB written"
+        )
+        self.metrics["beyond_memory_samples_per_s"] = plain_value([found["samples_per_s"]], unit="samples/s", note=note)
+
+
+class _Memory:
+    """A table in plain tensors, as the place rows come from and go to."""
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        self.weights, self.momentum = torch.rand(num_rows, dim), torch.rand(num_rows)
+        self.tables = ("t",)
+
+    def gather_rows(self, table: str, rows_R: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return self.weights.index_select(0, rows_R), {"momentum1": self.momentum.index_select(0, rows_R)}
+
+    def put_rows(self, table: str, rows_R: torch.Tensor, weights_RD: torch.Tensor, state: Any) -> None:
+        self.weights.index_copy_(0, rows_R, weights_RD)
+        self.momentum.index_copy_(0, rows_R, state["momentum1"])
+
+
+def swap_seconds(num_rows: int, dim: int = 64) -> tuple[list[float], list[float]]:
+    """Seconds of the rows' way in and out: a row at a time, and all at once."""
+    store = _Memory(4 * num_rows, dim)
+    rows = torch.randperm(4 * num_rows)[:num_rows]
+    config = EmbeddingBagConfig(name="t", num_embeddings=4 * num_rows, embedding_dim=dim, feature_names=["f"])
+    hot = HotEmbeddingCollection([config], {"t": rows}, optimiser=TableOptimiser())
+
+    def ours() -> float:
+        start = time.perf_counter()
+        hot.enter([store])  # type: ignore[list-item]
+        hot.leave([store])  # type: ignore[list-item]
+        return time.perf_counter() - start
+
+    def loop() -> float:
+        weights, state = hot.weights("t"), hot.optimiser_state("t")["momentum1"]
+        start = time.perf_counter()
+        for slot, row in enumerate(rows.tolist()):
+            weights[slot] = store.weights[row]
+            state[slot] = store.momentum[row]
+        for slot, row in enumerate(rows.tolist()):
+            store.weights[row] = weights[slot]
+            store.momentum[row] = state[slot]
+        return time.perf_counter() - start
+
+    ours()
+    baseline, mine = in_turns(loop, ours, repeats=2)
+    return baseline, mine
+
+
+def auc_differences(workload: Workload, sizes: Sizes) -> dict[str, list[float]]:
+    """AUC after an epoch in hot and cold turns, and in random order, of the same model and samples."""
+    found: dict[str, list[float]] = {"random": [], "ours": []}
+    with one_rank():
+        for seed in range(SEEDS):
+            config = replace(BENCH_CONFIG, batch_size=min(1024, sizes.batch_size), seed=seed)
+            for name, laid_out in (("random", None), ("ours", workload.laid_out)):
+                variant = make_variant(workload.data, laid_out, workload.plan, config)
+                variant.train_epoch(held_out=workload.data if laid_out is not None else None)
+                found[name].append(variant.evaluate(workload.data)[0])
+    found["difference"] = [ours - random for ours, random in zip(found["ours"], found["random"], strict=True)]
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The logs of the FAE benchmark: clustered, profiled, with a hot set and laid out for hot batches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from harness import say
+from session_logs import globo_clicks
+
+from recmill.artifacts import AccessProfile, Dataset, ShardPlan, write_folder
+from recmill.data.cluster import cluster_sessions
+from recmill.data.hot_layout import layout_hot
+from recmill.data.schema import Schema
+from recmill.data.sources import make_raw_log
+from recmill.data.sources.synthetic import generate_log
+from recmill.data.sources.synthetic_config import IdList, SyntheticConfig, UserGroup
+from recmill.planning.hot_set import HotSet, choose_hot_set
+from recmill.planning.planner import Topology, default_plan
+from recmill.profiling.access import profile_access
+
+DIM = 64
+HELD_OUT = 0.1
+# As in click logs: a few tables of many ids, more of few. Rows of all tables with their optimiser state: 221 MB.
+LARGE_ROWS, MEDIUM_ROWS, SMALL_ROWS = 200_000, 20_000, 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A dataset, its plan with the hot set, and the same rows laid out for hot batches."""
+
+    name: str
+    data: Dataset
+    profile: AccessProfile
+    plan: ShardPlan
+    hot_set: HotSet
+    laid_out: Dataset
+    layout_s: float
+
+
+def click_log(zipf: float, num_samples: int, *, seed: int, dim: int = DIM) -> SyntheticConfig:
+    """Twelve features of one id each and four dense values; sessions of one sample, as in Criteo's logs."""
+    sizes = [LARGE_ROWS] * 4 + [MEDIUM_ROWS] * 2 + [SMALL_ROWS] * 6
+    lists = [IdList(name=f"id_{number}", num_rows=rows, dim=dim) for number, rows in enumerate(sizes)]
+    return SyntheticConfig(
+        name=f"clicks-{zipf}",
+        num_sessions=num_samples,
+        samples_per_session=1.0,
+        zipf=zipf,
+        stay_prob=0.0,
+        shift_prob=0.0,
+        user_groups=(UserGroup(name="user", lists=tuple(lists[:6]), dense=("age", "activity")),),
+        histories=(),
+        items=tuple(lists[6:]),
+        item_dense=("price", "quality"),
+        seed=seed,
+    )
+
+
+def make_clicks(
+    folder: Path, zipf: float, num_samples: int, *, budget_bytes: int, topology: Topology, batch_size: int, seed: int
+) -> Workload:
+    say(f"write clicks, Zipf {zipf}")
+    place = folder / f"clicks-{zipf}"
+    raw = generate_log(click_log(zipf, num_samples, seed=seed), out=place / "raw")
+    data = cluster_sessions(raw, out=place / "data", eval_fraction=HELD_OUT)
+    return prepare(place, data, f"Zipf {zipf}", budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
+
+
+def make_globo(
+    folder: Path, one_in: int, *, budget_bytes: int, topology: Topology, batch_size: int, seed: int
+) -> Workload:
+    """A sample of globo's users, each with all of their clicks."""
+    say(f"write globo, one user in {one_in}")
+    place = folder / "globo"
+    place.mkdir(parents=True)
+    found = pq.read_table(globo_clicks())
+    is_chosen = found.column("user_id").to_numpy() % one_in == seed % one_in
+    pq.write_table(found.filter(pa.array(is_chosen)), place / "clicks.parquet")
+    raw = make_raw_log("globo", out=place / "raw", data=place / "clicks.parquet", overrides={"seed": seed})
+    data = cluster_sessions(raw, out=place / "data", eval_fraction=HELD_OUT)
+    return prepare(place, data, "globo", budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
+
+
+def prepare(
+    place: Path, data: Dataset, name: str, *, budget_bytes: int, topology: Topology, batch_size: int
+) -> Workload:
+    profile = profile_access(data, out=place / "profile")
+    hot_set = choose_hot_set(profile, budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
+    plan = write_plan(place / "plan", Schema.load(data.path), hot_set, topology)
+    start = time.perf_counter()
+    laid_out = layout_hot(data, plan, out=place / "hot")
+    return Workload(
+        name=name,
+        data=data,
+        profile=profile,
+        plan=plan,
+        hot_set=hot_set,
+        laid_out=laid_out,
+        layout_s=time.perf_counter() - start,
+    )
+
+
+def write_plan(out: Path, schema: Schema, hot_set: HotSet, topology: Topology) -> ShardPlan:
+    """Tables as TorchRec shards them table-wise, and the hot set on top."""
+    body = {**default_plan(schema, topology).body, "hot_set": hot_set.to_json()}
+    with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
+        hot_set.write(folder)
+        ShardPlan.seal(folder, body=body)
+    return ShardPlan.load(out)
+
+
+def without_hot_set(plan: ShardPlan) -> ShardPlan:
+    return replace(plan, body={**plan.body, "hot_set": None})

@@ -1,0 +1,116 @@
+"""Epochs of training with and without hot batches, on the ranks of the process group that is there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.metrics import roc_auc_score
+from torch.nn import functional
+
+from recmill.artifacts import Dataset, ShardPlan
+from recmill.data.batch import Batch
+from recmill.data.ingest import IngestPipeline
+from recmill.data.schema import Schema
+from recmill.training.config import TrainConfig
+from recmill.training.feed import Feed
+from recmill.training.sharding import ShardedModel, shard_model
+
+CPU = torch.device("cpu")
+BENCH_CONFIG = TrainConfig(bottom_layers=(64,), top_layers=(64, 32), batch_size=8192)
+
+
+@dataclass(kw_only=True)
+class Variant:
+    """A model and how it reads its data; `laid_out` is the dataset of hot batches, if it trains them."""
+
+    model: ShardedModel
+    config: TrainConfig
+    data: Dataset
+    laid_out: Dataset | None
+    swap_s: float = 0.0
+    num_epochs: int = 0
+
+    def _open(self, data: Dataset, split: str, *, shuffle: bool = True) -> IngestPipeline:
+        return IngestPipeline(
+            data,
+            split=split,
+            batch_size=self.config.batch_size,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            seed=self.config.seed + self.num_epochs,
+            shuffle=shuffle,
+        )
+
+    def open_feed(self) -> Feed:
+        self.num_epochs += 1
+        if self.laid_out is None:
+            return Feed(self._open(self.data, "train"))
+        return Feed(self._open(self.laid_out, "cold"), self._open(self.laid_out, "hot"))
+
+    def step(self, batch: Batch, is_hot: bool) -> torch.Tensor:
+        start = time.perf_counter()
+        if is_hot != self.model.is_hot:
+            self.model.enter_hot() if is_hot else self.model.leave_hot()
+            self.swap_s += time.perf_counter() - start
+        world_size = dist.get_world_size()
+        logits_B = self.model.module(batch.dense_BF, batch.ids, is_hot)
+        loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+        torch.autograd.backward(loss_sum * (world_size / batch.num_global))
+        self.model.dense_optimiser.step()
+        self.model.dense_optimiser.zero_grad()
+        return loss_sum.detach()
+
+    def train_epoch(self, *, held_out: Dataset | None = None) -> float:
+        """Samples a second over all ranks, from the files to the last optimiser step, swaps and syncs included.
+
+        With `held_out` the scheduler sees the held-out loss after every turn, which is not timed.
+        """
+        self.model.module.train()
+        dist.barrier()
+        start, num_samples, paused = time.perf_counter(), 0, 0.0
+        with self.open_feed() as feed:
+            for batch, is_hot in feed:
+                self.step(batch, is_hot)
+                num_samples += batch.num_global
+                if feed.wants_loss:
+                    if held_out is None:
+                        feed.wants_loss = False
+                    else:
+                        pause = time.perf_counter()
+                        self.model.write_hot_back()
+                        feed.observe(self.evaluate(held_out)[1])
+                        paused += time.perf_counter() - pause
+        if self.model.is_hot:
+            self.model.leave_hot()
+        dist.barrier()
+        return num_samples / (time.perf_counter() - start - paused)
+
+    @torch.no_grad()
+    def evaluate(self, data: Dataset) -> tuple[float, float]:
+        """(AUC, log loss) on the test split, of this rank's samples."""
+        self.model.module.eval()
+        logits, labels = [], []
+        with self._open(data, "test", shuffle=False) as batches:
+            for batch in batches:
+                logits.append(self.model.module(batch.dense_BF, batch.ids, False))
+                labels.append(batch.label_B)
+        self.model.module.train()
+        scores, truth = torch.cat(logits), torch.cat(labels)
+        loss = float(functional.binary_cross_entropy_with_logits(scores, truth))
+        return float(roc_auc_score(truth.numpy().astype(np.int64), scores.numpy())), loss
+
+
+def make_variant(
+    data: Dataset, laid_out: Dataset | None, plan: ShardPlan, config: TrainConfig, *, sync: str = "reduced"
+) -> Variant:
+    """`laid_out` None: TorchRec's tables alone."""
+    switch = "false" if laid_out is None else "true"
+    config = replace(config, hot_batches=switch)
+    model = shard_model(Schema.load(data.path), config, plan, CPU)
+    for collection in model.hot:
+        collection.sync = sync
+    return Variant(model=model, config=config, data=data, laid_out=laid_out)
