@@ -112,7 +112,9 @@ def train_all(work: Path, nproc: int) -> dict:
     return torch.load(work / f"results-{nproc}.pt")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def results(request, work):
     return train_all(work, request.param)
 
@@ -132,7 +134,8 @@ def test_every_switch_does_something(results):
         assert ("SharedEmbeddingBagCollection" in found["stores"]) is ("shared" in switches)
         if "hot" in switches:
             assert found["hot"]["batches"]["hot"] > 0
-            assert found["hot"]["batches"]["cold"] > 0
+            # Every table shares parameters here, and shared tables make no sample cold.
+            assert (found["hot"]["batches"]["cold"] > 0) is ("shared" not in switches)
 
 
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=name_of)
