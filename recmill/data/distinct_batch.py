@@ -8,7 +8,7 @@ Shape suffixes: R = rows (samples) of a row group, F = features of a group, U = 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,12 @@ class CutGroup:
     is_packed: bool  # each list begins where the one before it ends, so a range of rows is one run of values
     is_expanded: bool  # batches hold a list a sample, though the lists are stored once
     keeps_windows: bool
+    ids_FR: IdArray | None = None  # one id a sample: all there is of features whose lists have length 1
 
     @property
     def nbytes(self) -> int:
+        if self.ids_FR is not None:
+            return self.ids_FR.nbytes
         arrays: list[npt.NDArray[Any]] = [*self.values, self.starts_FU, self.lengths_FU]
         arrays += [array for array in (self.inverse_R, self.breaks_R) if array is not None]
         return sum(array.nbytes for array in arrays)
@@ -90,17 +93,25 @@ def prepare_block(
     Groups of the features `expand` get one list a sample here, once. All blocks of a batch must agree on them.
     """
     deduplicated = {key for group in dedup or () for key in group}
-    groups, plain = [], []
+    groups: list[CutGroup] = []
+    short: list[DistinctGroup] = []
+    plain: list[DistinctGroup] = []
     for group in block.groups:
         is_stored_once = deduplicated.issuperset(group.keys)
         keeps_windows = dedup is not None and not set(windows).isdisjoint(group.keys)
-        is_plain = group.inverse_R is None or expand.issuperset(group.keys)
-        if is_plain and not is_stored_once and not keeps_windows:
-            plain.append(_expand_group(group))
-        else:
+        if is_stored_once or keeps_windows:
             groups.append(_prepare_group([group], is_expanded=not is_stored_once, keeps_windows=keeps_windows))
-    if plain:  # together: what a batch costs beside copying grows with the number of groups
+        elif expand.issuperset(group.keys):
+            short.append(group)
+        elif group.inverse_R is None:
+            plain.append(group)
+        else:
+            groups.append(_prepare_group([group], is_expanded=True, keeps_windows=False))
+    # Together: what a batch costs beside copying grows with the number of groups.
+    if plain:
         groups.append(_prepare_group(plain, is_expanded=True, keeps_windows=False))
+    if short:
+        groups.append(_single_ids(short, len(block)) or _prepare_expanded(short))
     row_bytes_R, new_bytes_R = _count_bytes(block, groups)
     arrays = (block.dense_RF, block.label_R, row_bytes_R, new_bytes_R)
     return CutBlock(
@@ -123,6 +134,49 @@ def short_features(block: DistinctBlock) -> frozenset[str]:
     )
 
 
+def _single_ids(groups: Sequence[DistinctGroup], num_rows: int) -> CutGroup | None:
+    """The features as one id a sample, if all their lists have length 1: no lists to walk, here or in a batch."""
+    if any((lengths_U != 1).any() for group in groups for lengths_U in group.lengths):
+        return None
+    ids_FR = np.empty((sum(len(group.keys) for group in groups), num_rows), dtype=np.int64)
+    position = 0
+    for group in groups:
+        inverse_R = None if group.inverse_R is None else group.inverse_R.astype(np.intp)
+        for values, starts_U in zip(group.values, group.starts, strict=True):
+            if inverse_R is None:
+                np.take(values, starts_U, out=ids_FR[position], mode="clip")
+            else:
+                np.take(values[starts_U], inverse_R, out=ids_FR[position], mode="clip")
+            position += 1
+    return CutGroup(
+        keys=tuple(key for group in groups for key in group.keys),
+        values=(),
+        starts_FU=np.empty((0, 0), dtype=np.int64),
+        lengths_FU=np.empty((0, 0), dtype=np.int32),
+        inverse_R=None,
+        breaks_R=None,
+        is_packed=True,
+        is_expanded=True,
+        keeps_windows=False,
+        ids_FR=ids_FR,
+    )
+
+
+def _prepare_expanded(groups: Sequence[DistinctGroup]) -> CutGroup:
+    """The features with one list a sample."""
+    return _prepare_group([_expand_group(group) for group in groups], is_expanded=True, keeps_windows=False)
+
+
+def _as_lists(group: CutGroup) -> CutGroup:
+    """Single ids as the lists of length 1 that they are."""
+    if group.ids_FR is None:
+        return group
+    num_features, num_rows = group.ids_FR.shape
+    starts_FU = np.broadcast_to(np.arange(num_rows + 1, dtype=np.int64), (num_features, num_rows + 1))
+    lengths_FU = np.ones((num_features, num_rows), dtype=np.int32)
+    return replace(group, values=tuple(group.ids_FR), starts_FU=starts_FU, lengths_FU=lengths_FU, ids_FR=None)
+
+
 def _expand_group(group: DistinctGroup) -> DistinctGroup:
     """The group with one list a sample."""
     if group.inverse_R is None:
@@ -135,9 +189,6 @@ def _expand_group(group: DistinctGroup) -> DistinctGroup:
 def _expand_lists(
     values: IdArray, starts_U: IdArray, lengths_U: LengthArray, inverse_R: LengthArray
 ) -> tuple[IdArray, IdArray, LengthArray]:
-    if (lengths_U == 1).all():  # single ids: one look-up, no lists to walk
-        ones = np.ones(len(inverse_R), dtype=np.int32)
-        return values[starts_U][inverse_R], np.arange(len(inverse_R), dtype=np.int64), ones
     lengths_R = lengths_U[inverse_R]
     return (
         take_lists(values, starts_U[inverse_R], lengths_R),
@@ -196,6 +247,10 @@ def _count_bytes(block: DistinctBlock, groups: Sequence[CutGroup]) -> tuple[IdAr
     row_bytes_R = np.full(len(block), fixed, dtype=np.int64)
     new_bytes_R = np.full(len(block), fixed, dtype=np.int64)
     for group in groups:
+        if group.ids_FR is not None:
+            row_bytes_R += 12 * len(group.keys)
+            new_bytes_R += 12 * len(group.keys)
+            continue
         list_bytes = len(group.keys) * (12 if group.keeps_windows else 4)
         lists_U = 8 * group.lengths_FU.sum(axis=0, dtype=np.int64) + list_bytes
         lists_R = lists_U if group.inverse_R is None else lists_U[group.inverse_R]
@@ -214,17 +269,19 @@ def cut_ids(
 ) -> KeyedJaggedTensor | InverseKeyedJaggedTensor:
     """The ids of the rows [start, stop) of each block: deduplicated, or as one list a sample if `dedup` is None."""
     num_samples = sum(stop - start for _, start, stop in slices)
-    groups: dict[str, Group] = {}
-    for position in range(len(slices[0][0].groups) if slices else 0):
-        group = _cut_group([(block.groups[position], start, stop) for block, start, stop in slices], num_samples)
-        deduplicated = slices[0][0].groups[position]
-        apart = _part_features(group) if deduplicated.is_expanded else [group]
-        groups.update((own.keys[0], own) for own in apart)
+    groups = [
+        _cut_group([(block.groups[position], start, stop) for block, start, stop in slices], num_samples)
+        for position in range(len(slices[0][0].groups) if slices else 0)
+    ]
+    if not slices:
+        grouped = {key for group in dedup or () for key in group}
+        plain = [key for key in keys if key not in grouped]
+        groups = [_empty_group(group) for group in [*(dedup or ()), *([plain] if plain else [])]]
     if dedup is None:
-        return _join_features([groups[key] if groups else _empty_group([key]) for key in keys], num_samples)
-    wanted = group_keys(keys, dedup)
-    stored = [groups[group[0]] if groups else _empty_group(group) for group in wanted]
-    return InverseKeyedJaggedTensor(keys, stored, stride=num_samples)
+        return _join_features(groups, keys, num_samples)
+    order = {group[0]: position for position, group in enumerate(dedup)}
+    groups.sort(key=lambda group: order.get(group.keys[0], len(order)))
+    return InverseKeyedJaggedTensor(keys, groups, stride=num_samples)
 
 
 def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -233,30 +290,27 @@ def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list
     return [*(list(group) for group in dedup), *([key] for key in keys if key not in grouped)]
 
 
-def _part_features(group: Group) -> list[Group]:
-    """Each feature of a plain group as a group of its own, as views."""
-    if len(group.keys) == 1:
-        return [group]
-    values = torch.split(group.values, list(group.num_stored))
-    lengths = group.lengths_FU.view(len(group.keys), group.num_rows)
-    return [
-        Group(keys=(key,), values=values[position], lengths_FU=lengths[position], num_stored=(len(values[position]),))
-        for position, key in enumerate(group.keys)
-    ]
-
-
-def _join_features(groups: Sequence[Group], num_samples: int) -> KeyedJaggedTensor:
+def _join_features(groups: Sequence[Group], keys: Sequence[str], num_samples: int) -> KeyedJaggedTensor:
+    """All features, one list a sample, in the order of `keys`."""
+    values: dict[str, torch.Tensor] = {}
+    lengths: dict[str, torch.Tensor] = {}
+    for group in groups:
+        values.update(zip(group.keys, torch.split(group.values, list(group.num_stored)), strict=True))
+        lengths.update(zip(group.keys, group.lengths_FU.view(len(group.keys), num_samples), strict=True))
     return KeyedJaggedTensor(
-        keys=[group.keys[0] for group in groups],
-        values=torch.cat([group.values for group in groups]) if groups else torch.empty(0, dtype=torch.int64),
-        lengths=torch.cat([group.lengths_FU for group in groups]) if groups else torch.empty(0, dtype=torch.int32),
+        keys=list(keys),
+        values=torch.cat([values[key] for key in keys]) if keys else torch.empty(0, dtype=torch.int64),
+        lengths=torch.cat([lengths[key] for key in keys]) if keys else torch.empty(0, dtype=torch.int32),
         stride=num_samples,
-        length_per_key=[group.num_stored[0] for group in groups],
+        length_per_key=[len(values[key]) for key in keys],
     )
 
 
 def _cut_group(slices: Sequence[tuple[CutGroup, int, int]], num_samples: int) -> Group:
     """One group of a batch: the rows that each slice uses, one slice after another."""
+    if all(group.ids_FR is not None for group, _, _ in slices):
+        return _cut_single_ids(slices, num_samples)
+    slices = [(_as_lists(group), start, stop) for group, start, stop in slices]
     groups = [group for group, _, _ in slices]
     rows_of: list[Rows] = []
     inverse_B = np.empty(num_samples, dtype=np.int32)
@@ -282,6 +336,17 @@ def _cut_group(slices: Sequence[tuple[CutGroup, int, int]], num_samples: int) ->
         num_stored=num_stored,
         inverse_B=None if num_rows == num_samples else torch.from_numpy(inverse_B),
         starts_FU=None if starts_FU is None else torch.from_numpy(starts_FU),
+    )
+
+
+def _cut_single_ids(slices: Sequence[tuple[CutGroup, int, int]], num_samples: int) -> Group:
+    pieces = [group.ids_FR[:, start:stop] for group, start, stop in slices if group.ids_FR is not None]
+    keys = slices[0][0].keys
+    return Group(
+        keys=keys,
+        values=torch.from_numpy(np.concatenate(pieces, axis=1).reshape(-1)),
+        lengths_FU=torch.ones(len(keys) * num_samples, dtype=torch.int32),
+        num_stored=(num_samples,) * len(keys),
     )
 
 

@@ -180,7 +180,9 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         if g not in self._kjts:
             group = self._groups[g]
             values, weights = group.values, group.weights
+            per_key: list[int] | None = list(group.num_stored)
             if group.starts_FU is not None:
+                per_key = None
                 lengths = group.lengths_FU.long()
                 values = take_windows(values, group.starts_FU, lengths)
                 weights = None if weights is None else take_windows(weights, group.starts_FU, lengths)
@@ -190,6 +192,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
                 weights=weights,
                 lengths=group.lengths_FU,
                 stride=group.num_rows,
+                length_per_key=per_key,
             )
         return self._kjts[g]
 
