@@ -63,10 +63,11 @@ class Lists:
         num_samples = (len(offsets) - 1) // len(features)
         self.shape = (num_samples if is_pooled else len(ids_N), width)
         # kept alive: the kernels see addresses only
-        self.tensors = (ids_N.long().contiguous(), offsets.long().contiguous())
+        features, exact_ids = features.contiguous(), exact_ids.contiguous()
+        self.tensors = (ids_N.long().contiguous(), offsets.long().contiguous(), features, exact_ids)
         self.weights = None if weights_N is None else weights_N.detach().to(dtype).contiguous()
         size, key, block, is_fold, is_signed = layout
-        ids, starts = self.tensors
+        ids, starts = self.tensors[:2]
         lists = (
             address_of(ids, name="ids"),
             len(ids),

@@ -196,7 +196,7 @@ class SharedEmbeddingBagCollection(nn.Module):
                 raise InputError(f"the batch has no feature {missing[0]!r}, its features are {list(features.keys())}")
             features = features.permute([places[name] for name in self.features])
         weights = features.weights() if self._is_weighted else None
-        vectors = self._look_up(features.values(), features.offsets(), weights)
+        vectors = self.look_up(features.values(), features.offsets(), weights)
         if self.is_pooled:
             return KeyedTensor(keys=self._output_names, length_per_key=self._dims, values=vectors)
         ends, stride = features.offset_per_key(), features.stride()
@@ -206,7 +206,8 @@ class SharedEmbeddingBagCollection(nn.Module):
             for f, name in enumerate(self._output_names)
         }
 
-    def _look_up(self, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
+    def look_up(self, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None = None) -> Tensor:
+        """The vectors of plain lists: feature f of sample b is ids_N[offsets[f * B + b] : offsets[f * B + b + 1]]."""
         if torch.is_grad_enabled():
             held = (self.step, self._features, ids_N, offsets, self.is_pooled)
             return _Lookup.apply(self.anchor, weights_N, *held)  # type: ignore[no-untyped-call]

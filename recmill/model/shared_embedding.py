@@ -104,6 +104,13 @@ class SharedEmbeddingBag(nn.Module):
         """The array's parameters: one dimension."""
         return self.array.weight
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `bag.weight -= step` assigns; nn.Module would register a second parameter.
+        if name == "weight":
+            self.array.weight = value
+        else:
+            super().__setattr__(name, value)
+
     @torch.no_grad()
     def _take(self, weight: Tensor) -> None:
         """Start from an array of this size, or from a full table."""
