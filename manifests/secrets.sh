@@ -19,7 +19,7 @@ random >"$scratch/password"
 random >"$scratch/MLFLOW_TRACKING_PASSWORD"
 printf admin >"$scratch/MLFLOW_TRACKING_USERNAME"
 random >"$scratch/MLFLOW_FLASK_SERVER_SECRET_KEY"
-printf 'postgresql://mlflow:%s@postgres:5432/mlflow' "$(cat "$scratch/password")" >"$scratch/MLFLOW_BACKEND_STORE_URI"
+printf 'postgresql+psycopg2://mlflow:%s@postgres:5432/mlflow' "$(cat "$scratch/password")" >"$scratch/MLFLOW_BACKEND_STORE_URI"
 cat >"$scratch/auth.ini" <<INI
 [mlflow]
 default_permission = READ

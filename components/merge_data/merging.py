@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def merge_datasets(paths: Sequence[str], *, out: str | Path, progress: Progress 
                 "bytes": sum(int(dataset.body["source"]["bytes"]) for dataset in loaded),
             },
         }
-        Schema.load(loaded[0].path).save(folder)
+        _described(loaded[0]).save(folder)
         inputs = {f"partition-{number:05d}": dataset.content_hash for number, dataset in enumerate(loaded)}
         Dataset.seal(folder, body=body, inputs=inputs)
     return Dataset.load(out)
@@ -60,8 +61,13 @@ def _check_alike(loaded: Sequence[Dataset]) -> None:
             raise InputError(f"{dataset.path}: layout is {dataset.layout!r}, expected {first.layout!r} of {LAYOUTS}")
         if dataset.splits != first.splits:
             raise InputError(f"{dataset.path}: has splits {dataset.splits}, but {first.path} has {first.splits}")
-        if Schema.load(dataset.path) != Schema.load(first.path):
+        if _described(dataset) != _described(first):
             raise InputError(f"{dataset.path}/schema.json: differs from that of {first.path}")
+
+
+def _described(dataset: Dataset) -> Schema:
+    """The schema without remarks about one partition's data."""
+    return replace(Schema.load(dataset.path), info={})
 
 
 def _check_sessions(loaded: Sequence[Dataset], progress: Progress) -> None:

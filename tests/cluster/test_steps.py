@@ -1,0 +1,127 @@
+"""Every step as a real pod: its real image, command and account, artifacts over the volume, MLflow in the cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pipelines.commands import compile_pipeline
+from tests.cluster.deployment import TestSite
+from tests.cluster.tasks import PipelineRun
+
+SETTINGS = {"batch_size": "256", "max_steps": "12", "checkpoint_every": "4", "bottom_layers": "16", "top_layers": "16"}
+DATA = {"sessions": "300"}
+TASKS = ("generate-data", "profile-access", "plan-shards", "tune-ingest", "train-model", "report")
+
+
+@pytest.fixture(scope="session")
+def package(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    outcome = CliRunner().invoke(compile_pipeline, ["--out", str(folder), "--image-tag", site.tag])
+    assert outcome.exit_code == 0, outcome.output
+    return folder / "recmill.yaml"
+
+
+@pytest.fixture(scope="session")
+def finished(site: TestSite, package: Path) -> PipelineRun:
+    arguments = {"workdir": "/runs/one", "settings": json.dumps(SETTINGS), "data_settings": json.dumps(DATA)}
+    run = PipelineRun.load(package, site=site, run_id="r1", arguments=arguments)
+    for task in TASKS:
+        run.run(task)
+    return run
+
+
+def test_every_step_runs_as_a_pod_and_hands_its_folder_on(site: TestSite, finished: PipelineRun) -> None:
+    said = site.shell("look", "ls /runs/one /runs/one/steps; cat /runs/one/train/result.json")
+    listing, _, result = said.partition("{")
+    for name in ("dataset", "profile", "plan", "allocation", "train", "model", "report.html", "run.json"):
+        assert name in listing.split()
+    assert {f"{task.replace('-', '_')}.json" for task in TASKS} <= set(listing.split())
+    trained = json.loads("{" + result)
+    assert trained["num_steps"] == 12
+    assert finished.artifacts["train-model"]["model"]["metadata"]["path"] == "/runs/one/train/checkpoint"
+
+
+def test_steps_have_no_root_and_a_read_only_root_file_system(site: TestSite, finished: PipelineRun) -> None:
+    for task in TASKS:
+        (pod,) = site.cluster.pods(f"job-name={task}-r1", namespace=site.namespace)
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert pod["spec"]["securityContext"]["runAsNonRoot"]
+        assert pod["spec"]["serviceAccountName"] == "recmill-runner"
+        assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+
+
+def test_mlflow_in_the_cluster_holds_the_run_its_steps_and_the_model(site: TestSite, finished: PipelineRun) -> None:
+    close(finished, "SUCCEEDED", "")
+    runs = tracked(site, "r1")
+    (parent,) = [run for run in runs if run["parent"] is None]
+    assert parent["status"] == "FINISHED"
+    assert parent["metrics"]["auc"] > 0
+    steps = {run["name"]: run["status"] for run in runs if run["parent"] == parent["id"]}
+    assert steps == {task.replace("-", "_"): "FINISHED" for task in TASKS}
+    assert parent["models"] == ["recmill-dlrm"]
+
+
+def test_a_run_that_failed_is_failed_in_mlflow_with_its_reason(site: TestSite, package: Path) -> None:
+    run = PipelineRun.load(
+        package,
+        site=site,
+        run_id="r2",
+        arguments={"workdir": "/runs/two", "preset": "parquet", "data": "/runs/nothing"},
+    )
+    name = run.start("generate-data")
+    with pytest.raises(AssertionError, match="/runs/nothing"):
+        site.cluster.finish_job(name, namespace=site.namespace)
+    close(run, "FAILED", "task generate-data failed")
+    (parent,) = [entry for entry in tracked(site, "r2") if entry["parent"] is None]
+    assert parent["status"] == "FAILED"
+    assert parent["tags"]["recmill.failure"] == "task generate-data failed"
+
+
+def test_the_same_step_again_finds_its_work_done(site: TestSite, finished: PipelineRun) -> None:
+    before = finished.artifacts["train-model"]["model"]["metadata"]["content_hash"]
+    finished.run("train-model")
+    assert finished.artifacts["train-model"]["model"]["metadata"]["content_hash"] == before
+
+
+def close(run: PipelineRun, state: str, message: str) -> None:
+    """What Kubeflow does when the steps have ended, well or not."""
+    status = {"state": state, "pipelineJobResourceName": run.run_id, "pipelineTaskName": "exit-handler-1"}
+    status |= {"error": {"code": 9, "message": message} if message else {}}
+    run.arguments["status"] = json.dumps(status)
+    entry = run.find("close-run")
+    entry["inputs"]["parameters"]["status"] = {"runtimeValue": {"constant": status}}
+    name = run.start("close-run")
+    run.site.cluster.finish_job(name, namespace=run.site.namespace)
+
+
+def tracked(site: TestSite, run_id: str) -> list[dict[str, Any]]:
+    """All MLflow runs of a pipeline run, read in the cluster with the login that steps have."""
+    script = f"""
+import json, mlflow
+client = mlflow.MlflowClient('http://mlflow:5000')
+experiment = client.get_experiment_by_name('recmill').experiment_id
+found = client.search_runs([experiment], "tags.`kfp.pipeline_run_id` = '{run_id}'")
+models = [model.name for model in client.search_registered_models()]
+print('RUNS ' + json.dumps([dict(id=r.info.run_id, name=r.info.run_name, status=r.info.status, metrics=r.data.metrics,
+    tags=r.data.tags, parent=r.data.tags.get('mlflow.parentRunId'), models=models) for r in found]))
+"""
+    logins = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": "recmill-mlflow", "key": name}}}
+        for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    ]
+    name = f"tracked-{run_id}"
+    container = {"image": site.image("trainer"), "command": ["python3", "-c", script], "env": logins}
+    site.cluster.delete("job", name, namespace=site.namespace)
+    site.cluster.apply(site.job(name, container), namespace=site.namespace)
+    site.cluster.finish_job(name, namespace=site.namespace)
+    (pod,) = site.cluster.pods(f"job-name={name}", namespace=site.namespace)
+    said = site.cluster.logs(pod["metadata"]["name"], namespace=site.namespace)
+    (line,) = [text for text in said.splitlines() if text.startswith("RUNS ")]
+    found: list[dict[str, Any]] = json.loads(line.removeprefix("RUNS "))
+    return found

@@ -1,0 +1,110 @@
+"""Steps beside the main line: closing the MLflow run, merging partitions, comparing runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from components.close_run.closing import end_run
+from components.compare_runs.folders import order_runs, result_rows
+from components.merge_data.merging import merge_datasets
+from recmill.artifacts import Dataset, InputError
+from recmill.data.cluster import cluster_sessions
+from recmill.data.sources import make_raw_log
+from recmill.tracking import open_run
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("SUCCEEDED", "FINISHED"), ("FAILED", "FAILED"), ("CANCELLED", "KILLED")]
+)
+def test_the_mlflow_run_ends_as_the_pipeline_did(server: str, tmp_path: Path, state: str, status: str) -> None:
+    parent = open_run(tracking_uri=server, name="run", pipeline_run_id=f"kfp-{state}", url="")
+    client = mlflow.MlflowClient(server)
+    orphan = client.create_run(parent.experiment_id, tags={"mlflow.parentRunId": parent.run_id})
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "train_model.json").write_text(json.dumps({"metrics": {"auc": 0.7, "other": 1}}))
+    found = end_run(
+        state=state,
+        reason="a step failed" if state == "FAILED" else "",
+        workdir=str(tmp_path),
+        tracking_uri=server,
+        parent_run_id="",
+        pipeline_run_id=f"kfp-{state}",
+    )
+    assert found.run_id == parent.run_id
+    ended = client.get_run(parent.run_id)
+    assert ended.info.status == status
+    assert ended.data.metrics == {"auc": 0.7}
+    assert ended.data.tags.get("recmill.failure") == ("a step failed" if state == "FAILED" else None)
+    assert client.get_run(orphan.info.run_id).info.status != "RUNNING"
+
+
+def test_without_a_server_there_is_nothing_to_close(tmp_path: Path) -> None:
+    found = end_run(
+        state="FAILED", reason="", workdir=str(tmp_path), tracking_uri="", parent_run_id="", pipeline_run_id="x"
+    )
+    assert found.run_id == ""
+
+
+@pytest.fixture(scope="module")
+def partitions(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two datasets of different sessions, as two days of a log would give."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    root = tmp_path_factory.mktemp("partitions")
+    paths = []
+    for day in range(2):
+        raw = make_raw_log("tiny", out=str(root / f"raw-{day}"), overrides={"sessions": "60", "seed": str(day)})
+        for file in Path(raw).glob("*.parquet"):
+            table = pq.read_table(file)
+            moved = pc.add(table["session_id"], day * 1_000_000)
+            pq.write_table(table.set_column(table.column_names.index("session_id"), "session_id", moved), file)
+        paths.append(str(root / f"dataset-{day}"))
+        cluster_sessions(str(root / f"raw-{day}"), out=paths[-1], eval_fraction=0.2)
+    return paths
+
+
+def test_merged_partitions_are_one_dataset_with_all_their_rows(partitions: list[str], tmp_path: Path) -> None:
+    parts = [Dataset.load(path) for path in partitions]
+    merged = merge_datasets(partitions, out=tmp_path / "dataset")
+    assert merged.num_rows == sum(part.num_rows for part in parts)
+    assert merged.num_sessions == sum(part.num_sessions for part in parts)
+    assert list(merged.splits) == ["train", "test"]
+    assert [part["split"] for part in merged.parts] == ["train", "train", "test", "test"]
+    assert set(merged.inputs.values()) == {part.content_hash for part in parts}
+
+
+def test_a_session_in_two_partitions_is_refused(partitions: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"session \d+ is in an earlier partition"):
+        merge_datasets([partitions[0], partitions[0]], out=tmp_path / "dataset")
+
+
+def test_runs_are_ordered_by_what_was_added() -> None:
+    paths = [f"/runs/ablations/{name}/train/checkpoint" for name in ("tiers", "own", "baseline", "dedup")]
+    assert [run.rsplit("/", 1)[1] for run in order_runs(paths)] == ["baseline", "dedup", "tiers", "own"]
+    with pytest.raises(InputError, match="expected the checkpoint of a run"):
+        order_runs(["/runs/x/model"])
+
+
+def test_the_comparison_is_against_the_first_run(tmp_path: Path) -> None:
+    for name, speed in (("baseline", 100.0), ("dedup", 250.0)):
+        folder = tmp_path / name / "train"
+        folder.mkdir(parents=True)
+        result = {
+            "samples_per_s": speed,
+            "metrics": {"auc": 0.7, "log_loss": 0.5},
+            "peak_memory_bytes": 1,
+            "model": {"embedding_bytes": 2},
+        }
+        (folder / "result.json").write_text(json.dumps(result))
+    rows = result_rows([str(tmp_path / "baseline"), str(tmp_path / "dedup")])
+    assert rows["dedup"]["speedup"] == 2.5
