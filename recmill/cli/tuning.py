@@ -27,9 +27,9 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=16.0,
+    default=10.0,
     show_default=True,
-    help="Time to measure and tune, all together.",
+    help="Time to measure and tune; starting pipelines comes on top.",
 )
 @json_option
 def tune(

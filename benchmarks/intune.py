@@ -1,0 +1,247 @@
+"""What tuning ingestion buys (InTune): against other loaders, against fixed workers, against an oracle.
+
+    python benchmarks/intune.py [--quick] [--json PATH|-] [--seed K]
+
+(a) local Parquet, CPU-bound: our pipeline with the workers that `tune` finds, against the best of the installed loaders
+at the best of the worker counts tried, same rows (checked by hash), same work. (b) reads that answer after 50 ms: tuned
+while it runs, against one worker a stage. (c) two stages of 0.17 and 0.21 s on 126 slots: tuned from one worker a
+stage, against hand-set workers. (d) events during a run. (e) the simulator, calibrated on (a), at 32, 64 and 128 cores
+over five seeds: `sim_oracle_share` is the agent's share of the oracle's rows, `sim_vs_lp` the agent against the linear
+programme solved again every interval, `sim_oom` out-of-memory kills (baseline: AUTOTUNE-like without the guard).
+Missing peers are named under `skipped` with the prefix "peer: "; they make no metric disappear.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+from harness import Metric, Options, compare, finish, parse_options, say, warn_if_busy
+from intune_data import hash_rows, write_dataset
+from intune_live import epoch_rate, hash_of, late_reads, live_events, two_stages
+from intune_peers import installed_peers
+from intune_simulation import describe, make_exam, sit
+
+from recmill.artifacts import Dataset, InputError
+from recmill.tuning.agent import Agent
+from recmill.tuning.allocation import tune_ingest
+from recmill.tuning.calibration import POINTS, Calibration, calibrate
+from recmill.tuning.controllers import Controller, baselines
+from recmill.tuning.cores import available_cores
+from recmill.tuning.stage_times import measure_stages
+
+NUM_SEEDS = 5
+CORES = (32, 64, 128)
+# Measured on a quiet machine; used, and said so, where other work spoils the calibration of a run.
+STORED_CALIBRATION = Path(__file__).with_name("intune_calibration.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    groups: int  # row groups of 8,192 rows
+    epochs: int  # of our own runs, which start threads and fill queues once
+    turns: int
+    worlds: int  # a seed, a multiple of 48: every kind of world with every event at every number of cores
+    late_s: float
+    two_stage_epochs: int
+    phase_s: float
+    tune_s: float
+
+
+SIZES = {
+    "tiny": Sizes(groups=3, epochs=1, turns=1, worlds=48, late_s=2, two_stage_epochs=1, phase_s=0.5, tune_s=2),
+    "quick": Sizes(groups=16, epochs=2, turns=2, worlds=96, late_s=8, two_stage_epochs=20, phase_s=1.2, tune_s=6),
+    "full": Sizes(groups=48, epochs=2, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=20),
+}
+BATCH_SIZE = 4096
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "", quick="fewer rows, worlds and seconds: under 90 s on 2 cores")
+    warnings.filterwarnings("ignore")
+    logging.getLogger().setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    warn_if_busy()
+    sizes = SIZES[options.size]
+    metrics: dict[str, Metric] = {}
+    extra: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        say("write the Parquet that every loader reads")
+        local = write_dataset(Path(folder, "local"), num_groups=sizes.groups, rows_per_group=8_192, seed=options.seed)
+        small = write_dataset(Path(folder, "small"), num_groups=128, rows_per_group=512, seed=options.seed, num_lists=4)
+        agent = Agent()
+        metrics["local_vs_best_peer"], extra["local"], skipped = against_peers(local, Path(folder), sizes)
+        metrics["latency_speedup"], extra["late_reads"] = against_late_reads(small, agent, sizes)
+        metrics["two_stage_vs_preset"], extra["two_stages"] = against_preset(small, agent, sizes)
+        say("events during a run")
+        extra["events"] = live_events(small, agent, phase_s=sizes.phase_s, interval_s=sizes.phase_s / 10)
+        simulated, extra["simulation"] = in_simulation(local, agent, sizes, options)
+        metrics |= simulated
+    skipped_metrics = {} if simulated else dict.fromkeys(SIMULATED, str(extra["simulation"]["refused"]))
+    finish(options, metrics, skipped=skipped_metrics | skipped, extra={"details": extra})
+
+
+def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> tuple[Metric, dict[str, Any], dict[str, str]]:
+    peers, missing = installed_peers()
+    say("(a) tune our pipeline")
+    allocation = tune_ingest(dataset, out=folder / "allocation", batch_size=BATCH_SIZE, seconds=sizes.tune_s)
+    workers, crowded = allocation.stages, dict.fromkeys(allocation.stages, 8)
+    expected = hash_of(dataset, batch_size=BATCH_SIZE, workers=workers)
+    ours: list[float] = []
+    rates: dict[str, list[float]] = {}
+    equal: dict[str, bool] = {
+        "ours, 8 workers a stage": hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected
+    }
+    for turn in range(sizes.turns):
+        ours.append(epoch_rate(dataset, workers, batch_size=BATCH_SIZE, epochs=sizes.epochs))
+        for name, (loader, counts) in peers.items():
+            for count in counts:
+                say(f"(a) {name}, {count} workers, turn {turn + 1} of {sizes.turns}")
+                began = time.perf_counter()
+                num_rows = sum(map(len, loader(dataset, BATCH_SIZE, count)))
+                rates.setdefault(f"{name} ({count})", []).append(num_rows / (time.perf_counter() - began))
+                if turn == 0:
+                    equal[f"{name} ({count})"] = hash_rows(loader(dataset, BATCH_SIZE, count)) == expected
+    best = max(rates, key=lambda name: statistics.median(rates[name]))
+    over = epoch_rate(dataset, crowded, batch_size=BATCH_SIZE, epochs=sizes.epochs)
+    counts = "/".join(str(count) for count in workers.values())
+    note = (
+        f"best peer: {best}; ours with {counts} workers ({', '.join(workers)}); row hashes equal: {all(equal.values())}"
+    )
+    seconds_per_million = 1e6 * allocation.body["cpu_seconds"] / max(1, allocation.body["num_rows"])
+    details = {
+        "rows_per_s": {name: statistics.median(found) for name, found in rates.items()},
+        "ours": statistics.median(ours),
+        "ours_8_workers_a_stage": over,
+        "hashes_equal": equal,
+        "workers": workers,
+        "cpu_seconds_a_million_rows": seconds_per_million,
+    }
+    metric = compare(rates[best], ours, unit="rows/s", note=note)
+    return metric, details, {f"peer: {name}": reason for name, reason in missing.items()}
+
+
+def against_late_reads(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric, dict[str, Any]]:
+    say("(b) reads that answer after 50 ms")
+    found = late_reads(dataset, agent, delay_s=0.05, seconds=sizes.late_s, interval_s=min(0.5, sizes.late_s / 20))
+    reached = found["seconds_to_10x"]
+    when = "10x not reached" if reached is None else f"10x after {reached:.1f} s"
+    note = f"{when}; workers at the end: {found['history'][-1]['workers'] if found['history'] else 'none'}"
+    return compare([found["one_worker"]], [found["tuned"]], unit="rows/s", note=note), found
+
+
+def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric, dict[str, Any]]:
+    say("(c) two stages of 0.17 and 0.21 s on 126 slots")
+    settings = {"epochs": sizes.two_stage_epochs, "slots": 126, "interval_s": 0.25}
+    preset = two_stages(dataset, None, **settings)
+    tuned = two_stages(dataset, agent, **settings)
+    assert preset["rows"] == tuned["rows"]
+    items = 128 * sizes.two_stage_epochs
+    note = f"{items} row groups; hand-set {preset['workers']}, tuned from one worker a stage to {tuned['workers']}"
+    metric = compare([preset["seconds"]], [tuned["seconds"]], unit="s", less_is_better=True, note=note)
+    return metric, {"preset": preset, "tuned": tuned}
+
+
+SIMULATED = ("sim_oracle_share", "sim_after_event", "sim_vs_lp", "sim_vs_even", "sim_oom")
+
+
+def calibrated(dataset: Dataset, sizes: Sizes) -> Calibration:
+    """Up to three tries: other work on the machine spoils a calibration, and then it refuses itself."""
+    error: InputError | None = None
+    for attempt in range(3):
+        say(f"(e) calibrate the simulator, try {attempt + 1}")
+        times = measure_stages(dataset, batch_size=BATCH_SIZE)
+        found = calibrate(
+            dataset,
+            times,
+            cores=available_cores(),
+            batch_size=BATCH_SIZE,
+            memory_limit_bytes=2 * 2**30,
+            measure_s=(1 + attempt) * 0.4 * sizes.tune_s / len(POINTS),
+        )
+        try:
+            found.check()
+        except InputError as refused:
+            error = refused
+        else:
+            return found
+    assert error is not None
+    raise error
+
+
+def in_simulation(
+    dataset: Dataset, agent: Agent, sizes: Sizes, options: Options
+) -> tuple[dict[str, Metric], dict[str, Any]]:
+    refused = ""
+    try:
+        calibration = calibrated(dataset, sizes)
+    except InputError as error:
+        if not STORED_CALIBRATION.exists():
+            return {}, {"refused": str(error)}
+        refused = f"; {error}: the calibration of {STORED_CALIBRATION.name} is used"
+        calibration = Calibration.from_json(json.loads(STORED_CALIBRATION.read_text(encoding="utf-8")))
+        calibration.check()
+    say(f"(e) simulate: held-out error {calibration.error:.1%}")
+    exams = [
+        make_exam(calibration, size=sizes.worlds, cores=CORES, seed=1000 * options.seed + seed)
+        for seed in range(NUM_SEEDS)
+    ]
+    controllers: list[Controller] = [*baselines(), agent]
+    marks = {controller.name: [sit(exam, controller) for exam in exams] for controller in controllers}
+    found = {name: describe(exams, own) for name, own in marks.items()}
+    ours, programme, even, unguarded = (
+        found[name] for name in ("agent", "LP re-profiled", "even split", "AUTOTUNE-like")
+    )
+    where = f"{len(exams)} seeds x {sizes.worlds} worlds at 32, 64 and 128 cores{refused}"
+    kinds = ", ".join(f"{kind} {ours['by_kind'][kind] / programme['by_kind'][kind]:.3f}" for kind in ours["by_kind"])
+    metrics = {
+        "sim_oracle_share": _share(ours["seeds"], f"{where}; p10 {ours['p10']:.3f}; 95% {_text(ours['interval_95'])}"),
+        "sim_after_event": _share(
+            ours["after_seeds"], f"cores, storage, trainer or memory changed; LP {programme['after']:.3f}"
+        ),
+        "sim_vs_lp": compare(programme["seeds"], ours["seeds"], unit="oracle share", note=f"ratio by kind: {kinds}"),
+        "sim_vs_even": compare(even["seeds"], ours["seeds"], unit="oracle share", note=where),
+        "sim_oom": {
+            "baseline": unguarded["ooms"],
+            "ours": ours["ooms"],
+            "ratio": None,
+            "spread": {"ours": [ours["ooms"], ours["ooms"]]},
+            "unit": "kills",
+            "note": "baseline: AUTOTUNE-like without guard and credits",
+        },
+    }
+    return metrics, {"calibration": calibration.to_json(), "controllers": found}
+
+
+def _share(seeds: list[float], note: str) -> Metric:
+    spread = {"ours": [min(seeds), max(seeds)]}
+    return {
+        "baseline": None,
+        "ratio": None,
+        "unit": "of oracle",
+        "ours": float(np.mean(seeds)),
+        "spread": spread,
+        "note": note,
+    }
+
+
+def _text(interval: list[float]) -> str:
+    return f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+if __name__ == "__main__":
+    main()

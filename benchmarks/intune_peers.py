@@ -1,0 +1,158 @@
+"""The same row groups and the same work through other loaders. Each gives Batches; what is not installed is skipped.
+
+Every peer maps `load_group` (read, decode, transform, cut into batches: the functions our own stages call) over the row
+groups; only who runs it, and on how many workers, differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from importlib.util import find_spec
+
+import pyarrow.parquet as pq
+import torch
+from torchrec import KeyedJaggedTensor
+
+from recmill.artifacts import Dataset
+from recmill.data.batch import Batch, assemble_batch, decode_block
+from recmill.data.schema import Schema
+
+Loader = Callable[[Dataset, int, int], Iterable[Batch]]  # dataset, batch size, workers
+
+
+@cache
+def _open(path: str) -> tuple[pq.ParquetFile, Schema]:
+    return pq.ParquetFile(f"{path}/part-00000.parquet", memory_map=True), Schema.load(path)
+
+
+def load_group(index: int, *, path: str, batch_size: int) -> list[Batch]:
+    """The batches of one row group."""
+    # A file of its own for each call: Arrow's readers are not made for several threads.
+    _, schema = _open(path)
+    with pq.ParquetFile(f"{path}/part-00000.parquet", metadata=_open(path)[0].metadata, pre_buffer=False) as file:
+        columns = ["label", *(feature.name for feature in schema.features)]
+        table = file.read_row_group(index, columns=columns, use_threads=False)
+    block = decode_block(table, schema)
+    return [
+        assemble_batch([(block, start, min(len(block), start + batch_size))], schema, num_global=batch_size)
+        for start in range(0, len(block), batch_size)
+    ]
+
+
+def _num_groups(dataset: Dataset) -> int:
+    return len(dataset.parts[0]["row_group_rows"])
+
+
+def plain_loop(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+    for index in range(_num_groups(dataset)):
+        yield from load_group(index, path=dataset.path, batch_size=batch_size)
+
+
+class _Groups(torch.utils.data.Dataset[list[Batch]]):
+    def __init__(self, dataset: Dataset, batch_size: int) -> None:
+        self._path, self._batch_size, self._size = dataset.path, batch_size, _num_groups(dataset)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> list[Batch]:
+        return load_group(index, path=self._path, batch_size=self._batch_size)
+
+
+def torch_dataloader(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+    loader = torch.utils.data.DataLoader(
+        _Groups(dataset, batch_size), batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
+    )
+    for batches in loader:
+        yield from batches
+
+
+def torchdata_nodes(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+    work = partial(load_group, path=dataset.path, batch_size=batch_size)
+    node = ParallelMapper(
+        IterableWrapper(range(_num_groups(dataset))), work, num_workers=workers, method="thread", prebatch=None
+    )
+    for batches in Loader(node):
+        yield from batches
+
+
+def spdl(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+    from spdl.pipeline import PipelineBuilder
+
+    work = partial(load_group, path=dataset.path, batch_size=batch_size)
+    pipeline = (
+        PipelineBuilder()
+        .add_source(range(_num_groups(dataset)))
+        .pipe(work, concurrency=workers)
+        .add_sink(4)
+        .build(num_threads=workers)
+    )
+    with pipeline.auto_stop():
+        for batches in pipeline.get_iterator():
+            yield from batches
+
+
+def grain(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+    import grain.python as pygrain
+
+    work = partial(load_group, path=dataset.path, batch_size=batch_size)
+    options = pygrain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers)
+    source = pygrain.MapDataset.range(_num_groups(dataset)).map(lambda index: work(int(index)))
+    for batches in source.to_iter_dataset(options):
+        yield from batches
+
+
+def tf_data(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+    """`workers` 0 lets AUTOTUNE decide."""
+    import tensorflow as tf
+
+    def work(index: tf.Tensor) -> list[object]:
+        batches = load_group(int(index), path=dataset.path, batch_size=batch_size)
+        return [
+            array
+            for batch in batches[:1] + batches[1:]
+            for array in (
+                batch.dense_BF.numpy(),
+                batch.label_B.numpy(),
+                batch.ids.values().numpy(),
+                batch.ids.lengths().numpy(),
+            )
+        ]
+
+    rows = dataset.parts[0]["row_group_rows"][0]
+    kinds = [tf.float32, tf.float32, tf.int64, tf.int32] * -(-rows // batch_size)
+    calls = workers or tf.data.AUTOTUNE
+    source = tf.data.Dataset.range(_num_groups(dataset)).map(
+        lambda index: tf.py_function(work, [index], kinds), num_parallel_calls=calls
+    )
+    keys = [feature.name for feature in Schema.load(dataset.path).id_features]
+    for arrays in source.prefetch(tf.data.AUTOTUNE).as_numpy_iterator():
+        for start in range(0, len(arrays), 4):
+            dense, label, values, lengths = (torch.from_numpy(array) for array in arrays[start : start + 4])
+            ids = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
+            yield Batch(dense_BF=dense, ids=ids, label_B=label, num_global=batch_size)
+
+
+# Loader, the module it needs, and the worker counts that are tried.
+PEERS: dict[str, tuple[Loader, str, tuple[int, ...]]] = {
+    "plain loop": (plain_loop, "torch", (0,)),
+    "torch DataLoader": (torch_dataloader, "torch", (1, 2)),
+    "torchdata nodes": (torchdata_nodes, "torchdata", (2, 4)),
+    "SPDL": (spdl, "spdl", (2, 4)),
+    "Grain": (grain, "grain", (2, 4)),
+    "tf.data": (tf_data, "tensorflow", (0,)),
+}
+
+
+def installed_peers() -> tuple[dict[str, tuple[Loader, tuple[int, ...]]], dict[str, str]]:
+    """The loaders that can be measured here, and why the others cannot."""
+    found, skipped = {}, {}
+    for name, (loader, module, workers) in PEERS.items():
+        if find_spec(module) is None:
+            skipped[name] = f"{module} is not installed (pip install 'recmill[peers]')"
+        else:
+            found[name] = (loader, workers)
+    return found, skipped
