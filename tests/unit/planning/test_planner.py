@@ -45,8 +45,8 @@ def test_torchrec_takes_the_plan(profile, tmp_path):
 def test_an_impossible_budget_says_by_how_much_and_which_tables(profile, tmp_path):
     with pytest.raises(InputError, match=r"need 3,492 B .* 492 B too little; largest: interests 1,800 B"):
         plan_shards(profile, out=tmp_path / "plan", topology=Topology.local(2), memory_budget_bytes=1500)
+    topology = Topology.local(4)
     with pytest.raises(InputError, match=r"table 'interests' needs 1,800 B on one rank"):
-        topology = Topology.local(4)
         plan_shards(profile, out=tmp_path / "plan", topology=topology, memory_budget_bytes=1600, strategy="torchrec")
     assert not (tmp_path / "plan").exists()
 
