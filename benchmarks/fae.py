@@ -178,7 +178,7 @@ class Benchmark:
 
     def _measure_ranks(self, made: list[Workload], flat: Workload, globo: Workload | None) -> None:
         say("two ranks over loopback")
-        jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat, is_hot=False)}
+        jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat)}
         jobs |= {f"train {own.name}": self._job("training", own) for own in made}
         if globo is not None and not self.options.quick:
             jobs["train globo"] = self._job("training", globo)
@@ -228,12 +228,13 @@ class Benchmark:
         saved = before - after
         self.series["break_even_epochs"] = workload.layout_s / saved if saved > 0 else None
 
-    def _job(self, task: str, workload: Workload, *, is_hot: bool = True) -> dict[str, Any]:
+    def _job(self, task: str, workload: Workload) -> dict[str, Any]:
+        """As `hot_batches=auto` would: hot batches are trained where the plan says that they pay."""
         return {
             "task": task,
             "data": workload.data.path,
             "plan": workload.plan.path,
-            "laid_out": workload.laid_out.path if is_hot and workload.hot_set.pays else None,
+            "laid_out": workload.laid_out.path if task == "embedding" or workload.hot_set.pays else None,
             "batch_size": self.sizes.batch_size if workload.name != "globo" else self.sizes.batch_size // 8,
             "num_batches": self.sizes.embedding_batches,
             "turns": self.sizes.turns,
