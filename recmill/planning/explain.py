@@ -7,7 +7,7 @@ import numpy as np
 from recmill.planning.costs import KINDS, STATE_BYTES_PER_ROW, WEIGHT_BYTES, row_bytes, row_memory
 from recmill.planning.tier_plan import binding_seconds, placements
 from recmill.planning.tier_problem import TierProblem, table_memory
-from recmill.planning.tier_solution import Solved
+from recmill.planning.tier_solution import Solved, table_rows
 
 # C = classes of rows, P = lanes (phase and level)
 
@@ -99,9 +99,13 @@ def _marginal(
     held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
     extra = float(costs[best].sum() - costs["global"].sum()) * topology.world_size
     reason = f"memory: {_size(max(left, 0))} of the budget is left" if left < held * 2 else ""
+    group = next(tables for tables in problem.groups if t in tables)
+    if not table_rows(problem, solved.placement)[group].any():
+        latency = problem.latency("exchange", *(("reduce", "spread") if best == "replicated" else ()))
+        reason = f"latency: keeping copies equal takes {latency * 1e6:.3g} us more, whatever their number"
     if not reason and extra > 0 and np.isfinite(problem.total_limit):
         reason = f"total bytes: it adds {extra:.0f} B over all ranks, and their sum is limited"
-    reason = reason or "others pay more for the same memory"
+    reason = reason or "what its table already pays for: others bring more for the same memory or bytes"
     return [
         f"The next row ({reads[0]:.2g} reads) as {best} would save {saved[best] * 1e9:.3g} ns a step for {more:.0f} B "
         f"a rank; what stops it is {reason}."

@@ -86,10 +86,8 @@ def read_tier_rows(plan: ShardPlan, table: str) -> dict[str, np.ndarray]:
 def keep_slots(wanted: np.ndarray, previous: np.ndarray) -> np.ndarray:
     """The wanted rows by slot: rows that stay keep their slot, new ones fill the gaps, rows past the end move down."""
     slots = np.full(len(wanted), -1, np.int64)
-    kept = np.isin(previous, wanted)
-    for slot in np.flatnonzero(kept[: len(wanted)]):
-        slots[slot] = previous[slot]
-    settled = set(slots[slots >= 0].tolist())
-    newcomers = [row for row in wanted.tolist() if row not in settled]
-    slots[slots < 0] = newcomers
+    early = previous[: len(wanted)]
+    stays = np.flatnonzero(np.isin(early, wanted))
+    slots[stays] = early[stays]
+    slots[slots < 0] = wanted[~np.isin(wanted, early[stays])]
     return slots
