@@ -68,6 +68,12 @@ class StepPlacement:
         cores = float(self.cpu.removesuffix("m")) / (1000 if self.cpu.endswith("m") else 1)
         return max(1, int(cores))
 
+    @property
+    def memory_mib(self) -> int:
+        number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", self.memory).groups()  # type: ignore[union-attr]
+        powers = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+        return int(float(number) * powers.get(unit, 1)) // 2**20
+
     def __post_init__(self) -> None:
         for name in ("cpu", "memory", "shm"):
             value = getattr(self, name)
@@ -105,6 +111,7 @@ class Placement:
     tracking_uri: str = "http://mlflow:5000"
     worker_account: str = "recmill-worker"  # of pods that steps start
     gpu_type: str = "nvidia.com/gpu"
+    executors: int = 2  # of Spark, each with what generate_data has
     image: str = ""  # of pods that the step starts: its own
     steps: Mapping[str, StepPlacement] = field(default_factory=dict)
 

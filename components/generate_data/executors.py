@@ -19,7 +19,10 @@ def spark_settings(master: str) -> dict[str, str]:
     pods = ExecutorPods(
         image=placement.image,
         namespace=os.environ.get("RECMILL_NAMESPACE", "default"),
+        num_executors=placement.executors,
         cores=given.cores,
+        cpu=given.cpu,
+        memory_mib=given.memory_mib,
         claim=placement.claim,
         mount=placement.mount,
         service_account=placement.worker_account,

@@ -85,8 +85,9 @@ class ExecutorPods:
     image: str
     namespace: str = "default"
     num_executors: int = 2
-    cores: int = 1
-    memory: str = "2g"
+    cores: int = 1  # tasks at a time
+    cpu: str = ""  # what the pod asks for, as Kubernetes writes it; the cores without
+    memory_mib: int = 4096  # of the pod
     claim: str = ""  # a volume that holds log and dataset, mounted at `mount`
     mount: str = "/runs"
     service_account: str = "default"
@@ -109,7 +110,11 @@ class ExecutorPods:
             f"{PREFIX}.executor.disableConfigMap": "true",
             "spark.executor.instances": str(self.num_executors),
             "spark.executor.cores": str(self.cores),
-            "spark.executor.memory": self.memory,
+            # Half for Java, half for the Python workers, which write the Parquet files.
+            "spark.executor.memory": f"{self.memory_mib // 2}m",
+            "spark.executor.memoryOverhead": f"{self.memory_mib - self.memory_mib // 2}m",
+            f"{PREFIX}.executor.request.cores": self.cpu or str(self.cores),
+            f"{PREFIX}.executor.limit.cores": self.cpu or str(self.cores),
             "spark.driver.bindAddress": "0.0.0.0",
             "spark.pyspark.python": "python3",
         }
