@@ -7,6 +7,7 @@ counting numpy arrays does not.
 from kernels.count_rows import count_rows
 from kernels.dedup_rows import dedup_rows
 from kernels.expand_rows import expand_jagged, expand_rows
+from kernels.merge_windows import merge_windows
 from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter
 from kernels.split_tiers import distinct_keys, split_tiers
@@ -20,6 +21,7 @@ __all__ = [
     "distinct_keys",
     "expand_jagged",
     "expand_rows",
+    "merge_windows",
     "pool_windows",
     "shared_adagrad",
     "shared_lookup",

@@ -215,3 +215,13 @@ def pool_windows_backward(
     score_gradient: int,
     num_threads: int,
 ) -> None: ...
+
+def merge_windows(
+    starts: int,
+    lengths: int,
+    num_windows: int,
+    num_values: int,
+    part_starts: int,
+    part_lengths: int,
+    new_starts: int,
+) -> tuple[int, int]: ...

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recmill.data.distinct import DistinctBlock, DistinctGroup, IdArray, is_packed, take_lists
+from kernels import merge_windows
+from recmill.data.distinct import DistinctBlock, DistinctGroup, IdArray, as_tensor, is_packed, take_lists
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt_build import MIN_FACTOR, Group
 
@@ -46,6 +47,7 @@ class CutGroup:
     is_packed: bool  # each list begins where the one before it ends, so a range of rows is one run of values
     is_expanded: bool  # batches hold a list a sample, though the lists are stored once
     keeps_windows: bool
+    is_compact: bool = False  # the windows of rows in a row lie side by side, so a range of rows is one run of values
     ids_FR: IdArray | None = None  # one id a sample: all there is of features whose lists have length 1
 
     @property
@@ -232,7 +234,15 @@ def _prepare_group(groups: Sequence[DistinctGroup], *, is_expanded: bool, keeps_
         is_packed=all_packed,
         is_expanded=is_expanded,
         keeps_windows=keeps_windows,
+        is_compact=keeps_windows and _are_compact(starts_FU[:, :-1], lengths_FU),
     )
+
+
+def _are_compact(starts_FU: IdArray, lengths_FU: LengthArray) -> bool:
+    """Whether each window begins after the one before it and no later than where some window before it ends."""
+    ends_FU = np.maximum.accumulate(starts_FU + lengths_FU, axis=1)
+    is_next = (starts_FU[:, 1:] >= starts_FU[:, :-1]) & (starts_FU[:, 1:] <= ends_FU[:, :-1])
+    return bool(is_next.all())
 
 
 def _count_breaks(inverse_R: LengthArray) -> LengthArray:
@@ -424,16 +434,15 @@ def _cut_windows(
 
 
 def _cut_region(group: CutGroup, position: int, rows: Rows) -> tuple[IdArray, IdArray]:
-    """The part of the buffer that the rows read and their starts in it; their lists apart if those are shorter."""
+    """What the rows read of the buffer, each value once, and their starts in it."""
     values, lengths_U = group.values[position], group.lengths_FU[position, rows]
     starts_U = group.starts_FU[position, :-1][rows]
-    num_values = int(lengths_U.sum())
-    if num_values:
+    if group.is_compact and isinstance(rows, slice) and len(starts_U):
         first, last = int(starts_U.min()), int((starts_U + lengths_U).max())
-        if last - first <= num_values:
-            return values[first:last], starts_U - first
-    packed_U: IdArray = np.cumsum(lengths_U, dtype=np.int64) - lengths_U
-    return take_lists(values, starts_U, lengths_U), packed_U
+        return values[first:last], starts_U - first
+    starts = torch.from_numpy(np.ascontiguousarray(starts_U))
+    merged, merged_starts_U = merge_windows(as_tensor(values), starts, torch.from_numpy(lengths_U.astype(np.int64)))
+    return merged.numpy(), merged_starts_U.numpy()
 
 
 def _empty_group(keys: Sequence[str]) -> Group:
