@@ -65,7 +65,7 @@ class TorchRecStore:
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Rows by id on every rank, sent by the ranks that hold them."""
         weight = self._weights[table]
-        dim = int(weight.size()[1])
+        dim = int(weight.metadata().size[1])
         found = {"": self._collect(weight, weight, rows_R, (len(rows_R), dim))}
         for name in self._state_names:
             local = self._state.get(table, {}).get(name)
@@ -103,7 +103,7 @@ class TorchRecStore:
         # TorchRec names the state of local tables only, so ranks that hold nothing learn its form from one that does.
         if (table, name) not in self._wide:
             local = self._state.get(table, {}).get(name)
-            flag = torch.tensor([int(local is not None and len(local.size()) == 2)])
+            flag = torch.tensor([int(local is not None and len(local.metadata().size) == 2)])
             if dist.is_initialized() and dist.get_world_size(self._group) > 1:
                 dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
             self._wide[table, name] = bool(flag)
