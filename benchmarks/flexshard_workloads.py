@@ -56,6 +56,12 @@ class Workload:
         )
 
 
+def zipf_law(num_rows: int, exponent: float) -> np.ndarray:
+    """The probability of each row, most read first."""
+    weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -exponent
+    return weights / weights.sum()
+
+
 def zipf_workload(
     exponent: float, *, num_rows: int, dim: int, samples_per_rank: int, world_size: int, num_steps: int, seed: int
 ) -> Workload:
@@ -67,19 +73,15 @@ def zipf_workload(
     rng = np.random.default_rng(seed)
     laws = {}
     for table in tables:
-        weights = np.arange(1, table.num_rows + 1, dtype=np.float64) ** -exponent
         # Ids are not sorted by how often they are read: a block of rows would otherwise hold all the hot ones.
-        laws[table.name] = (np.cumsum(weights) / weights.sum(), rng.permutation(table.num_rows))
+        laws[table.name] = rng.permutation(zipf_law(table.num_rows, exponent))
 
     def draw(table: Table, count: int) -> Ids:
-        shares, names = laws[table.name]
-        return names[np.minimum(np.searchsorted(shares, rng.random(count)), table.num_rows - 1)]
+        shares = np.cumsum(laws[table.name])
+        return np.minimum(np.searchsorted(shares, rng.random(count)), table.num_rows - 1)
 
     num_profiled = 20 * samples_per_rank * world_size
-    counts = {
-        table.name: np.bincount(draw(table, num_profiled * int(table.mean_length)), minlength=table.num_rows)
-        for table in tables
-    }
+    counts = {table.name: rng.multinomial(num_profiled * int(table.mean_length), laws[table.name]) for table in tables}
     batches = [
         [
             {

@@ -23,6 +23,7 @@ from kernels.expand_rows.ops import sum_rows as sum_rows_op
 
 # K = keys, D = columns of a row
 LEVELS = ("intra", "inter")
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +49,17 @@ class Grid:
     world: Ring
     node: Ring
     peers: Ring
+    device: torch.device = CPU  # of what is sent: NCCL takes nothing else than CUDA tensors
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, process_group: dist.ProcessGroup | None, *, ranks_per_node: int) -> Grid:
+    def of(
+        cls,
+        process_group: dist.ProcessGroup | None,
+        *,
+        ranks_per_node: int,
+        device: torch.device = CPU,
+    ) -> Grid:
         """The grid of a process group, called on all ranks; one node where `ranks_per_node` does not divide them."""
         if not dist.is_initialized():
             alone = Ring(ranks=(0,), position=0, group=None)
@@ -68,6 +76,7 @@ class Grid:
             world=everyone,
             node=_ring(rows, everyone),
             peers=_ring(columns, everyone),
+            device=device,
         )
 
     @property
@@ -104,7 +113,7 @@ class Grid:
     def swap_counts(self, ring: Ring, counts: Sequence[int], *, phase: str) -> list[int]:
         """What every other of the ring has for us, from what we have for each of them."""
         ones = [1] * ring.size
-        values = self.swap(ring, torch.tensor(counts), send=ones, receive=ones, phase=phase)
+        values = self.swap(ring, torch.tensor(counts, device=self.device), send=ones, receive=ones, phase=phase)
         return [int(count) for count in values.tolist()]
 
 

@@ -108,7 +108,7 @@ class TieredEmbeddingCollection(nn.Module):
         if sync_every < 1:
             raise InputError(f"sync_every is {sync_every}, expected 1 or more")
         self.is_pooled = is_pooled
-        self.grid = Grid.of(process_group, ranks_per_node=ranks_per_node)
+        self.grid = Grid.of(process_group, ranks_per_node=ranks_per_node, device=device)
         self._configs = dict(zip(maps, tables, strict=True))
         self._features = {name: table for table, config in self._configs.items() for name in config.feature_names}
         for table, config in self._configs.items():
@@ -266,6 +266,8 @@ def _lists_of(ids: Ids, names: Sequence[str]) -> dict[str, _Lists]:
     missing = sorted(set(names) - set(ids.keys()))
     if missing:
         raise ValueError(f"the batch lacks the features {', '.join(missing)}; it has {', '.join(ids.keys())}")
+    if ids.weights_or_none() is not None:
+        raise ValueError("the batch has weights, which a tiered collection does not apply")
     features = _features_of(ids)
     return {name: _Lists(ids_N=features[name][0], lengths_B=features[name][1], inverse=None) for name in names}
 

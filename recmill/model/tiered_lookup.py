@@ -1,11 +1,20 @@
 """One width's rows over all ranks: distinct keys out, rows back, gradients out, each row updated once.
 
-    forward                                     backward
-    keys to the ranks that hold them            gradients the same way
-    rows back                                   sums over ranks, copies synchronised, one step of the optimiser
+What a step sends, in this order; n is a rank's distinct ids, D the width:
 
-Both run in a thread of the collection's own, one after the other, so that what the caller computes meanwhile overlaps
-with them, and a lookup always sees the rows of the update before it.
+    phase       ranks   message                                            overlaps with
+    ids         all     how many (8 bytes a pair), then 4 bytes an id      what the caller does before it reads a row
+    vectors     all     4 D bytes a row                                    the same
+    gradients   all     4 D bytes a row                                    dense backward, optimiser, next batch
+    reduce      node    how many, then 4 D bytes a replicated row          the same
+    exchange    peers   how many, then 4 D bytes a row kept more than once the same
+    spread      node    how many, then 4 D bytes a replicated row          the same
+
+Rows of the last three are named by 4 bytes each or by a bitmap, whichever is shorter; ids take 8 bytes where a rank
+holds 2**31 rows or more. Node rows travel with the global ones in the first three.
+
+Forward and backward run in a thread of the collection's own, one after the other, so that a lookup always sees the rows
+of the update before it.
 """
 
 from __future__ import annotations
@@ -107,7 +116,9 @@ class RowExchange:
     def _answer(self, request: Request, read: Any) -> Answer:
         grid, send = self.grid, request.send
         receive = grid.swap_counts(grid.world, send, phase="ids")
-        keys_H = grid.swap(grid.world, request.keys_U.to(self.key_dtype), send=send, receive=receive, phase="ids").long()
+        keys_H = grid.swap(
+            grid.world, request.keys_U.to(self.key_dtype), send=send, receive=receive, phase="ids"
+        ).long()
         rows_HD = read(keys_H)
         rows_UD = grid.swap(grid.world, rows_HD, send=receive, receive=send, phase="vectors")
         return Answer(rows_UD=rows_UD, keys_H=keys_H, receive=receive)

@@ -104,6 +104,7 @@ class TieredState:
             return rows_R, columns_R
         counts = grid.swap_counts(grid.world, [len(rows_R)] * grid.world_size, phase="checkpoint")
         send = [len(rows_R)] * grid.world_size
+        rows_R, columns_R = rows_R.to(grid.device), columns_R.to(grid.device)
         rows = grid.swap(grid.world, rows_R.repeat(grid.world_size), send=send, receive=counts, phase="checkpoint")
         columns = columns_R.repeat(grid.world_size, 1)
         return rows, grid.swap(grid.world, columns, send=send, receive=counts, phase="checkpoint")

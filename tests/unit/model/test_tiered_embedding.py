@@ -232,6 +232,91 @@ def run_checkpoint(groups, rank: int, folder: Path) -> dict:
     return result
 
 
+def torchrec_tables(is_trained: bool) -> tuple[dict, torch.Tensor]:
+    """The items as TorchRec shards them by rows: (what a checkpoint keeps of them, this rank's rows)."""
+    from torchrec import EmbeddingCollection
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import (
+        EmbeddingModuleShardingPlan,
+        EnumerableShardingSpec,
+        ParameterSharding,
+        ShardingPlan,
+        ShardMetadata,
+    )
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    size = -(-ROWS["items"] // NUM_RANKS)
+    shards = [
+        ShardMetadata(
+            shard_offsets=[rank * size, 0],
+            shard_sizes=[min(size, ROWS["items"] - rank * size), DIM],
+            placement=f"rank:{rank}/cpu",
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    plan = EmbeddingModuleShardingPlan()
+    plan["items"] = ParameterSharding(
+        sharding_type="row_wise",
+        compute_kernel="fused",
+        ranks=list(range(NUM_RANKS)),
+        sharding_spec=EnumerableShardingSpec(shards),
+    )
+    tables = [config for config in configs(Case(ranks=8, ranks_per_node=4, mix="mixed")) if config.name == "items"]
+    model = torch.nn.Module()
+    model.rows = EmbeddingCollection(tables=tables, device=torch.device("meta"))
+    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1, "eps": 1e-8})
+    sharded = DistributedModelParallel(
+        model,
+        device=torch.device("cpu"),
+        plan=ShardingPlan(plan={"rows": plan}),
+        sharders=[EmbeddingCollectionSharder()],
+    )
+    if is_trained:
+        ids = torch.arange(12) * (dist.get_rank() + 1) % ROWS["items"]
+        batch = KeyedJaggedTensor(keys=FEATURES["items"], values=ids, lengths=torch.full((4,), 3))
+        found = sharded.module.rows(batch)
+        sum((found[name].values() ** 2).sum() for name in FEATURES["items"]).backward()
+    (state,) = sharded.fused_optimizer.state_dict()["state"].values()
+    (weight,) = sharded.state_dict().values()
+    saved = {"tables": {"items": weight}, "table_optimiser": {"items": {"momentum1": state["items.momentum1"]}}}
+    return saved, weight.local_shards()[0].tensor
+
+
+def run_torchrec(rank: int, folder: Path) -> dict:
+    """From TorchRec's row-wise tables into tiers and back, through two checkpoints."""
+    import torch.distributed.checkpoint as dcp
+
+    saved, rows = torchrec_tables(is_trained=True)
+    dcp.save(saved, checkpoint_id=str(folder / "from_torchrec"))
+    case = Case(ranks=8, ranks_per_node=4, mix="mixed")
+    tiered = TieredEmbeddingCollection.of_maps(
+        configs(case)[:1],
+        tier_maps("mixed", ["items"]),
+        ranks_per_node=4,
+        is_pooled=False,
+        optimiser=TableOptimiser(kind=case.kind, lr=0.1),
+        process_group=dist.group.WORLD,
+    )
+    target = tiered.state()
+    dcp.load(target, checkpoint_id=str(folder / "from_torchrec"))
+    tiered.absorb(target)
+    dcp.save(tiered.state(), checkpoint_id=str(folder / "from_tiers"))
+    again, rows_again = torchrec_tables(is_trained=False)
+    dcp.load(again, checkpoint_id=str(folder / "from_tiers"))
+    momentum = [own["table_optimiser"]["items"]["momentum1"].local_shards()[0].tensor for own in (saved, again)]
+    weights, state = tiered.gather_rows("items", torch.arange(ROWS["items"]))
+    first = rank * -(-ROWS["items"] // NUM_RANKS)
+    return {
+        "into_tiers": torch.equal(weights[first : first + len(rows)], rows),
+        "momentum_into_tiers": torch.equal(state["momentum1"][first : first + len(rows)], momentum[0]),
+        "back": torch.equal(rows, rows_again),
+        "momentum_back": torch.equal(*momentum),
+        "was_trained": bool(momentum[0].any()),
+    }
+
+
 def flat(found):
     return [found[0], *found[1].values()]
 
@@ -262,6 +347,7 @@ def run_rank(rank: int, port: int, folder: str) -> None:
         groups = {"8x4": dist.group.WORLD}
         results["checkpoint"] = run_checkpoint(groups, rank, out)
         results["delayed"] = run_delayed(groups, rank)
+        results["torchrec"] = run_torchrec(rank, out)
         (out / f"rank-{rank}.json").write_text(json.dumps(results))
         dist.barrier()
         dist.destroy_process_group()
@@ -289,7 +375,7 @@ def ranks(tmp_path_factory) -> list[dict]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recmill.model.tiered_embedding"])
+    context.set_forkserver_preload(["recmill.model.tiered_embedding", "torchrec.distributed.model_parallel"])
     processes = [context.Process(target=run_rank, args=(rank, port, str(folder))) for rank in range(NUM_RANKS)]
     for process in processes:
         process.start()
@@ -326,6 +412,11 @@ def test_all_ranks_and_nodes_hold_the_same_bits(case, ranks):
 def test_a_state_loads_into_other_tiers_bit_for_bit(ranks):
     for results in ranks:
         assert results["checkpoint"] == {"global": 0.0, "node": 0.0, "whole": 0.0}
+
+
+def test_checkpoints_move_between_torchrec_and_tiers_bit_for_bit(ranks):
+    for results in ranks:
+        assert all(results["torchrec"].values()), results["torchrec"]
 
 
 def test_delayed_updates_keep_copies_equal_and_lose_nothing(ranks):
