@@ -83,10 +83,14 @@ def main() -> None:
         say("write the Parquet that every loader reads")
         local = write_dataset(Path(folder, "local"), num_groups=sizes.groups, rows_per_group=8_192, seed=options.seed)
         small = write_dataset(Path(folder, "small"), num_groups=128, rows_per_group=512, seed=options.seed, num_lists=4)
+        # Next to no work of its own: the stages of (c) sleep.
+        idle = write_dataset(
+            Path(folder, "idle"), num_groups=128, rows_per_group=8, seed=options.seed, num_dense=1, num_lists=1
+        )
         agent = Agent()
         metrics["local_vs_best_peer"], extra["local"], skipped = against_peers(local, Path(folder), sizes)
         metrics["latency_speedup"], extra["late_reads"] = against_late_reads(small, agent, sizes)
-        metrics["two_stage_vs_preset"], extra["two_stages"] = against_preset(small, agent, sizes)
+        metrics["two_stage_vs_preset"], extra["two_stages"] = against_preset(idle, agent, sizes)
         say("events during a run")
         extra["events"] = live_events(small, agent, phase_s=sizes.phase_s, interval_s=sizes.phase_s / 10)
         simulated, extra["simulation"] = in_simulation(local, agent, sizes, options)

@@ -18,11 +18,17 @@ ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def write_dataset(
-    folder: Path, *, num_groups: int, rows_per_group: int, seed: int, num_lists: int = NUM_LISTS
+    folder: Path,
+    *,
+    num_groups: int,
+    rows_per_group: int,
+    seed: int,
+    num_dense: int = NUM_DENSE,
+    num_lists: int = NUM_LISTS,
 ) -> Dataset:
     """One part of `num_groups` row groups with dense and list features."""
     rng = np.random.default_rng(seed)
-    dense = [Feature(name=f"d{index}", kind="dense") for index in range(NUM_DENSE)]
+    dense = [Feature(name=f"d{index}", kind="dense") for index in range(num_dense)]
     lists = [Feature(name=f"s{index}", kind="sparse", num_rows=100_000, dim=8) for index in range(num_lists)]
     schema = Schema(features=(*dense, *lists))
     folder.mkdir(parents=True)

@@ -11,6 +11,7 @@ import numpy as np
 from recmill.artifacts import InputError
 from recmill.progress import Progress, no_progress
 from recmill.tuning.controllers import Controller
+from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Floats, Ints, Measured
 from recmill.tuning.residual import MOVE_COST, Watcher, correct_workers
 
@@ -113,6 +114,8 @@ class Agent(Controller):
         self._judge(measured.rows_per_s_B)
         self.is_fallback_B = (self._age_B < NUM_PROBES) | (self._ban_B > 0)
         corrected_BS = correct_workers(self._choose(measured), self._watcher.profile, measured)
+        # What does not fit would be scaled down, all stages alike; the programme knows how to share what there is.
+        self.is_fallback_B = self.is_fallback_B | clip_workers(corrected_BS, measured)[1]
         self._was_policy_B = ~self.is_fallback_B
         return np.where(self.is_fallback_B[:, None], self._watcher.programme_BS, corrected_BS)
 

@@ -29,6 +29,7 @@ class Meter:
         self._seconds_S = np.zeros(len(STAGES))
         self._cpu_S = np.zeros(len(STAGES))
         self.looked_at = time.monotonic()
+        self.longest_item_s = 0.0
 
     def measure(self, *, cores: float, slots: int) -> Measured | None:
         """The figures since the last look; None before the second one, and while no batch is asked for."""
@@ -39,6 +40,7 @@ class Meter:
         if not before or stats["consumer"]["seconds"] <= before["consumer"]["seconds"]:
             return None
         self._update_times(before, stats)
+        self.longest_item_s = max(stats[stage]["seconds_per_item"] for stage in STAGES)
         if not self._seconds_S.all():
             return None
         consumer, old = stats["consumer"], before["consumer"]

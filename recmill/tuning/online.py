@@ -18,6 +18,8 @@ from recmill.tuning.live import Meter, as_workers, default_slots
 from recmill.tuning.measurement import Measured, changed_conditions
 
 INTERVAL_S = 2.0
+ITEMS_PER_LOOK = 4  # workers that began together finish together: fewer items each, and an interval shows waves
+MAX_INTERVAL_S = 10.0
 MAX_HISTORY = 10_000
 
 
@@ -114,7 +116,8 @@ class OnlineTuner:
         controller = self._controller or self._open_agent()
         meter = Meter(self._pipeline)
         last: Measured | None = None
-        while not self._stopped.wait(self._interval_s):
+        wait_s = self._interval_s
+        while not self._stopped.wait(wait_s):
             self._follow_memory()
             cores = self._fixed_cores or available_cores()
             measured = meter.measure(cores=cores, slots=self._slots or default_slots(cores))
@@ -128,7 +131,7 @@ class OnlineTuner:
             self._note(measured, event=event, controller=_who(controller))
             if workers != self._pipeline.workers:
                 self._pipeline.set_workers(workers)
-            last = measured
+            last, wait_s = measured, max(self._interval_s, min(MAX_INTERVAL_S, ITEMS_PER_LOOK * meter.longest_item_s))
 
     def _open_agent(self) -> Controller:
         from recmill.tuning.agent import SHIPPED_POLICY, Agent, load_policy
