@@ -49,8 +49,10 @@ def find_exact(exact, count, id):  # type: ignore[no-untyped-def, unused-ignore]
         half = left // 2
         base = tl.where(tl.load(exact + base + half) <= id, base + half, base)
         left -= half
-    found = tl.load(exact + base, mask=count > 0, other=0)
-    return tl.where((count > 0) & (found == id), base, -1)
+    rank = id * 0 - 1
+    if count > 0:
+        rank = tl.where(tl.load(exact + base) == id, base, rank)
+    return rank
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -103,7 +105,7 @@ def lookup_kernel(  # type: ignore[no-untyped-def, unused-ignore]
         if IS_POOLED:
             count = tl.where((mode == 1) & (end > begin), end - begin, 1)
             tl.store(out + target + column, total / count.to(array.dtype.element_ty), mask=mask)
-            tl.store(winners + target + column, winner, mask=mask & (mode == 2))
+            tl.store(winners + target + column, winner, mask=mask & (column * 0 + mode == 2))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -134,7 +136,7 @@ def scatter_kernel(  # type: ignore[no-untyped-def, unused-ignore]
             is_mine = mask
             if HAS_MAX:
                 winner = tl.load(winners + start + column, mask=mask, other=-1)
-                is_mine = mask & ((mode != 2) | (winner == position - begin))
+                is_mine = mask & ((column * 0 + mode != 2) | (winner == position - begin))
             tl.atomic_add(array + slots, value, mask=is_mine)
 
 

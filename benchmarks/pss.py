@@ -1,0 +1,133 @@
+"""What sharing parameters costs and buys (PSS): time of a step, AUC against bytes, and 100 GB of tables in 1 GB.
+
+    python benchmarks/pss.py [--quick] [--json PATH|-] [--seed K]
+
+Steps are forward, backward and SGD of one table of 4M rows, in turns with FBGEMM's full table and with PSS in plain
+torch. AUC is that of the test split where the validation split is best, of all ways to shrink tables in one harness
+(pss_quality.py), three seeds or more; bytes count weights, optimiser state and the ids of exact rows. The whole curve
+stands in `curves` of the JSON. --quick trains on a part of frappe for two epochs: compare ways, not values.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from harness import Metric, Options, finish, parse_options, plain_value, say, warn_if_busy
+from pss_memory import measure_resident
+from pss_quality import (
+    Make,
+    Samples,
+    full,
+    hash_rows,
+    load_frappe,
+    load_globo,
+    make_synthetic,
+    measure_ways,
+    quotient_remainder,
+    shared,
+    why_no,
+)
+from pss_speed import measure_steps
+
+FRAPPE_METRICS = ("frappe_auc_full", "frappe_auc_10x", "frappe_auc_100x", "frappe_auc_100x_hot", "best_peer_auc_100x")
+PEERS = ("hash", "quotient", "shared 1", "shared 4", "shared 8", "shared 16", "randomfold")
+HOT_SHARE = 0.05
+EPOCHS = {"tiny": 1, "quick": 2, "full": 12}
+TRAIN_ROWS = {"tiny": 2_000, "quick": 50_000, "full": None}
+
+
+def ways_for(size: str) -> list[tuple[str, float, Make]]:
+    """(name, compression, how) of everything that is trained."""
+    hot = shared(1, exact_share=HOT_SHARE)
+    ways: list[tuple[str, float, Make]] = [("full", 1, full), ("shared 1", 10, shared(1))]
+    ways += [("shared 1", 100, shared(1)), ("shared 8", 100, shared(8)), ("hot", 100, hot)]
+    ways += [("hash", 100, hash_rows), ("quotient", 100, quotient_remainder)]
+    if size != "full":
+        return ways
+    for compression in (10.0, 30.0, 100.0):
+        ways += [("hash", compression, hash_rows), ("quotient", compression, quotient_remainder)]
+        ways += [(f"shared {block}", compression, shared(block)) for block in (1, 4, 8, 16)]
+        ways += [("randomfold", compression, shared(1, mapping="randomfold")), ("hot", compression, hot)]
+    return list({(name, compression): (name, compression, make) for name, compression, make in ways}.values())
+
+
+def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metric]:
+    found = {(entry["way"], entry["compression"]): entry for entry in curve}
+
+    def value(way: str, compression: float, more: str = "") -> Metric:
+        entry = found[way, compression]
+        one = statistics.median(entry["one_epoch"])
+        text = f"{way}, {entry['bytes']:,} B with optimiser state; after one epoch {one:.4f}; {note}{more}"
+        return plain_value(entry["best"], unit="AUC", note=text)
+
+    def best_of(compression: float) -> str:
+        """The best of the peers there, by the median over seeds."""
+        names = [way for way, factor in found if factor == compression and way in PEERS]
+        return max(names, key=lambda way: statistics.median(found[way, compression]["best"]))
+
+    def best_shared(compression: float) -> str:
+        names = [way for way, factor in found if factor == compression and way.startswith("shared")]
+        return max(names, key=lambda way: statistics.median(found[way, compression]["best_valid"]))
+
+    return {
+        "frappe_auc_full": value("full", 1),
+        "frappe_auc_10x": value(best_shared(10), 10, "; blocks chosen on the validation split"),
+        "frappe_auc_100x": value(best_shared(100), 100, "; blocks chosen on the validation split"),
+        "frappe_auc_100x_hot": value("hot", 100, f"; exact rows take {HOT_SHARE:.0%} of the bytes"),
+        "best_peer_auc_100x": value(best_of(100), 100, "; the best of all other ways, by its test AUC"),
+    }
+
+
+def measure_quality(options: Options) -> tuple[dict[str, Metric], list[dict[str, Any]], dict[str, str]]:
+    size = options.size
+    seeds = [options.seed + turn for turn in range(1 if size == "tiny" else 3)]
+    curve: list[dict[str, Any]] = []
+    metrics: dict[str, Metric] = {}
+    skipped: dict[str, str] = {}
+    if reason := why_no("frappe", "train.parquet"):
+        skipped |= dict.fromkeys(FRAPPE_METRICS, reason)
+    else:
+        frappe = load_frappe(TRAIN_ROWS[size])
+        curve += measure_ways(frappe, ways_for(size), seeds=seeds, epochs=EPOCHS[size])
+        part = "all rows" if TRAIN_ROWS[size] is None else f"{TRAIN_ROWS[size]:,} rows"
+        metrics = frappe_metrics(curve, note=f"{part}, {EPOCHS[size]} epochs, {len(seeds)} seeds")
+    if size == "full":
+        others: list[Samples] = [make_synthetic()]
+        if reason := why_no("globo", "clicks.parquet"):
+            say(f"globo is left out: {reason}")
+        else:
+            others.append(load_globo())
+        for samples in others:
+            curve += measure_ways(samples, ways_for("quick"), seeds=seeds, epochs=3)
+    return metrics, curve, skipped
+
+
+def measure_memory(size: str) -> Metric:
+    steps = {"tiny": 2, "quick": 10, "full": 100}[size]
+    found = measure_resident(steps)
+    note = (
+        f"peak of a process that trains 26 tables of {found['logical_bytes']:,} B for {steps} steps; the tables take "
+        f"{found['table_bytes']:,} B; loss {found['first_loss']:.4f} to {found['last_loss']:.4f}"
+    )
+    return plain_value([float(found["peak_bytes"])], unit="bytes", note=note)
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "", quick="three seeds of a part of frappe, three step times, under 90 s")
+    warn_if_busy()
+    torch.set_num_threads(1)
+    metrics, steps = measure_steps(options.size, seed=options.seed)
+    say("steps measured")
+    metrics["resident_100gb"] = measure_memory(options.size)
+    say("memory measured")
+    quality, curve, skipped = measure_quality(options)
+    finish(options, {**metrics, **quality}, skipped=skipped, extra={"curves": curve, "steps": steps})
+
+
+if __name__ == "__main__":
+    main()
