@@ -12,7 +12,6 @@ import numpy as np
 from recmill.artifacts import AccessProfile, InputError, ShardPlan, local_folder, write_folder
 from recmill.data.schema import Schema
 from recmill.planning.explain import explain_tables
-from recmill.planning.hot_set import choose_hot_set
 from recmill.planning.reads import TableReads, load_reads
 from recmill.planning.refresh import (
     DEFAULT_STEPS,
@@ -235,6 +234,8 @@ def _choose_sharing(request: _Request, schema: Schema, compress: str | float | N
 
 
 def _add_hot_set(request: _Request, budget_bytes: int, folder: Path) -> dict[str, Any]:
+    from recmill.planning.hot_set import choose_hot_set
+
     hot = choose_hot_set(
         request.profile, budget_bytes=budget_bytes, topology=request.topology, batch_size=request.batch_size
     )
