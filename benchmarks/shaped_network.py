@@ -294,8 +294,8 @@ def _run_ranks(job: Mapping[str, Any], env: Mapping[str, str], scratch: Path, ti
     if parent.returncode:
         failed = scratch / "failed.json"
         rank = json.loads(failed.read_text(encoding="utf-8")) if failed.exists() else None
-        log = scratch / ("log.txt" if rank is None else f"log-{rank}.txt")
-        raise RuntimeError(f"rank {rank} failed: {_tail(log)}")
+        said = _tail(scratch / ("log.txt" if rank is None else f"log-{rank}.txt"))
+        raise RuntimeError(f"rank {rank} failed: {said}")
     found = [scratch / f"result-{rank}.json" for rank in range(len(job["ranks"]))]
     return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in found]
 

@@ -19,9 +19,9 @@ from recmill.model.tier_map import TierMap
 from recmill.model.tiered_embedding import TieredEmbeddingCollection
 
 NUM_STEPS, NUM_RANKS, DIM = 20, 8, 8
-ROWS = {"items": 61, "users": 23, "wide": 17}
-FEATURES = {"items": ["clicks", "buys"], "users": ["user"], "wide": ["wide"]}
-DIMS = {"items": DIM, "users": DIM, "wide": 4}
+ROWS = {"goods": 61, "users": 23, "wide": 17}
+FEATURES = {"goods": ["clicks", "buys"], "users": ["user"], "wide": ["wide"]}
+DIMS = {"goods": DIM, "users": DIM, "wide": 4}
 LR = {"sgd": 0.1, "rowwise_adagrad": 0.1, "adagrad": 0.1}
 
 
@@ -40,7 +40,7 @@ class Case:
     @property
     def tables(self) -> list[str]:
         """Two widths take twice the messages: only some cases have them."""
-        return list(ROWS) if self.deduplicated or self.ranks < 8 else ["items", "users"]
+        return list(ROWS) if self.deduplicated or self.ranks < 8 else ["goods", "users"]
 
     @property
     def name(self) -> str:
@@ -233,7 +233,7 @@ def run_checkpoint(groups, rank: int, folder: Path) -> dict:
 
 
 def torchrec_tables(is_trained: bool) -> tuple[dict, torch.Tensor]:
-    """The items as TorchRec shards them by rows: (what a checkpoint keeps of them, this rank's rows)."""
+    """The goods as TorchRec shards them by rows: (what a checkpoint keeps of them, this rank's rows)."""
     from torchrec import EmbeddingCollection
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -247,23 +247,23 @@ def torchrec_tables(is_trained: bool) -> tuple[dict, torch.Tensor]:
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-    size = -(-ROWS["items"] // NUM_RANKS)
+    size = -(-ROWS["goods"] // NUM_RANKS)
     shards = [
         ShardMetadata(
             shard_offsets=[rank * size, 0],
-            shard_sizes=[min(size, ROWS["items"] - rank * size), DIM],
+            shard_sizes=[min(size, ROWS["goods"] - rank * size), DIM],
             placement=f"rank:{rank}/cpu",
         )
         for rank in range(NUM_RANKS)
     ]
     plan = EmbeddingModuleShardingPlan()
-    plan["items"] = ParameterSharding(
+    plan["goods"] = ParameterSharding(
         sharding_type="row_wise",
         compute_kernel="fused",
         ranks=list(range(NUM_RANKS)),
         sharding_spec=EnumerableShardingSpec(shards),
     )
-    tables = [config for config in configs(Case(ranks=8, ranks_per_node=4, mix="mixed")) if config.name == "items"]
+    tables = [config for config in configs(Case(ranks=8, ranks_per_node=4, mix="mixed")) if config.name == "goods"]
     model = torch.nn.Module()
     model.rows = EmbeddingCollection(tables=tables, device=torch.device("meta"))
     apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1, "eps": 1e-8})
@@ -274,13 +274,13 @@ def torchrec_tables(is_trained: bool) -> tuple[dict, torch.Tensor]:
         sharders=[EmbeddingCollectionSharder()],
     )
     if is_trained:
-        ids = torch.arange(12) * (dist.get_rank() + 1) % ROWS["items"]
-        batch = KeyedJaggedTensor(keys=FEATURES["items"], values=ids, lengths=torch.full((4,), 3))
+        ids = torch.arange(12) * (dist.get_rank() + 1) % ROWS["goods"]
+        batch = KeyedJaggedTensor(keys=FEATURES["goods"], values=ids, lengths=torch.full((4,), 3))
         found = sharded.module.rows(batch)
-        sum((found[name].values() ** 2).sum() for name in FEATURES["items"]).backward()
+        sum((found[name].values() ** 2).sum() for name in FEATURES["goods"]).backward()
     (state,) = sharded.fused_optimizer.state_dict()["state"].values()
     (weight,) = sharded.state_dict().values()
-    saved = {"tables": {"items": weight}, "table_optimiser": {"items": {"momentum1": state["items.momentum1"]}}}
+    saved = {"tables": {"goods": weight}, "table_optimiser": {"goods": {"momentum1": state["goods.momentum1"]}}}
     return saved, weight.local_shards()[0].tensor
 
 
@@ -293,7 +293,7 @@ def run_torchrec(rank: int, folder: Path) -> dict:
     case = Case(ranks=8, ranks_per_node=4, mix="mixed")
     tiered = TieredEmbeddingCollection.of_maps(
         configs(case)[:1],
-        tier_maps("mixed", ["items"]),
+        tier_maps("mixed", ["goods"]),
         ranks_per_node=4,
         is_pooled=False,
         optimiser=TableOptimiser(kind=case.kind, lr=0.1),
@@ -305,9 +305,9 @@ def run_torchrec(rank: int, folder: Path) -> dict:
     dcp.save(tiered.state(), checkpoint_id=str(folder / "from_tiers"))
     again, rows_again = torchrec_tables(is_trained=False)
     dcp.load(again, checkpoint_id=str(folder / "from_tiers"))
-    momentum = [own["table_optimiser"]["items"]["momentum1"].local_shards()[0].tensor for own in (saved, again)]
-    weights, state = tiered.gather_rows("items", torch.arange(ROWS["items"]))
-    first = rank * -(-ROWS["items"] // NUM_RANKS)
+    momentum = [own["table_optimiser"]["goods"]["momentum1"].local_shards()[0].tensor for own in (saved, again)]
+    weights, state = tiered.gather_rows("goods", torch.arange(ROWS["goods"]))
+    first = rank * -(-ROWS["goods"] // NUM_RANKS)
     return {
         "into_tiers": torch.equal(weights[first : first + len(rows)], rows),
         "momentum_into_tiers": torch.equal(state["momentum1"][first : first + len(rows)], momentum[0]),
@@ -421,7 +421,7 @@ def test_checkpoints_move_between_torchrec_and_tiers_bit_for_bit(ranks):
 
 def test_delayed_updates_keep_copies_equal_and_lose_nothing(ranks):
     assert all(results["delayed"]["sum"] == ranks[0]["delayed"]["sum"] for results in ranks)
-    start = [initial_rows(table, 0, ROWS[table]).double().sum().item() for table in ("items", "users")]
+    start = [initial_rows(table, 0, ROWS[table]).double().sum().item() for table in ("goods", "users")]
     assert ranks[0]["delayed"]["sum"] != pytest.approx(start)
     assert not any(phase.startswith("gradients") and count for phase, count in ranks[0]["delayed"]["traffic"].items())
 
