@@ -1,0 +1,126 @@
+"""Profiles a dataset of a billion accesses: seconds, and how far the process grows.
+
+    python benchmarks/profile_scale.py [--quick] [--json PATH|-] [--seed K]
+
+The dataset is a `recd` log whose parts are listed many times over (hard links), so that it is read, decoded and counted
+in full, but need not be generated in full. The counts must be as many times those of one copy, to the last access.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from harness import Metric, finish, parse_options, plain_value, say, warn_if_busy
+
+from recmill.artifacts import AccessProfile, Dataset, write_folder
+from recmill.data.cluster import cluster_sessions
+from recmill.data.sources import make_raw_log
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sessions of the log, and how often its parts are listed."""
+
+    sessions: int
+    copies: int
+
+
+# A row of `recd` reads about 374 ids.
+SIZES = {
+    "tiny": Sizes(sessions=40, copies=2),
+    "quick": Sizes(sessions=1_600, copies=4),
+    "full": Sizes(sessions=8_000, copies=21),
+}
+
+PROFILE = """
+import json, sys, time
+from recmill.profiling.access import profile_access
+
+def status(name):
+    lines = open("/proc/self/status", encoding="utf-8").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+before, started = status("VmRSS"), time.perf_counter()
+profile_access(sys.argv[1], out=sys.argv[2])
+seconds = time.perf_counter() - started
+print(json.dumps({"seconds": seconds, "before_bytes": before, "peak_bytes": status("VmHWM")}))
+"""
+
+
+def list_again(dataset: Dataset, out: Path, copies: int) -> Dataset:
+    """A dataset whose parts are those of `dataset`, `copies` times."""
+    parts: list[dict[str, Any]] = []
+    with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
+        for _ in range(copies):
+            for part in dataset.parts:
+                name = f"part-{len(parts):05d}.parquet"
+                os.link(Path(dataset.path) / part["file"], folder / name)
+                parts.append({**part, "file": name})
+        (folder / "schema.json").write_bytes((Path(dataset.path) / "schema.json").read_bytes())
+        totals = {key: copies * dataset.body[key] for key in ("num_rows", "num_sessions")}
+        Dataset.seal(folder, body={**dataset.body, **totals, "parts": parts})
+    return Dataset.load(out)
+
+
+def profile_apart(dataset: Dataset, out: Path) -> dict[str, float]:
+    """Profile in a process of its own; its seconds and memory."""
+    command = [sys.executable, "-c", PROFILE, dataset.path, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check_counts(once: AccessProfile, whole: AccessProfile, copies: int) -> int:
+    """All accesses of `whole`, each row's being `copies` times those of `once`."""
+    total = 0
+    for table, figures in whole.body["tables"].items():
+        single, many = (pq.read_table(Path(p.path) / "counts" / f"{table}.parquet") for p in (once, whole))
+        assert many.column("row").equals(single.column("row")), f"table {table}: other rows"
+        counts = single.column("count").to_numpy() * copies
+        assert (many.column("count").to_numpy() == counts).all(), f"table {table}: other counts"
+        total += figures["num_accesses"]
+    return total
+
+
+def measure(sizes: Sizes, seed: int, folder: Path) -> dict[str, Metric]:
+    """Metrics of the small dataset and of the one that lists it often."""
+    say(f"make {sizes.sessions:,} sessions")
+    raw = make_raw_log("recd", out=folder / "raw", overrides={"sessions": sizes.sessions, "seed": seed})
+    single = cluster_sessions(raw, out=folder / "once")
+    dataset = list_again(single, folder / "whole", sizes.copies)
+    say("profile one copy")
+    small = profile_apart(single, folder / "profile-once")
+    say(f"profile {sizes.copies} copies")
+    large = profile_apart(dataset, folder / "profile-whole")
+    profiles = [AccessProfile.load(folder / name) for name in ("profile-once", "profile-whole")]
+    num_accesses = check_counts(profiles[0], profiles[1], sizes.copies)
+    note = f"{num_accesses:,} accesses of {dataset.num_rows:,} rows, counts exact"
+    grown = {name: run["peak_bytes"] - run["before_bytes"] for name, run in (("once", small), ("whole", large))}
+    return {
+        "accesses": plain_value([num_accesses], unit="accesses", note=note),
+        "profile_seconds": plain_value([large["seconds"]], unit="s", note=f"one copy {small['seconds']:.1f} s"),
+        "profile_rate": plain_value([num_accesses / large["seconds"]], unit="accesses/s"),
+        "profile_memory": plain_value(
+            [grown["whole"]], unit="bytes", note=f"rise of resident memory; one copy {grown['once'] / 1e6:.0f} MB"
+        ),
+    }
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="40 million accesses instead of a billion")
+    warn_if_busy()
+    with tempfile.TemporaryDirectory(prefix="profile-scale-") as folder:
+        metrics = measure(SIZES[options.size], options.seed, Path(folder))
+    finish(options, metrics)
+
+
+if __name__ == "__main__":
+    main()
