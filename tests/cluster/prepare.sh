@@ -7,8 +7,12 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 exec 3>&1 1>&2
 kubectl=${KUBECTL:-kubectl}
-tools=${CLUSTER_TOOLS:-../shared/cluster}
 state=${KLAB_DIR:-$HOME/.cache/klab}
+tools=${CLUSTER_TOOLS:-../shared/cluster}
+if [ ! -x "$tools/load.sh" ] && [ -f "$state/run/node.pid" ]; then # beside the up.sh that is running
+  up=$(tr '\0' '\n' <"/proc/$(cat "$state/run/node.pid")/cmdline" | grep '/up\.sh$' || true)
+  tools=$(dirname "${up:-$tools/up.sh}")
+fi
 tag=$(images/tag.sh)
 context=$("$kubectl" config current-context 2>/dev/null || true)
 
