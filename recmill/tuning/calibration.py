@@ -19,16 +19,17 @@ from recmill.tuning.stage_times import StageTime, measure_throughput
 MAX_ERROR = 0.15
 POINT_S = 0.6  # for each point, all rounds together
 NUM_ROUNDS = 2
-# Allocations and the delay of a read: the stages alone, too many threads, and reads that wait.
+# Allocations and the delay of a read: the stages alone, too many threads, and reads that wait. The second of each three
+# is held out, and lies between others: the simulator is asked to fill gaps, not to guess beyond what was seen.
 POINTS: tuple[tuple[tuple[int, ...], float], ...] = (
     ((1, 1, 1, 1), 0.0),
     ((1, 2, 1, 1), 0.0),
-    ((1, 2, 2, 1), 0.0),
     ((2, 4, 2, 2), 0.0),
     ((4, 8, 4, 2), 0.0),
+    ((1, 2, 2, 1), 0.0),
     ((1, 2, 1, 1), 0.05),
-    ((2, 2, 1, 1), 0.05),
     ((4, 2, 1, 1), 0.05),
+    ((2, 2, 1, 1), 0.05),
     ((8, 2, 1, 1), 0.05),
     ((16, 2, 2, 1), 0.05),
 )
