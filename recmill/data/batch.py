@@ -20,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recmill.artifacts import InputError
 from recmill.data.distinct_batch import CutBlock, cut_ids
 from recmill.data.ikjt import InverseKeyedJaggedTensor
+from recmill.data.ikjt_build import split_list_column
 from recmill.data.schema import Feature, Schema
 
 FloatArray = npt.NDArray[np.float32]
@@ -228,23 +229,10 @@ def _label_column(column: pa.Array, where: str) -> FloatArray:
 
 def _id_column(column: pa.Array, name: str, where: str) -> tuple[IdArray, npt.NDArray[np.integer]]:
     """Values and offsets of a list column; a plain integer column reads as lists of one."""
-    if pa.types.is_integer(column.type):
-        values, offsets = column, np.arange(len(column) + 1, dtype=np.int32)
-    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        if column.null_count:
-            # A null list may still cover values in the child array; flatten() drops those.
-            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-            values, offsets = column.flatten(), np.concatenate([[0], np.cumsum(lengths)])
-        else:
-            # .values ignores the slice and .offsets respects it, so absolute offsets index the whole child.
-            values, offsets = column.values, column.offsets.to_numpy()
-    else:
-        raise InputError(f"{where}: column {name!r} is {column.type}, expected list<int64>")
-    if not pa.types.is_integer(values.type):
-        raise InputError(f"{where}: column {name!r} is {column.type}, expected list<int64>")
+    values, offsets = split_list_column(column, where=f"{where}: column {name!r}")
     if values.null_count:
         raise InputError(f"{where}: column {name!r} holds {values.null_count} missing ids, expected numbers")
-    ids: IdArray = (values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64())).to_numpy()
+    ids: IdArray = values.to_numpy()
     return ids, offsets
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -107,30 +109,37 @@ def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> Lists:
     column = batch.column(position)
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    values, offsets = _split_column(column, key)
-    if values.null_count:
-        at = int(pc.index(pc.is_null(values), True).as_py())
-        row = int(torch.searchsorted(offsets, at, right=True)) - 1
-        raise InputError(f"column {key!r}, row {row}: holds a missing id, expected numbers")
-    ids = values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64())
-    return Lists(key=key, values=from_dlpack(ids), offsets=offsets)
-
-
-def _split_column(column: pa.Array, key: str) -> tuple[pa.Array, Tensor]:
-    kind = column.type
-    if pa.types.is_integer(kind):
-        return column, torch.arange(len(column) + 1)
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not pa.types.is_integer(kind.value_type):
-        raise InputError(f"column {key!r} is {kind}, expected list<int64>")
-    if column.null_count or pa.types.is_fixed_size_list(kind):
-        # A null list may still cover values of the child array; flatten() drops those.
-        lengths = pc.fill_null(pc.cast(pc.list_value_length(column), pa.int64()), 0)
-        ends = torch.cumsum(from_dlpack(lengths), 0)
-        return column.flatten(), torch.cat([ends.new_zeros(1), ends])
-    offsets = from_dlpack(column.offsets).long()
+    values, offsets = split_list_column(column, where=f"column {key!r}")
     first, last = int(offsets[0]), int(offsets[-1])
-    return column.values.slice(first, last - first), offsets - first
+    values = values.slice(first, last - first)
+    if values.null_count:
+        at = first + int(pc.index(pc.is_null(values), True).as_py())
+        row = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise InputError(f"column {key!r}, row {row}: holds a missing id, expected numbers")
+    whole = torch.from_numpy(offsets.astype(np.int64) - first)
+    return Lists(key=key, values=from_dlpack(values), offsets=whole)
+
+
+def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.NDArray[np.integer]]:
+    """(int64 values, offsets into them) of a list column; a plain integer column reads as lists of one.
+
+    An absent list is an empty one; absent ids are for the caller to refuse. Nothing is copied where the column has
+    int64 lists: offsets of a sliced column are those of its parent, so they need not begin at 0.
+    """
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if pa.types.is_integer(kind):
+        values, offsets = column, np.arange(len(column) + 1, dtype=np.int32)
+    elif not is_list or not pa.types.is_integer(kind.value_type):
+        raise InputError(f"{where} is {kind}, expected list<int64>")
+    elif column.null_count or pa.types.is_fixed_size_list(kind):
+        # A null list may still cover values in the child array; flatten() drops those.
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        values, offsets = column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    else:
+        # .values ignores the slice and .offsets respects it, so absolute offsets index the whole child.
+        values, offsets = column.values, column.offsets.to_numpy()
+    return values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64()), offsets
 
 
 def choose_groups(features: Sequence[Lists], *, num_threads: int = 0) -> list[list[str]]:

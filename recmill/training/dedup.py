@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recmill.artifacts import Dataset
+import torch.distributed as dist
+
+from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
@@ -45,6 +47,21 @@ def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig) -> Dedup
     shifting = [feature.name for feature in schema.sequence if feature.shift]
     windows = tuple(name for name in shifting if any(name in group for group in groups))
     return DedupChoice(groups=tuple(groups), windows=windows)
+
+
+def choose_dedup_together(dataset: Dataset, schema: Schema, config: TrainConfig) -> DedupChoice:
+    """What `choose_dedup` says on rank 0, on every rank of the default process group: one of them reads the batch."""
+    shared: list[DedupChoice | InputError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            shared = [choose_dedup(dataset, schema, config)]
+        except InputError as error:  # every rank must hear of it, or the others would wait for ever
+            shared = [error]
+    dist.broadcast_object_list(shared, src=0)
+    if isinstance(shared[0], InputError):
+        raise shared[0]
+    assert shared[0] is not None, "rank 0 sends its choice or its error"
+    return shared[0]
 
 
 def _pays(found: InverseKeyedJaggedTensor, position: int, schema: Schema) -> bool:
