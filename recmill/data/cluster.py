@@ -69,7 +69,8 @@ def cluster_sessions(
 
     Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last,
     become "test". `rows_per_group` is 8192, or for the deduplicated layout up to four times that, or what the memory
-    allows. `memory_limit_bytes` bounds what the process grows by: the sort spills to disk (see cluster_memory.py).
+    allows. `memory_limit_bytes` is what the sort, which spills to disk, and the rows on their way are planned to take;
+    the process grows by more (cluster_memory.py says by how much).
     """
     _check_choices(layout, engine, eval_fraction)
     refuse_foreign_folder(out, Dataset.manifest_name)
@@ -145,23 +146,24 @@ def _run(plan: ClusterPlan, engine_name: str, eval_fraction: float) -> tuple[lis
 
 def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[str, Any]]:
     """What the parts look like, and what the manifest must say for them to be read."""
-    if plan.layout != "deduplicated":
+    if plan.layout == "time":
         return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
-    from recmill.data.record_format import choose_record_format  # with torch, which other layouts do without
-
-    share = plan.memory.sample_rows / plan.log.num_rows
+    sample_rows = plan.memory.sample_rows
+    share = sample_rows / plan.log.num_rows
 
     def fetch(query: Any) -> pa.Table:
-        rows = engine.fetch_table(
-            query.limit(2 * plan.memory.sample_rows), plan.arrow_schema
-        )  # a single session may be longer
+        rows = engine.fetch_table(query.limit(2 * sample_rows), plan.arrow_schema)  # a single session may be longer
         return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
 
     rows = fetch(sampled(engine.rows, engine.rows.session_id, share=share))
+    if not rows.num_rows:  # few long sessions, and none was drawn
+        rows = fetch(engine.rows.limit(sample_rows))
+    if plan.layout == "session":
+        return PartFormat.of_rows(plan.arrow_schema, plan.layout, rows), {}
+    from recmill.data.record_format import choose_record_format  # with torch, which other layouts do without
+
     form, encoding = choose_record_format(
-        rows
-        if rows.num_rows
-        else fetch(engine.rows.limit(plan.memory.sample_rows)),  # few long sessions, and none was drawn
+        rows,
         plan.log.schema,
         num_rows=plan.log.num_rows,
         rows_per_group=plan.rows_per_group,

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import duckdb
@@ -21,11 +22,17 @@ from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, Par
 # Below this much memory a thread, a sort of rows with lists fails instead of spilling (measured: 100 MB works with one
 # thread and not with two).
 MEMORY_BYTES_A_THREAD = 100_000_000
+# And so does one of this many rows a thread: 230 MB are too few for two threads and rows of 3 kB.
+ROWS_A_THREAD = 65_536
+# A pass sorts as many rows as take this share of DuckDB's memory, one in three; more passes than that are refused.
+PASS_FACTOR = 3
+MAX_PASSES = 64
 
 
-def connect(*, memory_limit_bytes: int, spill_folder: str) -> Any:
-    """An Ibis connection to a DuckDB in memory that works out of core."""
-    threads = max(1, min(len(os.sched_getaffinity(0)), memory_limit_bytes // MEMORY_BYTES_A_THREAD))
+def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -> Any:
+    """An Ibis connection to a DuckDB in memory that works out of core; `row_bytes` of the rows it will sort."""
+    affordable = memory_limit_bytes // max(MEMORY_BYTES_A_THREAD, ROWS_A_THREAD * row_bytes)
+    threads = max(1, min(len(os.sched_getaffinity(0)), affordable))
     return ibis.duckdb.connect(
         memory_limit=f"{memory_limit_bytes}B",
         temp_directory=spill_folder,
@@ -81,7 +88,11 @@ class DuckDBEngine:
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
         with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
-            self.connection = connect(memory_limit_bytes=plan.memory.sort_bytes, spill_folder=str(plan.spill_folder))
+            self.connection = connect(
+                memory_limit_bytes=plan.memory.sort_bytes,
+                spill_folder=str(plan.spill_folder),
+                row_bytes=plan.log.row_bytes,
+            )
             self.rows = register_log(self.connection, plan.log)
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
@@ -107,8 +118,7 @@ class DuckDBEngine:
         split = [SPLIT_COLUMN] if SPLIT_COLUMN in query.columns else []
         done = 0
         with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
-            ordered = query.order_by(*split, *SORT_KEYS[plan.layout])
-            batches = stream(self.connection, ordered, batch_rows=plan.memory.batch_rows)
+            batches = self._sorted(query, [*split, *SORT_KEYS[plan.layout]], num_splits=len(split_names))
             for group in cut_row_groups(
                 batches, schema=plan.arrow_schema, layout=plan.layout, rows_per_group=plan.rows_per_group
             ):
@@ -117,5 +127,44 @@ class DuckDBEngine:
                 plan.progress("write the dataset", done, plan.log.num_rows)
         return writer.close()
 
+    def _sorted(self, query: Any, keys: list[str], *, num_splits: int) -> Iterator[pa.RecordBatch]:
+        """The rows by their keys; in several passes over the log where DuckDB cannot sort them all at once.
+
+        DuckDB's merge of wide rows needs memory for all of them at once: 600 MB of rows of 3 kB fail in 320 MB. A range
+        of the rows that fits is sorted without a merge.
+        """
+        plan = self.plan
+        batches = stream(self.connection, query.order_by(*keys), batch_rows=plan.memory.batch_rows)
+        try:
+            first = next(batches, None)
+        except duckdb.OutOfMemoryException:
+            num_passes = -(-PASS_FACTOR * plan.log.num_rows * plan.log.row_bytes // plan.memory.sort_bytes)
+            if num_passes > MAX_PASSES:
+                raise
+        else:
+            yield from () if first is None else (first,)
+            yield from batches
+            return
+        for part in key_ranges(self.connection, query, keys, num_passes, num_splits):
+            yield from stream(self.connection, part.order_by(*keys), batch_rows=plan.memory.batch_rows)
+
     def close(self) -> None:
         self.connection.disconnect()
+
+
+def key_ranges(connection: Any, query: Any, keys: list[str], count: int, num_splits: int) -> Iterator[Any]:
+    """The rows of each split in `count` ranges of the key that they are sorted by."""
+    is_split = keys[0] == SPLIT_COLUMN
+    shares = [number / count for number in range(1, count)] or [0.5]
+    for number in range(num_splits):
+        own = query.filter(query[SPLIT_COLUMN] == number) if is_split else query
+        key = own[keys[1] if is_split else keys[0]]
+        rows = connection.con.sql(connection.compile(own.select(key=key)))
+        edges = rows.aggregate(f"approx_quantile(key, {shares})").fetchall()
+        inner = sorted(set(edges[0][0] or []))
+        if not inner:
+            continue
+        yield own.filter(key < inner[0])
+        for low, high in pairwise(inner):
+            yield own.filter((key >= low) & (key < high))
+        yield own.filter(key >= inner[-1])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from recmill.data.encoding import KEYS, MAX_SHARED, Encoding, choose_encoding, record_schema
-from recmill.data.parquet_writer import PartFormat, run_starts
+from recmill.data.parquet_writer import DICTIONARY, PartFormat, encoded_bytes, leaf_path, run_starts
 from recmill.data.popular_ids import PopularIds
 from recmill.data.schema import Schema
 from recmill.data.session_encoder import SessionEncoder, encode_sessions
 
-DICTIONARY = "DICTIONARY"
 # Level 15 takes 1 to 8% off columns in which something repeats, and nothing off the others, for a tenth of the speed.
 COMPRESSION_LEVELS = (1, 15)
 MIN_GAIN = 0.005
@@ -138,18 +135,6 @@ def smallest_encoding(record: pa.Table, field: pa.Field) -> tuple[str, int]:
     sizes = {}
     for level in COMPRESSION_LEVELS:
         for encoding in encodings:
-            options: Mapping[str, Any] = {"column_encoding": {leaf_path(field): encoding}, "use_dictionary": False}
-            sink = io.BytesIO()
-            pq.write_table(
-                record.select([field.name]),
-                sink,
-                compression="zstd",
-                compression_level=level,
-                **({} if encoding == DICTIONARY else options),
-            )
-            sizes[encoding, level] = sink.tell() * (1 - MIN_GAIN * (level == COMPRESSION_LEVELS[0]))
+            size = encoded_bytes(record.select([field.name]), encoding, level)
+            sizes[encoding, level] = size * (1 - MIN_GAIN * (level == COMPRESSION_LEVELS[0]))
     return min(sizes, key=lambda choice: sizes[choice])
-
-
-def leaf_path(field: pa.Field) -> str:
-    return f"{field.name}.list.element"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from recmill.artifacts import Dataset, InputError
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import read_table
+from recmill.data.duckdb_engine import DuckDBEngine, key_ranges
 from recmill.data.log import RawLog
 from recmill.data.schema import Feature, Schema
 from tests.raw_logs import LOG_SCHEMA, lists_of, random_log, rows_of, write_log
@@ -227,3 +228,22 @@ def test_one_session_cannot_be_divided(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 2 sessions"):
         cluster_sessions(raw, out=tmp_path / "out", eval_fraction=0.1)
     assert cluster_sessions(RawLog.open(raw), out=tmp_path / "out").num_sessions == 1
+
+
+@pytest.mark.parametrize("layout", ["session", "time"])
+def test_rows_too_wide_for_one_sort_are_sorted_in_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """The ranges together are the order of one sort, split after split."""
+    raw = write_log(tmp_path / "raw", random_log(900, max_time=50))
+    options = {"layout": layout, "rows_per_group": 50, "eval_fraction": 0.3}
+    whole = cluster_sessions(raw, out=tmp_path / "whole", **options)
+    sort = DuckDBEngine._sorted
+
+    def in_ranges(self: DuckDBEngine, query, keys, *, num_splits):
+        for part in key_ranges(self.connection, query, keys, 5, num_splits):
+            yield from sort(self, part, keys, num_splits=num_splits)
+
+    monkeypatch.setattr(DuckDBEngine, "_sorted", in_ranges)
+    pieces = cluster_sessions(raw, out=tmp_path / "pieces", **options)
+    assert pieces.content_hash == whole.content_hash
