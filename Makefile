@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCHREC := torchrec==1.8.0
 OUT ?= runs/demo
+BENCHMARKS := recd flexshard fae pss intune together dedup_kernel generate profile_scale
 PRESET ?= tiny
 # Where wheels of CPU-only torch are found, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
@@ -18,7 +19,7 @@ IMAGE_TAG ?= $(shell images/tag.sh)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check check-deployment format bench images kind-up kind-down test-cluster clean
+.PHONY: help setup demo test test-all check check-deployment format bench results images kind-up kind-down test-cluster clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -75,7 +76,10 @@ format: $(STAMP) ## Rewrite the code in the house style
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## Run every benchmark in its quick form
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
+
+results: $(STAMP) ## Run the benchmarks behind the README's table and write it anew (nothing else may run meanwhile)
+	$(BIN)/python benchmarks/results.py --run
 
 images: ## Build the images with docker or buildah; make images IMAGE_TAG=...
 	images/build.sh --tag $(IMAGE_TAG)

@@ -25,7 +25,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
-from recmill.training.dedup import choose_dedup
+from recmill.training.dedup import choose_dedup_together
 from recmill.training.loop import TrainingRun
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
 from recmill.training.sharding import shard_model
@@ -63,7 +63,7 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
     schema = Schema.load(dataset.path)
     topology = Topology.local(dist.get_world_size())
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
-    dedup = choose_dedup(dataset, schema, config)
+    dedup = choose_dedup_together(dataset, schema, config)
     sharded = shard_model(schema, config, plan, device, deduplicated=dedup.features)
     # Dropout draws differ between ranks, as samples do.
     torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
