@@ -72,7 +72,7 @@ def split_tiers(
 def distinct_keys(keys_N: Tensor, *, bound: int, kernel: str | None = None) -> tuple[Tensor, Tensor]:
     """`(distinct_U, inverse_N)` of int64 keys in [0, bound): the distinct ones ascending, and where each key is there.
 
-    torch.unique by a radix sort: 2.5 times as fast at 32,768 keys of a million on one core.
+    torch.unique by a radix sort: 1.6 to 1.9 times as fast at 32,768 keys of a million, on one core of a busy machine.
     """
     import torch
 
