@@ -216,12 +216,8 @@ def pool_windows_backward(
     num_threads: int,
 ) -> None: ...
 
-def merge_windows(
-    starts: int,
-    lengths: int,
-    num_windows: int,
-    num_values: int,
-    part_starts: int,
-    part_lengths: int,
-    new_starts: int,
-) -> tuple[int, int]: ...
+# values, item bytes, number of values; starts, lengths, bytes of a length, number of windows
+WindowSource = tuple[int, int, int, int, int, int, int]
+
+def merge_windows(sources: list[WindowSource], parts: int, new_starts: int) -> tuple[int, int]: ...
+def copy_parts(sources: list[WindowSource], parts: int, num_parts: int, out: int) -> None: ...

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from kernels import _cpu
 from kernels.buffers import address_of
-from kernels.jagged import pick_backend
-from kernels.take_rows import take_windows
+from kernels.jagged import item_bytes, pick_backend
 from kernels.windows import check_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kernels._cpu import WindowSource
+
+IdArray = npt.NDArray[np.int64]
 
 BACKENDS = ("reference", "cpu")
 
@@ -32,16 +38,31 @@ def merge_windows(
         from kernels.merge_windows import reference
 
         return reference.merge_windows(values_N, starts_W, lengths_W)
-    found = starts_W.new_empty(3, len(starts_W))
-    part_starts, part_lengths, new_starts_W = found
-    num_parts, total = _cpu.merge_windows(
-        address_of(starts_W.contiguous(), name="starts_W", dtypes=("int64",)),
-        address_of(lengths_W.contiguous(), name="lengths_W", dtypes=("int64",)),
-        len(starts_W),
+    starts_W, lengths_W = starts_W.contiguous(), lengths_W.contiguous()
+    source = (
+        address_of(values_N, name="values_N"),
+        item_bytes(values_N),
         len(values_N),
-        part_starts.data_ptr(),
-        part_lengths.data_ptr(),
-        new_starts_W.data_ptr(),
+        address_of(starts_W, name="starts_W", dtypes=("int64",)),
+        address_of(lengths_W, name="lengths_W", dtypes=("int64",)),
+        8,
+        len(starts_W),
     )
-    covered = take_windows(values_N, part_starts[:num_parts], part_lengths[:num_parts], num_values=total, num_threads=1)
-    return covered, new_starts_W
+    parts, new_starts_W = starts_W.new_empty(3 * len(starts_W)), starts_W.new_empty(len(starts_W))
+    num_parts, total = _cpu.merge_windows([source], parts.data_ptr(), new_starts_W.data_ptr())
+    values_M = values_N.new_empty(total, *values_N.shape[1:])
+    _cpu.copy_parts([source], parts.data_ptr(), num_parts, values_M.data_ptr())
+    return values_M, new_starts_W
+
+
+def merge_sources(sources: list[WindowSource], num_windows: int) -> tuple[IdArray, IdArray]:
+    """The same of int64 values that lie in several arrays, one array after another, in one call.
+
+    A source is (address of values, 8, their number, address of int64 starts, address of lengths, bytes of a length,
+    number of windows), so that a caller who cuts many batches from the same arrays looks their addresses up once.
+    """
+    parts, new_starts_W = np.empty(3 * num_windows, dtype=np.int64), np.empty(num_windows, dtype=np.int64)
+    num_parts, total = _cpu.merge_windows(sources, parts.ctypes.data, new_starts_W.ctypes.data)
+    values_M = np.empty(total, dtype=np.int64)
+    _cpu.copy_parts(sources, parts.ctypes.data, num_parts, values_M.ctypes.data)
+    return values_M, new_starts_W

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from kernels import merge_windows
-from recmill.data.distinct import DistinctBlock, DistinctGroup, IdArray, as_tensor, is_packed, take_lists
+from kernels.merge_windows import merge_sources
+from recmill.data.distinct import DistinctBlock, DistinctGroup, IdArray, is_packed, take_lists
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt_build import MIN_FACTOR, Group
 
@@ -47,7 +47,6 @@ class CutGroup:
     is_packed: bool  # each list begins where the one before it ends, so a range of rows is one run of values
     is_expanded: bool  # batches hold a list a sample, though the lists are stored once
     keeps_windows: bool
-    is_compact: bool = False  # the windows of rows in a row lie side by side, so a range of rows is one run of values
     ids_FR: IdArray | None = None  # one id a sample: all there is of features whose lists have length 1
 
     @property
@@ -234,15 +233,7 @@ def _prepare_group(groups: Sequence[DistinctGroup], *, is_expanded: bool, keeps_
         is_packed=all_packed,
         is_expanded=is_expanded,
         keeps_windows=keeps_windows,
-        is_compact=keeps_windows and _are_compact(starts_FU[:, :-1], lengths_FU),
     )
-
-
-def _are_compact(starts_FU: IdArray, lengths_FU: LengthArray) -> bool:
-    """Whether each window begins after the one before it and no later than where some window before it ends."""
-    ends_FU = np.maximum.accumulate(starts_FU + lengths_FU, axis=1)
-    is_next = (starts_FU[:, 1:] >= starts_FU[:, :-1]) & (starts_FU[:, 1:] <= ends_FU[:, :-1])
-    return bool(is_next.all())
 
 
 def _count_breaks(inverse_R: LengthArray) -> LengthArray:
@@ -415,34 +406,36 @@ def _cut_lists(group: CutGroup, rows: Rows) -> list[IdArray]:
 def _cut_windows(
     groups: Sequence[CutGroup], rows_of: Sequence[Rows], lengths_FU: LengthArray
 ) -> tuple[IdArray, tuple[int, ...], IdArray] | None:
-    """(buffer, how many values belong to each feature, starts in the buffer) of lists that overlap, if that saves."""
+    """(buffer, how many values belong to each feature, starts in the buffer) of lists that overlap, if that saves.
+
+    What windows cover is copied once, wherever they lie: windows of a session overlap, those of a user's sessions too.
+    """
     pieces: list[IdArray] = []
     starts: list[IdArray] = []
-    num_stored: list[int] = []
     begin = 0
     for position in range(len(groups[0].keys)):
-        before = begin
-        for group, rows in zip(groups, rows_of, strict=True):
-            piece, starts_U = _cut_region(group, position, rows)
-            pieces.append(piece)
-            starts.append(starts_U + begin)
-            begin += len(piece)
-        num_stored.append(begin - before)
+        kept: list[npt.NDArray[Any]] = []  # arrays whose addresses are in use
+        sources = [_window_source(group, position, rows, kept) for group, rows in zip(groups, rows_of, strict=True)]
+        piece, starts_U = merge_sources(sources, lengths_FU.shape[1])
+        pieces.append(piece)
+        starts.append(starts_U + begin)
+        begin += len(piece)
     if int(lengths_FU.sum()) < MIN_FACTOR * begin:
         return None
-    return np.concatenate(pieces), tuple(num_stored), np.concatenate(starts)
+    return np.concatenate(pieces), tuple(map(len, pieces)), np.concatenate(starts)
 
 
-def _cut_region(group: CutGroup, position: int, rows: Rows) -> tuple[IdArray, IdArray]:
-    """What the rows read of the buffer, each value once, and their starts in it."""
-    values, lengths_U = group.values[position], group.lengths_FU[position, rows]
-    starts_U = group.starts_FU[position, :-1][rows]
-    if group.is_compact and isinstance(rows, slice) and len(starts_U):
-        first, last = int(starts_U.min()), int((starts_U + lengths_U).max())
-        return values[first:last], starts_U - first
-    starts = torch.from_numpy(np.ascontiguousarray(starts_U))
-    merged, merged_starts_U = merge_windows(as_tensor(values), starts, torch.from_numpy(lengths_U.astype(np.int64)))
-    return merged.numpy(), merged_starts_U.numpy()
+def _window_source(
+    group: CutGroup, position: int, rows: Rows, kept: list[npt.NDArray[Any]]
+) -> tuple[int, int, int, int, int, int, int]:
+    values, num_distinct = group.values[position], group.lengths_FU.shape[1]
+    if isinstance(rows, slice):
+        starts = group.starts_FU.ctypes.data + 8 * (position * (num_distinct + 1) + rows.start)
+        lengths = group.lengths_FU.ctypes.data + 4 * (position * num_distinct + rows.start)
+        return values.ctypes.data, 8, len(values), starts, lengths, 4, rows.stop - rows.start
+    own_starts, own_lengths = group.starts_FU[position, :-1][rows], group.lengths_FU[position, rows]
+    kept += [own_starts, own_lengths]
+    return values.ctypes.data, 8, len(values), own_starts.ctypes.data, own_lengths.ctypes.data, 4, len(own_starts)
 
 
 def _empty_group(keys: Sequence[str]) -> Group:
