@@ -124,7 +124,9 @@ def _ring(lines: Sequence[tuple[int, ...]], everyone: Ring) -> Ring:
     mine = next(line for line in lines if everyone.position in line)
     if len(mine) == 1:
         return Ring(ranks=mine, position=0, group=None)
-    of_job = [dist.get_global_rank(everyone.group or dist.group.WORLD, rank) for rank in everyone.ranks]
+    group = everyone.group or dist.group.WORLD
+    assert group is not None  # there is a world wherever there is more than one rank
+    of_job = [dist.get_global_rank(group, rank) for rank in everyone.ranks]
     groups = [dist.new_group([of_job[rank] for rank in line]) for line in lines]
     return Ring(ranks=mine, position=mine.index(everyone.position), group=groups[lines.index(mine)])
 
