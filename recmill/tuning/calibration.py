@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from recmill.tuning.stage_times import StageTime, measure_throughput
 
 MAX_ERROR = 0.15
 POINT_S = 0.6  # for each point, all rounds together
-NUM_ROUNDS = 2
+NUM_ROUNDS = 3
 # Allocations and the delay of a read: the stages alone, too many threads, and reads that wait. The second of each three
 # is held out, and lies between others: the simulator is asked to fill gaps, not to guess beyond what was seen.
 POINTS: tuple[tuple[tuple[int, ...], float], ...] = (
@@ -92,13 +93,14 @@ def calibrate(
 ) -> Calibration:
     """Measure allocations on the real pipeline, fit the simulator to some and test it on the others.
 
-    Other work on the machine only slows a point down: each is measured NUM_ROUNDS times, apart, and the best counts.
+    Other work on the machine stalls a point, or lets queues fill that empty in a burst: each is measured NUM_ROUNDS
+    times, apart, and the median counts.
     """
-    best = [0.0] * len(points)
+    rates: list[list[float]] = [[] for _ in points]
     for done in range(NUM_ROUNDS * len(points)):
         progress("calibrate simulator", done, NUM_ROUNDS * len(points))
         workers, delay_s = points[done % len(points)]
-        found = measure_throughput(
+        measured_once = measure_throughput(
             dataset,
             workers=dict(zip(STAGES, workers, strict=True)),
             batch_size=batch_size,
@@ -106,11 +108,11 @@ def calibrate(
             measure_s=measure_s / NUM_ROUNDS,
             delay_s=delay_s,
         )
-        best[done % len(points)] = max(best[done % len(points)], found.rows_per_s)
+        rates[done % len(points)].append(measured_once.rows_per_s)
     progress("calibrate simulator", NUM_ROUNDS * len(points), NUM_ROUNDS * len(points))
     measured = [
-        Point(workers=workers, read_delay_s=delay_s, rows_per_s=rate)
-        for (workers, delay_s), rate in zip(points, best, strict=True)
+        Point(workers=workers, read_delay_s=delay_s, rows_per_s=statistics.median(found))
+        for (workers, delay_s), found in zip(points, rates, strict=True)
     ]
     return fit(measured, times, cores=cores)
 
