@@ -16,8 +16,8 @@ from recmill.tuning.simulator import Event, World
 
 KINDS = ("plain", "contended", "trainer", "memory")
 EVENTS = ("cores", "storage", "trainer", "memory")
-# Microseconds a row on one core of the machine the package was made on, and the share of them on a core; a
-# calibration replaces them (see calibration.py). Row groups of 8,192 rows with 13 dense and 26 list features.
+# Seconds a row in one worker and the share of them on a core. Not a measurement: round figures near what row groups of
+# 8,192 rows with 13 dense and 26 list features were seen to take (decode 25 ms); a calibration replaces them.
 DEFAULT_SECONDS = (0.35e-6, 3.0e-6, 0.9e-6, 0.4e-6)
 DEFAULT_CPU_SHARES = (0.4, 0.97, 0.97, 0.95)
 DEFAULT_ROW_BYTES = 1_000.0
