@@ -58,29 +58,33 @@ def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
 
     def run(lookup: Callable[[KeyedJaggedTensor], Any], batches: list[KeyedJaggedTensor]) -> float:
         dist.barrier()
-        before, start = read_counters(), time.perf_counter()
+        before, start, used = read_counters(), time.perf_counter(), time.process_time()
         for batch in batches:
             found = lookup(batch).to_dict()
             torch.autograd.backward([found[key].sum() for key in sorted(found)])
         dist.barrier()
         seconds = (time.perf_counter() - start) / len(batches)
+        cpu.append((time.process_time() - used) / len(batches))
         after = read_counters()
         if before and after:
             sent.append((after["sent"] - before["sent"]) / len(batches))
         return seconds
 
     sent: list[float] = []
+    cpu: list[float] = []
     sides: dict[str, list[float]] = {"baseline": [], "reduced": [], "raw": []}
     moved: dict[str, float] = {}
+    cpu_s: dict[str, list[float]] = {}
     for turn in range(job["turns"] + 1):
         for name in sides:
             hot.sync = name if name != "baseline" else hot.sync
             value = run(tables.pooled, rows) if name == "baseline" else run(hot, slots)
             if turn:
                 sides[name].append(value)
+                cpu_s.setdefault(name, []).append(cpu[-1])
             if sent:
                 moved[name] = sent[-1]
-    return {**sides, "sent_bytes": moved}
+    return {**sides, "sent_bytes": moved, "cpu_s": cpu_s}
 
 
 def measure_training(job: dict[str, Any]) -> dict[str, Any]:
