@@ -194,7 +194,60 @@ def ingestion_blocks(run: Run) -> list[Block]:
     if (stall := run.stall_share) is not None:
         named = {"Trainer waited": format_share(stall), **named}
     facts = [Facts(title="Trainer and memory", pairs=named)] if named else []
-    return [*busy_chart(stages), *([stages_table(stages)] if stages else []), *facts]
+    return [*busy_chart(stages), *([stages_table(stages)] if stages else []), *tuning_blocks(run), *facts]
+
+
+def tuning_blocks(run: Run) -> list[Block]:
+    """What the online tuner did: workers a stage and rows a second over the time of the training."""
+    history = records(run.part("training").get("tuning"))
+    if not history:
+        return []
+    stages = list(in_order({stage: 0 for entry in history for stage in mapping(entry.get("workers"))}))
+    seconds = Axis(name="seconds", format=format_number, low=0.0)
+    workers = [
+        Series(
+            legend=Legend.of(stage, position),
+            points=thin([(t, count) for t, count in _over_time(history, stage)], MAX_POINTS),
+        )
+        for position, stage in enumerate(stages)
+    ]
+    marks = [
+        (t, rate, str(entry["event"]))
+        for entry in history
+        if entry.get("event") and (t := number(entry.get("t"))) is not None
+        if (rate := number(entry.get("rows_per_s"))) is not None
+    ]
+    rates = Series(
+        legend=Legend(name="rows/s", colour=1), points=thin(pairs(history, "t", "rows_per_s"), MAX_POINTS), marks=marks
+    )
+    drawn = line_chart(
+        workers,
+        title="Workers over time",
+        description="Workers of each ingestion stage while training ran, one line a stage.",
+        x=seconds,
+        y=Axis(name="workers", format=format_number, low=0.0),
+    )
+    speed = line_chart(
+        [rates],
+        title="Rows a second over time",
+        description="What ingestion delivered while training ran.",
+        x=seconds,
+        y=Axis(name="rows/s", format=format_compact, low=0.0),
+    )
+    note = "Rings mark events the tuner noticed." if marks else ""
+    return [
+        Chart(title="Workers over time", svg=drawn, legend=[line.legend for line in workers]),
+        Chart(title="Rows a second over time", svg=speed, note=note),
+    ]
+
+
+def _over_time(history: Sequence[Mapping[str, Any]], stage: str) -> list[Point]:
+    found = []
+    for entry in history:
+        t, count = number(entry.get("t")), number(mapping(entry.get("workers")).get(stage))
+        if t is not None and count is not None:
+            found.append((t, count))
+    return found
 
 
 STAGE_KEYS = ("workers", "busy_share", "rows_per_s", "cpu_seconds", "bytes")
