@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from recmill.planning.costs import KINDS, PHASES, remap_bytes, row_bytes, row_memory
-from recmill.planning.tier_problem import GLOBAL, NODE, Decision, LinearSolution, TierProblem, table_memory
+from recmill.planning.linear_program import LinearSolution
+from recmill.planning.tier_problem import GLOBAL, NODE, Decision, TierProblem, table_memory
 from recmill.planning.topology import LEVELS
 
 # C = classes of rows, P = lanes (phase and level)

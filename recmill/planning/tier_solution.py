@@ -24,10 +24,10 @@ from recmill.planning.costs import (
     remap_bytes,
     row_bytes,
 )
+from recmill.planning.linear_program import LinearSolution, solve_linear
 from recmill.planning.tier_bound import lower_bound
 from recmill.planning.tier_problem import (
     Decision,
-    LinearSolution,
     Segment,
     TierProblem,
     table_memory,
@@ -163,7 +163,7 @@ def solve_tiers(problem: TierProblem, *, time_limit_s: float = 20.0) -> Solved:
 
     def explore(decided: dict[Decision, bool]) -> None:
         nonlocal best, number
-        relaxed = problem.solve(decided=decided)
+        relaxed = solve_linear(problem, decided=decided)
         bound = lower_bound(problem, relaxed, decided)
         if best is None or bound < best.prediction.objective * (1 - GOOD_GAP):
             found = _round(problem, relaxed, decided)
@@ -216,7 +216,7 @@ def _round(problem: TierProblem, relaxed: LinearSolution, decided: Mapping[Decis
     found = []
     whole = place_whole(problem, chosen)
     for choice in [whole, {}] if whole else [{}]:
-        solution = problem.solve(whole=choice, decided=groups) if problem.candidates else relaxed
+        solution = solve_linear(problem, whole=choice, decided=groups) if problem.candidates else relaxed
         placement = round_rows(problem, solution, choice)
         prediction = predict(problem, placement)
         rounded = Solved(
