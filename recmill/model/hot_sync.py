@@ -86,13 +86,12 @@ class PendingUpdate:
             offsets = pad(self.lengths_FB.long().cumsum(0), (1, 0))
             self.tables.update(self.ids_N, offsets, gradient)
             return
-        gradient = gradient / self.world_size
         if self._ids_work is not None:
             self._ids_work.wait()
         if self.is_reduced:
             self._apply_reduced(gradient)
         else:
-            self._apply_raw(gradient)
+            self._apply_raw(gradient / self.world_size)
 
     def _apply_raw(self, gradient: Tensor) -> None:
         num_features, is_pooled = self.tables.num_features, self.tables.pooling != "none"
@@ -123,7 +122,7 @@ class PendingUpdate:
 
     def _apply_reduced(self, gradient: Tensor) -> None:
         assert self.rows_U is not None
-        rows_UD = self._reduce(gradient)
+        rows_UD = self._reduce(gradient).div_(self.world_size)  # after the sum: there are fewer rows than lookups
         lengths = [rows for _, _, rows in self.sizes_R3]
         gathered, work = gather_uneven(rows_UD, lengths, self.group)
         positions = [own[:count].long() for own, count in zip(self._ids, lengths, strict=True)]
