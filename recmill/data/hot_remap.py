@@ -14,7 +14,6 @@ from recmill.artifacts import InputError, ShardPlan, join_path
 IdArray = npt.NDArray[np.int64]
 
 # A table's slots lie in an array of its rows while that takes at most this much; beyond it hot rows are searched for.
-# Random ids, one core: array 190 M ids/s at 100,000 rows and 55 M at 10 M rows, search in 100,000 hot rows 9 M.
 MAX_ARRAY_BYTES = 1 << 28
 COLD = -1
 

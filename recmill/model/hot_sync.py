@@ -159,7 +159,7 @@ class PendingUpdate:
 def distinct_rows(tables: FusedTables, ids_N: Tensor, lengths_FB: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that were looked up, as sorted positions in all tables, and for every id which of them it is.
 
-    Hot rows are few, so marking them in an array beats sorting: 16,384 ids of 200,000 rows take 0.3 instead of 1.3 ms.
+    Hot rows are few, so they are marked in an array instead of sorted: 49,152 ids of 48,000 rows take 1.1 ms.
     """
     counts_F = lengths_FB.view(tables.num_features, -1).sum(1)
     positions_N = ids_N + torch.repeat_interleave(tables.base_of_feature, counts_F.long())

@@ -16,11 +16,11 @@ from recmill.profiling.samples import SampledRows
 FLOAT_BYTES = 4
 ID_BYTES = 8
 SLOT_BYTES = 4
-# What a batch costs besides its bytes, seconds of one rank over gloo, 2 ranks: TorchRec's exchange (sizes, lengths,
-# ids, rows, gradients, each in Python) and ours (sizes, ids, gradients).
+# What a batch costs besides its bytes, seconds of one rank. Assumed, not measured: TorchRec sends five messages (sizes,
+# lengths, ids, rows, gradients), we send three (sizes, ids, gradients).
 EXCHANGE_OVERHEAD_S = 3e-3
 HOT_OVERHEAD_S = 1e-3
-COPY_BYTES_PER_S = 2e9  # rows into and out of the hot tables
+COPY_BYTES_PER_S = 2e9  # rows into and out of the hot tables; assumed
 TURNS_PER_EPOCH = 2  # of hot and cold batches, as the scheduler starts: rows enter once a turn and leave once
 MIN_SHARE = 0.1  # of the samples: below, an epoch is cold batches with a few hot ones between
 MIN_SPEED_UP = 1.05  # of the exchange: the estimate is no better than that
