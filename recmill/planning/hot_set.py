@@ -6,8 +6,8 @@ needs the exchange. So the set is chosen on a sample of sessions (profiling/samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +111,21 @@ def choose_hot_set(
     state_bytes_per_row: int | None = None,
     topology: Topology | None = None,
     batch_size: int = 2048,
+    ignored: Collection[str] = (),
     confidence: float = 0.95,
     seed: int = 0,
 ) -> HotSet:
     """The rows to keep on every rank within `budget_bytes` a rank, weights and optimiser state together.
 
     `state_bytes_per_row` is 4 for row-wise Adagrad (None), 0 for SGD, 4 * dim for Adagrad. Without a `topology` two
-    ranks on one machine are assumed.
+    ranks on one machine are assumed. Tables that are `ignored` (every rank holds them anyway) make no sample cold.
     """
     profile = profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile)
     if budget_bytes <= 0 or not 0 < confidence < 1:
         raise InputError(
             f"budget_bytes is {budget_bytes}, confidence {confidence}; expected more than 0, and between 0 and 1"
         )
-    schema = Schema.load(profile.path)
+    schema = _without(Schema.load(profile.path), ignored)
     state_bytes = ROWWISE_STATE_BYTES if state_bytes_per_row is None else state_bytes_per_row
     found = _load_candidates(profile, schema, state_bytes, budget_bytes)
     sessions_N, sampled = load_samples(profile, found.tables)
@@ -163,6 +164,13 @@ def choose_hot_set(
             sampled={name: _take_samples(own, measures_N) for name, own in sampled.items()},
         ),
     )
+
+
+def _without(schema: Schema, ignored: Collection[str]) -> Schema:
+    kept = tuple(f for f in schema.features if f.kind == "dense" or f.table not in ignored)
+    if all(feature.kind == "dense" for feature in kept):
+        raise InputError("there is no table left to choose hot rows of: every rank holds all of them")
+    return replace(schema, features=kept)
 
 
 def _load_candidates(profile: AccessProfile, schema: Schema, state_bytes: int, budget_bytes: int) -> _Candidates:

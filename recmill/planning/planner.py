@@ -95,7 +95,7 @@ def plan_shards(
     inputs = {"profile": request.profile.content_hash} | ({"previous": older.content_hash} if older else {})
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         if hot_budget_bytes is not None:
-            body["hot_set"] = _add_hot_set(request, hot_budget_bytes, folder)
+            body["hot_set"] = _add_hot_set(request, schema, hot_budget_bytes, sharing.choice, folder)
         if sharing.choice.shared:
             sharing.choice.write_rows(folder)
         _write_all_rows(folder, schema, body["tables"], rows, progress)
@@ -233,11 +233,21 @@ def _choose_sharing(request: _Request, schema: Schema, compress: str | float | N
     return Sharing(choice=choose_sharing(request.profile, compress=compress, memory_budget_bytes=limit))
 
 
-def _add_hot_set(request: _Request, budget_bytes: int, folder: Path) -> dict[str, Any]:
+def _add_hot_set(
+    request: _Request, schema: Schema, budget_bytes: int, choice: SharedChoice, folder: Path
+) -> dict[str, Any] | None:
+    """The hot rows of tables that are not on every rank anyway; None where all of them share parameters."""
     from recmill.planning.hot_set import choose_hot_set
 
+    shared = frozenset(choice.shared["tables"] if choice.shared else ())
+    if shared.issuperset(table.name for table in schema.tables):
+        return None
     hot = choose_hot_set(
-        request.profile, budget_bytes=budget_bytes, topology=request.topology, batch_size=request.batch_size
+        request.profile,
+        budget_bytes=budget_bytes,
+        topology=request.topology,
+        batch_size=request.batch_size,
+        ignored=shared,
     )
     hot.write(folder)
     return hot.to_json()
