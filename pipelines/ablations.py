@@ -53,6 +53,8 @@ def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Plac
         nproc: int = 1,
         num_nodes: int = 1,
         memory_budget_bytes: int = 2**30,
+        hot_budget_bytes: int = 16 * 2**20,
+        compress: str = "auto",
         settings: str = "{}",
         ablations: list = VARIANTS,
         tracking_uri: str = "",
@@ -82,6 +84,8 @@ def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Plac
                 plan_shards(
                     profile=profiled.outputs["profile"],
                     memory_budget_bytes=memory_budget_bytes,
+                    hot_budget_bytes=hot_budget_bytes,
+                    compress=compress,
                     settings=settings,
                     **ranks,
                     **where,

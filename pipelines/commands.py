@@ -35,6 +35,15 @@ PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "
 )
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
 @click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding bytes a process.")
+@click.option("--hot-budget", type=BYTES, default="0", help="Bytes of hot rows a process: trains hot batches apart.")
+@click.option("--compress", default="", help="Let tables share parameters: auto, a factor or bytes.")
+@click.option(
+    "--layout",
+    type=click.Choice(["session", "deduplicated"]),
+    default="session",
+    show_default=True,
+    help="How the data is stored.",
+)
 @click.option(
     "--eval-fraction", type=click.FloatRange(0, 0.9), default=0.1, show_default=True, help="Held-out sessions."
 )
@@ -47,6 +56,9 @@ def run(
     flags: tuple[str, ...],
     nproc: int,
     memory_budget: int,
+    hot_budget: int,
+    compress: str,
+    layout: str,
     eval_fraction: float,
     no_tracking: bool,
     as_json: bool,
@@ -57,6 +69,7 @@ def run(
     Examples:
       recmill run --preset tiny
       recmill run --data my_log/ --out runs/mine --set epochs=2 --set model=dcn --nproc 2
+      recmill run --preset small --nproc 2 --layout deduplicated --hot-budget 8MiB --compress 10
     """
     from pipelines.local import StepFailed
 
@@ -71,6 +84,9 @@ def run(
         "settings": json.dumps(settings),
         "nproc": nproc,
         "memory_budget_bytes": memory_budget,
+        "hot_budget_bytes": hot_budget,
+        "compress": compress,
+        "layout": layout,
         "eval_fraction": eval_fraction,
     }
     try:

@@ -43,6 +43,8 @@ def build_pipeline(*, image_tag: str = TAG, registry: str = "", placement: Place
         nproc: int = 1,
         num_nodes: int = 1,
         memory_budget_bytes: int = 2**30,
+        hot_budget_bytes: int = 0,
+        compress: str = "",
         settings: str = "{}",
         tracking_uri: str = "",
         parent_run_id: str = "",
@@ -63,9 +65,12 @@ def build_pipeline(*, image_tag: str = TAG, registry: str = "", placement: Place
                 ),
             )
             ranks = {"nproc": nproc, "num_nodes": num_nodes}
-            steps_after_data(
-                site, generated.outputs["dataset"], ranks, memory_budget_bytes, settings=settings, where=where
-            )
+            budgets = {
+                "memory_budget_bytes": memory_budget_bytes,
+                "hot_budget_bytes": hot_budget_bytes,
+                "compress": compress,
+            }
+            steps_after_data(site, generated.outputs["dataset"], ranks, budgets, settings=settings, where=where)
 
     return train
 
@@ -86,6 +91,8 @@ def build_partitioned_pipeline(
         nproc: int = 1,
         num_nodes: int = 1,
         memory_budget_bytes: int = 2**30,
+        hot_budget_bytes: int = 0,
+        compress: str = "",
         settings: str = "{}",
         tracking_uri: str = "",
         parent_run_id: str = "",
@@ -110,9 +117,12 @@ def build_partitioned_pipeline(
                 )
             merged = site.place("merge_data", merge_data(datasets=dsl.Collected(generated.outputs["dataset"]), **where))
             ranks = {"nproc": nproc, "num_nodes": num_nodes}
-            steps_after_data(
-                site, merged.outputs["dataset"], ranks, memory_budget_bytes, settings=settings, where=where
-            )
+            budgets = {
+                "memory_budget_bytes": memory_budget_bytes,
+                "hot_budget_bytes": hot_budget_bytes,
+                "compress": compress,
+            }
+            steps_after_data(site, merged.outputs["dataset"], ranks, budgets, settings=settings, where=where)
 
     return train_on_partitions
 
@@ -121,7 +131,7 @@ def steps_after_data(
     site: Site,
     dataset: Any,
     ranks: dict[str, Any],
-    memory_budget_bytes: Any,
+    budgets: dict[str, Any],
     *,
     settings: Any,
     where: dict[str, Any],
@@ -132,8 +142,8 @@ def steps_after_data(
         "plan_shards",
         plan_shards(
             profile=profiled.outputs["profile"],
-            memory_budget_bytes=memory_budget_bytes,
             settings=settings,
+            **budgets,
             **ranks,
             **where,
         ),

@@ -16,8 +16,10 @@ def plan_shards(
     tracking_uri: str,
     parent_run_id: str,
     num_nodes: int = 1,
+    hot_budget_bytes: int = 0,
+    compress: str = "",
 ):
-    """Decide which rows of which table live on which rank."""
+    """Decide which rows live on which rank, which are hot (hot_budget_bytes) and which share parameters (compress)."""
     import json
 
     from components.outputs import path_of, publish, write_table
@@ -31,6 +33,8 @@ def plan_shards(
         "nproc": nproc,
         "num_nodes": num_nodes,
         "memory_budget_bytes": memory_budget_bytes,
+        "hot_budget_bytes": hot_budget_bytes,
+        "compress": compress,
     }
     with step_run(
         "plan_shards", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
@@ -40,6 +44,8 @@ def plan_shards(
             out=step.path("plan"),
             topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
             memory_budget_bytes=memory_budget_bytes,
+            hot_budget_bytes=hot_budget_bytes or None,
+            compress=compress or None,
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
             progress=step.progress,
         )

@@ -14,6 +14,7 @@ ENCODERS = ("schema", "mean", "attention", "transformer")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
 SWITCH = ("auto", "true", "false")
 TUNE = ("fixed", "online")
+HOT_SYNC = ("reduced", "raw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class TrainConfig:
     tiers: str = "auto"  # rows by how often they are read (FlexShard): replicated, node-wide, global; same result
     hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
     hot_batches: str = "auto"  # batches that touch hot rows only are trained apart, without exchange (FAE)
+    hot_sync: str = "reduced"  # "raw": bitwise what whole tables give; "reduced": fewer bytes, float32 rounding apart
     sharing: str = "auto"  # cold rows share parameters (PSS): another, smaller model
 
     # ingestion
@@ -75,6 +77,7 @@ class TrainConfig:
             "table_optimiser": TABLE_OPTIMISERS,
             **dict.fromkeys(("dedup", "tiers", "hot_batches", "sharing"), SWITCH),
             "tune": TUNE,
+            "hot_sync": HOT_SYNC,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -200,7 +200,8 @@ class _Tables:
     def attach_hot(self, embeddings: TableEmbeddings) -> list[HotEmbeddingCollection]:
         built = []
         for shape, configs in self._by_shape(embeddings, frozenset(self.placement.hot_rows)):
-            collection = HotEmbeddingCollection(configs, self.placement.hot_rows, **self._options())
+            options = {"sync": self.config.hot_sync, **self._options()}
+            collection = HotEmbeddingCollection(configs, self.placement.hot_rows, **options)
             embeddings.attach_hot(shape, collection.tables, collection)
             built.append(collection)
         return built
