@@ -48,7 +48,7 @@ def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: 
     better. A RUN is a folder as `recmill run --out` or `recmill train --out` writes it.
 
     With --preset (or --data) the same data is trained with none, one, all but one and all of the optimisations:
-    dedup, tiers, hot, shared, tuned.
+    dedup, tiers, hot, shared, tuned. MLflow gets a run with one nested run a variant (RECMILL_TRACKING=off: none).
 
     \b
     recmill compare runs/baseline runs/dedup runs/all --out ablation.html --json
@@ -80,6 +80,7 @@ def _compare_runs(runs: tuple[str, ...], out: str, title: str | None, as_json: b
 
 
 def _compare_variants(out: str | None, title: str | None, as_json: bool, **options: Any) -> None:
+    from recmill import tracking
     from recmill.report import build_report
     from recmill.report.ablation import ablation_json, ablation_lines, load_ablation
     from recmill.report.comparison import comparison_json
@@ -96,7 +97,16 @@ def _compare_variants(out: str | None, title: str | None, as_json: bool, **optio
     folders = [Path(work, entry["name"]) for entry in finished["variants"]]
     page = build_report(folders, out=out or Path(work, "report.html"), title=title, ablation=work)
     variants = load_ablation(work)
-    result = {"report": str(page), **comparison_json(load_runs(folders)), "variants": ablation_json(variants)}
+    figures = ablation_json(variants)
+    if not tracking.is_tracking_off():
+        tracking.log_comparison(
+            figures,
+            name=Path(work).name,
+            tracking_uri=tracking.default_tracking_uri(work),
+            params=finished["settings"],
+            page=page,
+        )
+    result = {"report": str(page), **comparison_json(load_runs(folders)), "variants": figures}
     emit(result, [*ablation_lines(variants), "", f"Page: {page}"], as_json=as_json)
 
 

@@ -7,6 +7,7 @@ The files are always written and are what reports read. MLflow is written where 
 environment says RECMILL_TRACKING=off.
 """
 
+from recmill.tracking.comparison import log_comparison
 from recmill.tracking.server import RunReference, close_run, default_tracking_uri, is_tracking_off, open_run
 from recmill.tracking.steps import StepRun, step_run, write_run_record
 
@@ -16,6 +17,7 @@ __all__ = [
     "close_run",
     "default_tracking_uri",
     "is_tracking_off",
+    "log_comparison",
     "open_run",
     "step_run",
     "write_run_record",
