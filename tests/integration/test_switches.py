@@ -54,8 +54,8 @@ def reference_of(switches):
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     folder = tmp_path_factory.mktemp("switches")
-    # A table of 50 rows is too small to share parameters: hot batches beside shared tables have something to do.
-    items = tuple(replace(each, num_rows=50) if each.name == "category" else each for each in tiny().items)
+    # A table of 20 rows is too small to share parameters: hot batches beside shared tables have something to do.
+    items = tuple(replace(each, num_rows=20) if each.name == "category" else each for each in tiny().items)
     raw = generate_log(replace(tiny(), num_sessions=250, zipf=1.3, items=items), out=folder / "raw")
     cluster_sessions(raw, out=folder / "session", eval_fraction=0.2)
     profile_access(Dataset.load(folder / "session"), out=folder / "profile")
