@@ -5,6 +5,7 @@ counting numpy arrays does not.
 """
 
 from kernels.count_rows import count_rows
+from kernels.decode_streams import decode_inverse, decode_symbols, decode_windows
 from kernels.dedup_rows import dedup_rows
 from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.merge_windows import merge_windows
@@ -17,6 +18,9 @@ from kernels.window_rows import window_rows
 
 __all__ = [
     "count_rows",
+    "decode_inverse",
+    "decode_symbols",
+    "decode_windows",
     "dedup_rows",
     "distinct_keys",
     "expand_jagged",

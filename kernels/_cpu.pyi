@@ -221,3 +221,40 @@ WindowSource = tuple[int, int, int, int, int, int, int]
 
 def merge_windows(sources: list[WindowSource], parts: int, new_starts: int) -> tuple[int, int]: ...
 def copy_parts(sources: list[WindowSource], parts: int, num_parts: int, out: int) -> None: ...
+def decode_inverse(
+    num_rows_of_sessions: int,
+    num_sessions: int,
+    bits: int,
+    first_bit: int,
+    num_bits: int,
+    again: int,
+    num_again: int,
+    inverse: int,
+    num_rows: int,
+    num_distinct: int,
+) -> int: ...
+def decode_symbols(
+    symbols: int,
+    num_symbols: int,
+    rest: int,
+    num_rest: int,
+    begins: int,
+    counts: int,
+    first_escape: int,
+    popular: int,
+    num_popular: int,
+    ids: int,
+) -> None: ...
+def decode_windows(
+    steps: int,
+    num_windows: int,
+    lengths: int,
+    num_lengths: int,
+    num_distinct: int,
+    num_sessions: int,
+    begins: int,
+    num_values: int,
+    starts: int,
+    lengths_out: int,
+    parts: int,
+) -> tuple[int, int]: ...

@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 namespace recmill {
 void bind_count_rows(nb::module_& m);
+void bind_decode_streams(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
 void bind_expand_rows(nb::module_& m);
 void bind_merge_windows(nb::module_& m);
@@ -19,6 +20,7 @@ void bind_window_rows(nb::module_& m);
 NB_MODULE(_cpu, m) {
   m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/.";
   recmill::bind_count_rows(m);
+  recmill::bind_decode_streams(m);
   recmill::bind_dedup_rows(m);
   recmill::bind_expand_rows(m);
   recmill::bind_merge_windows(m);

@@ -38,8 +38,8 @@ import pyarrow as pa
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from kernels import take_windows
-from recmill.data.distinct import DistinctBlock, DistinctGroup, take_lists
+from kernels import decode_inverse, decode_windows, take_windows
+from recmill.data.distinct import DistinctBlock, DistinctGroup
 from recmill.data.encoding import Encoding
 from recmill.data.popular_ids import PopularIds, load_popular_ids
 from recmill.data.schema import Schema
@@ -93,14 +93,14 @@ class _Decoder:
         self.num_rows = len(self.label_R)
         self.num_rows_S = self.stream("session/num_rows")
         self.starts_S = np.cumsum(self.num_rows_S) - self.num_rows_S
-        self._inverses: dict[str, tuple[npt.NDArray[np.int32], IntArray]] = {}
+        self._metadata = table.schema.metadata  # a copy of the footer's text each time it is asked for
+        self._inverses: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
         self._features: dict[str, Feature] = {}
+        self._equal: dict[tuple[int, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
 
     def stream(self, name: str) -> Any:
         """The numbers of a column, not copied unless they are bits."""
-        column = self.table.column(name)
-        lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        return lists.flatten().to_numpy(zero_copy_only=False)
+        return self.table.column(name)[0].values.to_numpy(zero_copy_only=False)
 
     def _spread(self, others: npt.NDArray[Any], *, first: Any) -> npt.NDArray[Any]:
         """What is stored of all rows but a session's first, with `first` for those."""
@@ -117,26 +117,18 @@ class _Decoder:
         timestamp_R: npt.NDArray[np.int64] = since_R + np.repeat(first_S - since_R[self.starts_S], self.num_rows_S)
         return timestamp_R
 
-    def inverse(self, group: str) -> tuple[npt.NDArray[np.int32], IntArray]:
+    def inverse(self, group: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Sample -> distinct row among those of all sessions, and the number of distinct rows of each session."""
         if group not in self._inverses:
-            changed_R = self._spread(self.stream(f"{group}/changed"), first=False)
-            again_C = self.stream(f"{group}/again")
-            is_new_R = changed_R.copy() if len(again_C) else changed_R
-            if len(again_C):
-                is_new_R[np.flatnonzero(changed_R)[again_C > 0]] = False
-            is_new_R[self.starts_S] = True
-            inverse_R = np.cumsum(is_new_R, dtype=np.int32)
-            num_distinct_S = np.diff(inverse_R[self.starts_S + self.num_rows_S - 1], prepend=0)
-            inverse_R -= 1
-            if len(again_C):  # an older list came back, and stays until the next change
-                rows = np.flatnonzero(changed_R)[again_C > 0]
-                base_S = np.cumsum(num_distinct_S) - num_distinct_S
-                session = np.searchsorted(self.starts_S, rows, side="right") - 1
-                inverse_R[rows] = base_S[session] + again_C[again_C > 0] - 1
-                changed_R[self.starts_S] = True
-                inverse_R = inverse_R[np.maximum.accumulate(np.where(changed_R, np.arange(self.num_rows), 0))]
-            self._inverses[group] = (inverse_R, num_distinct_S)
+            changed = self.table.column(f"{group}/changed")[0].values
+            _, bits = changed.buffers()
+            self._inverses[group] = decode_inverse(
+                self.num_rows_S,
+                np.frombuffer(bits, np.uint8) if len(changed) else np.empty(0, np.uint8),
+                self.stream(f"{group}/again"),
+                num_bits=len(changed),
+                first_bit=changed.offset,
+            )
         return self._inverses[group]
 
     def dense(self, name: str) -> npt.NDArray[np.float32]:
@@ -160,9 +152,9 @@ class _Decoder:
             )
         return tuple(groups)
 
-    def _num_distinct(self, name: str) -> IntArray:
+    def _num_distinct(self, name: str) -> npt.NDArray[np.int64]:
         group = self.encoding.features[name].group
-        return self.inverse(group)[1] if group else self.num_rows_S
+        return self.inverse(group)[1] if group else self.num_rows_S.astype(np.int64)
 
     def _feature(self, name: str) -> Feature:
         if name not in self._features:
@@ -173,7 +165,7 @@ class _Decoder:
     def _popular(self, name: str) -> PopularIds | None:
         if not self.encoding.features[name].coded:
             return None
-        return load_popular_ids(self.table.schema.metadata, self.schema.feature(name).table)
+        return load_popular_ids(self._metadata, self.schema.feature(name).table)
 
     def _ids(self, name: str) -> npt.NDArray[np.int64]:
         popular, stored = self._popular(name), self.stream(name)
@@ -182,34 +174,26 @@ class _Decoder:
     def _lists(self, name: str) -> Feature:
         lengths_U = self.stream(f"{name}/lengths")
         if len(lengths_U) == 1:
-            lengths_U = np.full(int(self._num_distinct(name).sum()), lengths_U[0], np.int32)
+            num_distinct = int(self._num_distinct(name).sum())
+            return self._ids(name), *self._equal_lists(num_distinct, int(lengths_U[0]))
         starts_U = np.cumsum(lengths_U, dtype=np.int64)
         starts_U -= lengths_U
         return self._ids(name), starts_U, lengths_U
 
+    def _equal_lists(self, count: int, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Starts and lengths of lists of one length; features share them."""
+        if (count, length) not in self._equal:
+            lengths_U = np.full(count, length, np.int32)
+            self._equal[count, length] = (np.arange(count, dtype=np.int64) * length, lengths_U)
+        return self._equal[count, length]
+
     def _windows(self, name: str) -> Feature:
-        num_distinct_S = self._num_distinct(name)
-        first_S = np.cumsum(num_distinct_S) - num_distinct_S
-        ends_U = _add_up(self.stream(f"{name}/ends"), first_S)
-        lengths = self.stream(f"{name}/lengths")
-        lengths_U = np.minimum(ends_U, lengths[0]) if len(lengths) == 1 else _add_up(lengths, first_S)
-        starts_U = ends_U - lengths_U
+        windows = self.stream(f"{name}/ends"), self.stream(f"{name}/lengths"), self._num_distinct(name)
         if not self.encoding.features[name].shared_by:
-            sizes_S = np.maximum.reduceat(ends_U, first_S)
-            starts_U += np.repeat(np.cumsum(sizes_S) - sizes_S, num_distinct_S)
-            return self._ids(name), starts_U, lengths_U.astype(np.int32)
-        sequences = load_sequences(self.table.schema.metadata, name, self._popular(name))
+            return decode_windows(self._ids(name), *windows)
+        sequences = load_sequences(self._metadata, name, self._popular(name))
         begins_S = sequences.begins(self._keys(self.encoding.features[name].shared_by))
-        starts_U += np.repeat(begins_S, num_distinct_S)
-        # Of a user's sequence, only what this row group's sessions point to.
-        sequence_K, user_S = np.unique(begins_S, return_inverse=True)
-        low_K, high_K = np.full(len(sequence_K), np.iinfo(np.int64).max), sequence_K.copy()
-        np.minimum.at(low_K, user_S, np.minimum.reduceat(starts_U, first_S))
-        np.maximum.at(high_K, user_S, np.maximum.reduceat(starts_U + lengths_U, first_S))
-        sizes_K = high_K - low_K
-        values = take_lists(sequences.values, low_K, sizes_K)
-        starts_U += np.repeat((np.cumsum(sizes_K) - sizes_K - low_K)[user_S], num_distinct_S)
-        return values, starts_U, lengths_U.astype(np.int32)
+        return decode_windows(sequences.values, *windows, begins_S=begins_S)
 
     def _keys(self, name: str) -> npt.NDArray[np.int64]:
         """Whose each session is: the first id of the feature in its first row."""
@@ -237,11 +221,3 @@ class _Decoder:
                 np.cumsum(lengths_R.numpy(), out=offsets[1:])
                 found[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(taken.numpy()))
         return found
-
-
-def _add_up(differences_U: IntArray, first_S: IntArray) -> npt.NDArray[np.int64]:
-    """Sums of the differences from each of `first_S` on."""
-    sums_U = np.cumsum(differences_U, dtype=np.int64)
-    counts_S = np.diff(first_S, append=len(sums_U))
-    sums_U -= np.repeat(sums_U[first_S] - differences_U[first_S], counts_S)
-    return sums_U

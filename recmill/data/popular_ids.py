@@ -22,6 +22,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from kernels import decode_symbols
 from recmill.data.footer_text import pack_numbers, unpack_numbers
 
 IdArray = npt.NDArray[np.int64]
@@ -116,21 +117,15 @@ class PopularIds:
         return narrow, rest
 
     def to_ids(self, symbols: Bytes, rest: Bytes) -> IdArray:
-        begins, num_rest_of = self._of_symbol
-        ids: IdArray = begins[symbols]
-        if not len(rest):
-            return ids
-        num_rest = num_rest_of[symbols]
-        starts = np.cumsum(num_rest)
-        starts -= num_rest
-        is_escape = symbols >= self._first_escape
-        in_block = np.flatnonzero((symbols >= self.num_direct) & ~is_escape)
-        if len(in_block):
-            ids[in_block] = self.ids[ids[in_block] + rest[starts[in_block]]]
-        escaped = np.flatnonzero(is_escape)
-        for byte in range(_count_raw_bytes(self.num_rows)):
-            ids[escaped] |= rest[starts[escaped] + byte].astype(np.int64) << (8 * byte)
-        return ids
+        begins, num_rest = self._of_symbol
+        return decode_symbols(
+            symbols,
+            rest,
+            begins=begins,
+            num_rest=num_rest,
+            first_escape=self._first_escape,
+            popular=self.ids,
+        )
 
 
 def _count_raw_bytes(num_rows: int) -> int:
