@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from kernels import dedup_rows, take_rows
 from recmill.artifacts import InputError, check_fields
-from recmill.data.schema import Schema
+from recmill.data.schema import Feature, Schema
 
 # A group is stored once a distinct list if that takes at most this share of its bits...
 MAX_SHARE = 0.9
@@ -233,18 +233,22 @@ def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
     for group in encoding.groups:
         columns |= {f"{group}/changed": pa.bool_(), f"{group}/again": pa.int32()}
     for feature in schema.features:
-        own = encoding.features[feature.name]
-        if feature.kind == "dense":
-            columns[feature.name] = pa.int32()
-            continue
-        columns[f"{feature.name}/lengths"] = pa.int32()
-        if own.windows:
-            columns[f"{feature.name}/ends"] = pa.int32()
-        if not own.shared_by:
-            columns[feature.name] = pa.uint8() if own.coded else pa.int64()
-            if own.coded:
-                columns[f"{feature.name}/rest"] = pa.uint8()
+        columns |= _columns_of_feature(feature, encoding.features[feature.name])
     return pa.schema([pa.field(name, lists_of(kind), nullable=False) for name, kind in columns.items()])
+
+
+def _columns_of_feature(feature: Feature, own: FeatureEncoding) -> dict[str, pa.DataType]:
+    """Its own columns, without those of its group."""
+    if feature.kind == "dense":
+        return {feature.name: pa.int32()}
+    columns = {f"{feature.name}/lengths": pa.int32()}
+    if own.windows:
+        columns[f"{feature.name}/ends"] = pa.int32()
+    if not own.shared_by:
+        columns[feature.name] = pa.uint8() if own.coded else pa.int64()
+        if own.coded:
+            columns[f"{feature.name}/rest"] = pa.uint8()
+    return columns
 
 
 def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
@@ -257,9 +261,7 @@ def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
         return ["timestamp/first", "timestamp/gaps"]
     own = encoding.features[name]
     columns = [f"{own.group}/changed", f"{own.group}/again"] if own.group else []
-    stored = ("", "/rest", "/lengths", "/ends")
-    names = set(record_schema(schema, encoding).names)
-    columns += [name + suffix for suffix in stored if name + suffix in names]
+    columns += _columns_of_feature(schema.feature(name), own)
     return columns + (columns_of(own.shared_by, schema, encoding) if own.shared_by else [])
 
 
