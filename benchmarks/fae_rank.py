@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fae_data import DIM
 from fae_training import BENCH_CONFIG, make_variant
 from shaped_network import read_counters, write_result
 from torchrec import KeyedJaggedTensor
@@ -46,22 +47,23 @@ def as_rows(slots: KeyedJaggedTensor, rows_of: dict[str, torch.Tensor], schema: 
 
 
 def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds a batch of lookup, backward and update, without any dense layer."""
+    """Seconds a batch of lookup, backward and update; both sides are given the same gradients, as a model would."""
     schema, plan = Schema.load(job["data"]), ShardPlan.load(job["plan"])
     config = replace(BENCH_CONFIG, batch_size=job["batch_size"])
     variant = make_variant(Dataset.load(job["data"]), Dataset.load(job["laid_out"]), plan, config)
     tables = variant.model.module.module.embeddings
     slots = hot_batches(job, "hot")
     rows = [as_rows(batch, dict(variant.model.hot[0].hot_rows), schema) for batch in slots]
+    gradients = [{key: torch.randn(batch.stride(), DIM) for key in batch.keys()} for batch in slots]  # noqa: SIM118
     variant.model.enter_hot()
     hot = variant.model.hot[0]
 
     def run(lookup: Callable[[KeyedJaggedTensor], Any], batches: list[KeyedJaggedTensor]) -> float:
         dist.barrier()
         before, start, used = read_counters(), time.perf_counter(), time.process_time()
-        for batch in batches:
+        for batch, gradient in zip(batches, gradients, strict=True):
             found = lookup(batch).to_dict()
-            torch.autograd.backward([found[key].sum() for key in sorted(found)])
+            torch.autograd.backward([found[key] for key in gradient], list(gradient.values()))
         dist.barrier()
         seconds = (time.perf_counter() - start) / len(batches)
         cpu.append((time.process_time() - used) / len(batches))

@@ -13,6 +13,7 @@ from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter
 from kernels.split_tiers import distinct_keys, split_tiers
 from kernels.take_rows import take_rows, take_windows
+from kernels.update_rows import find_rows, sum_bags, update_rows
 from kernels.window_attention import window_attention
 from kernels.window_rows import window_rows
 
@@ -25,14 +26,17 @@ __all__ = [
     "distinct_keys",
     "expand_jagged",
     "expand_rows",
+    "find_rows",
     "merge_windows",
     "pool_windows",
     "shared_adagrad",
     "shared_lookup",
     "shared_scatter",
     "split_tiers",
+    "sum_bags",
     "take_rows",
     "take_windows",
+    "update_rows",
     "window_attention",
     "window_rows",
 ]

@@ -258,3 +258,45 @@ def decode_windows(
     lengths_out: int,
     parts: int,
 ) -> tuple[int, int]: ...
+
+class FindRows(Protocol):
+    def __call__(
+        self,
+        ids: int,
+        num_ids: int,
+        edges: int,
+        bases: int,
+        num_features: int,
+        num_rows: int,
+        rows: int,
+        inverse: int,
+        /,
+    ) -> int: ...
+
+find_rows_int64: FindRows
+find_rows_int32: FindRows
+
+def sum_bags(
+    gradients: list[tuple[int, int]],
+    offsets: int,
+    inverse: int,
+    num_ids: int,
+    num_bags: int,
+    width: int,
+    is_mean: bool,
+    out: int,
+    num_distinct: int,
+    num_threads: int,
+) -> None: ...
+def update_rows(
+    weights: int,
+    state: int,
+    num_rows: int,
+    width: int,
+    optimiser: int,
+    lr: float,
+    eps: float,
+    scale: float,
+    blocks: list[tuple[int, int, int]],
+    num_threads: int,
+) -> None: ...

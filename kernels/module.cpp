@@ -13,6 +13,7 @@ void bind_pool_windows(nb::module_& m);
 void bind_shared_lookup(nb::module_& m);
 void bind_split_tiers(nb::module_& m);
 void bind_take_rows(nb::module_& m);
+void bind_update_rows(nb::module_& m);
 void bind_window_attention(nb::module_& m);
 void bind_window_rows(nb::module_& m);
 }  // namespace recmill
@@ -28,6 +29,7 @@ NB_MODULE(_cpu, m) {
   recmill::bind_shared_lookup(m);
   recmill::bind_split_tiers(m);
   recmill::bind_take_rows(m);
+  recmill::bind_update_rows(m);
   recmill::bind_window_attention(m);
   recmill::bind_window_rows(m);
 }

@@ -20,7 +20,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torchrec import EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, PoolingType
 
 from recmill.artifacts import InputError, module_name
@@ -33,17 +32,20 @@ TableConfig = Any  # EmbeddingBagConfig | EmbeddingConfig; TorchRec is untyped, 
 
 
 class _Lookup(torch.autograd.Function):
-    """Local rows forward; backward hands the gradient to the update of all ranks, so no table needs a gradient."""
+    """Local rows forward; backward hands the gradients to the update of all ranks, so no table needs a gradient.
+
+    Pooled rows [B, F * D] leave as one [B, D] a feature, so that their gradients come back without being joined.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, found: Tensor, pending: PendingUpdate) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, found: Tensor, width: int, pending: PendingUpdate) -> tuple[Tensor, ...]:
         ctx.pending = pending
-        return found
+        return torch.split(found, width, dim=1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.pending.apply(gradients[0])
-        return None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
+        ctx.pending.apply(gradients)
+        return None, None, None, None
 
 
 @runtime_checkable
@@ -73,10 +75,11 @@ class _Group:
         self.tables = FusedTables([len(rows) for rows in hot_rows], table_of_feature, **options)
 
     def start(self, ids_N: Tensor, lengths_FB: Tensor, *, sync: str, group: Any) -> tuple[Tensor, PendingUpdate | None]:
+        offsets = ids_N.new_zeros(len(lengths_FB) + 1, dtype=torch.int64)
+        torch.cumsum(lengths_FB, 0, out=offsets[1:])
         pending = None
         if torch.is_grad_enabled():
-            pending = PendingUpdate(self.tables, ids_N, lengths_FB, sync=sync, group=group)
-        offsets = pad(lengths_FB.long().cumsum(0), (1, 0))
+            pending = PendingUpdate(self.tables, ids_N, lengths_FB, offsets, sync=sync, group=group)
         return self.tables.look_up(ids_N, offsets), pending
 
 
@@ -197,19 +200,20 @@ class HotEmbeddingCollection(nn.Module):
             started.append((lengths, *group.start(values, lengths, sync=self.sync, group=self.process_group)))
         found: dict[str, Any] = {}
         for group, (lengths, rows, pending) in zip(self._groups, started, strict=True):
+            pieces = torch.split(rows, group.tables.dim, dim=1)
             if pending is not None:
                 pending.send_ids()
-                rows = _Lookup.apply(self.anchor, rows, pending)  # type: ignore[no-untyped-call]
-            found |= self._answer(group, rows, lengths, num_bags)
+                pieces = _Lookup.apply(self.anchor, rows, group.tables.dim, pending)  # type: ignore[no-untyped-call]
+            found |= self._answer(group, pieces, lengths, num_bags)
         ordered = {name: found[name] for name in self.features}
         return PooledRows(ordered) if self.is_pooled else ordered
 
-    def _answer(self, group: _Group, rows: Tensor, lengths_FB: Tensor, num_bags: int) -> dict[str, Any]:
+    def _answer(self, group: _Group, found: tuple[Tensor, ...], lengths_FB: Tensor, num_bags: int) -> dict[str, Any]:
         if self.is_pooled:
-            return dict(zip(group.features, torch.split(rows, group.tables.dim, dim=1), strict=True))
+            return dict(zip(group.features, found, strict=True))
         lengths = lengths_FB.view(len(group.features), num_bags)
         counts = lengths.sum(1).tolist()
-        pieces = zip(group.features, torch.split(rows, counts), lengths, strict=True)
+        pieces = zip(group.features, torch.split(found[0], counts), lengths, strict=True)
         return {name: JaggedTensor(values=values, lengths=own) for name, values, own in pieces}
 
 

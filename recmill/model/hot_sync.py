@@ -13,13 +13,14 @@ The ids are known in the forward pass, so they travel while the model computes; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels import take_windows
-from kernels.expand_rows.ops import sum_rows
+from kernels import find_rows, sum_bags, take_windows
 from recmill.model.hot_tables import FusedTables
 
 # F = features, B = bags a feature (of one rank), N = ids, U = distinct rows of one rank, D = width, R = ranks
@@ -40,21 +41,45 @@ def gather_uneven(
     return everyone.view(len(lengths), longest, *own.shape[1:]), work
 
 
+def exchange_blocks(blocks: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[dist.Work]:
+    """Starts to send this rank's block to all others and to receive theirs in place; gives what to wait for.
+
+    Gloo's all-gather would pad the blocks to one length and copy them once more on arrival.
+    """
+    own = dist.get_rank(group)
+    others = [rank for rank in range(len(blocks)) if rank != own]
+    sends = [dist.P2POp(dist.isend, blocks[own], group=group, group_peer=rank) for rank in others if len(blocks[own])]
+    receives = [
+        dist.P2POp(dist.irecv, blocks[rank], group=group, group_peer=rank) for rank in others if len(blocks[rank])
+    ]
+    return dist.batch_isend_irecv([*sends, *receives]) if sends or receives else []
+
+
 class PendingUpdate:
     """One lookup whose gradients all ranks will apply. Made in the forward pass, finished in the backward pass."""
 
     def __init__(
-        self, tables: FusedTables, ids_N: Tensor, lengths_FB: Tensor, *, sync: str, group: dist.ProcessGroup | None
+        self,
+        tables: FusedTables,
+        ids_N: Tensor,
+        lengths_FB: Tensor,
+        offsets: Tensor,
+        *,
+        sync: str,
+        group: dist.ProcessGroup | None,
     ) -> None:
         self.tables, self.group = tables, group
-        self.ids_N, self.lengths_FB = ids_N, lengths_FB
+        self.ids_N, self.lengths_FB, self.offsets = ids_N, lengths_FB, offsets
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self.num_bags = len(lengths_FB) // tables.num_features
         if self.world_size == 1:
             return
         self.rows_U: Tensor | None = None
         if sync == "reduced":
-            self.rows_U, self.inverse_N = distinct_rows(tables, ids_N, lengths_FB)
+            edges_F = offsets[:: self.num_bags] if self.num_bags else offsets.new_zeros(tables.num_features + 1)
+            self.rows_U, self.inverse_N = find_rows(
+                ids_N, edges_F.contiguous(), tables.base_of_feature, num_rows=tables.num_rows
+            )
         sizes = [self.num_bags, len(ids_N), 0 if self.rows_U is None else len(self.rows_U)]
         self._sizes = torch.empty(3 * self.world_size, dtype=torch.int64)
         own = torch.tensor(sizes, dtype=torch.int64)
@@ -73,25 +98,30 @@ class PendingUpdate:
         # All ranks see the same sizes, so they agree. A row costs what a bag costs, and its id.
         self.is_reduced = self.rows_U is not None and sum(rows for _, _, rows in self.sizes_R3) < num_vectors
         if self.is_reduced and self.rows_U is not None:
-            payload = self.rows_U.int()
-            lengths = [rows for _, _, rows in self.sizes_R3]
-        else:
-            payload = torch.cat([self.lengths_FB.int(), self.ids_N.int()])
-            lengths = [bags * self.tables.num_features + ids for bags, ids, _ in self.sizes_R3]
+            counts = [rows for _, _, rows in self.sizes_R3]
+            self._rows = torch.split(self.rows_U.new_empty(sum(counts)), counts)
+            self._rows[dist.get_rank(self.group)].copy_(self.rows_U)
+            self._rows_work = exchange_blocks(self._rows, self.group)
+            return
+        payload = torch.cat([self.lengths_FB.int(), self.ids_N.int()])
+        lengths = [bags * self.tables.num_features + ids for bags, ids, _ in self.sizes_R3]
         self._ids, self._ids_work = gather_uneven(payload, lengths, self.group)
 
-    def apply(self, gradient: Tensor) -> None:
-        """Update the rows with the gradients of all ranks, divided by the number of ranks as TorchRec does."""
+    def apply(self, gradients: Sequence[Tensor]) -> None:
+        """Update the rows with the gradients of all ranks, divided by the number of ranks as TorchRec does.
+
+        `gradients` are [B, D] of every feature of pooled tables, or a single [N, D].
+        """
+        if self.world_size > 1 and self.is_reduced:
+            self._apply_reduced(gradients)
+            return
+        gradient = torch.cat(list(gradients), dim=1) if len(gradients) > 1 else gradients[0]
         if self.world_size == 1:
-            offsets = pad(self.lengths_FB.long().cumsum(0), (1, 0))
-            self.tables.update(self.ids_N, offsets, gradient)
+            self.tables.update(self.ids_N, self.offsets, gradient)
             return
         if self._ids_work is not None:
             self._ids_work.wait()
-        if self.is_reduced:
-            self._apply_reduced(gradient)
-        else:
-            self._apply_raw(gradient / self.world_size)
+        self._apply_raw(gradient / self.world_size)
 
     def _apply_raw(self, gradient: Tensor) -> None:
         num_features, is_pooled = self.tables.num_features, self.tables.pooling != "none"
@@ -120,52 +150,17 @@ class PendingUpdate:
             everyone = take_windows(gathered.flatten(0, 1), starts.t().reshape(-1), windows)
         self.tables.update(ids_N, offsets, everyone)
 
-    def _apply_reduced(self, gradient: Tensor) -> None:
-        assert self.rows_U is not None
-        rows_UD = self._reduce(gradient).div_(self.world_size)  # after the sum: there are fewer rows than lookups
-        lengths = [rows for _, _, rows in self.sizes_R3]
-        gathered, work = gather_uneven(rows_UD, lengths, self.group)
-        positions = [own[:count].long() for own, count in zip(self._ids, lengths, strict=True)]
-        edges_RT = torch.stack([torch.searchsorted(own, self.tables.bases) for own in positions])
-        rank_starts = torch.arange(self.world_size, device=gradient.device) * gathered.shape[1]
-        starts = (edges_RT[:, :-1] + rank_starts[:, None]).t().reshape(-1)
-        windows = edges_RT.diff(dim=1).t().reshape(-1)
-        by_table = take_windows(self._ids.view(-1), starts, windows).long()
-        if work is not None:
+    def _apply_reduced(self, gradients: Sequence[Tensor]) -> None:
+        is_pooled = self.tables.pooling != "none"
+        counts = [rows for _, _, rows in self.sizes_R3]
+        blocks = torch.split(self.tables.buffer(sum(counts)), counts)
+        sum_bags(
+            gradients,
+            self.offsets if is_pooled else None,
+            self.inverse_N,
+            out=blocks[dist.get_rank(self.group)],
+            is_mean=self.tables.pooling == "mean",
+        )
+        for work in [*self._rows_work, *exchange_blocks(blocks, self.group)]:
             work.wait()
-        self.tables.update_rows(by_table, take_windows(gathered.flatten(0, 1), starts, windows))
-
-    def _reduce(self, gradient: Tensor) -> Tensor:
-        """[U, D]: the gradients of this rank's lookups added up by row."""
-        assert self.rows_U is not None
-        inverse_N = self.inverse_N
-        if self.tables.pooling != "none":
-            num_features = self.tables.num_features
-            bags_BFD = gradient.view(self.num_bags, num_features, self.tables.dim)
-            if self.tables.pooling == "mean":
-                lengths = self.lengths_FB.view(num_features, self.num_bags).t().clamp(min=1)
-                bags_BFD = bags_BFD / lengths[:, :, None]
-            if len(self.ids_N) == len(self.lengths_FB) and bool((self.lengths_FB == 1).all()):
-                gradient = bags_BFD.reshape(-1, self.tables.dim)
-                inverse_N = inverse_N.view(num_features, self.num_bags).t().reshape(-1)
-            else:
-                bag = torch.arange(len(self.lengths_FB), device=gradient.device)
-                bag_BF = (bag % max(self.num_bags, 1)) * num_features + bag // max(self.num_bags, 1)
-                bag_of_id = torch.repeat_interleave(bag_BF, self.lengths_FB.long())
-                gradient = bags_BFD.reshape(-1, self.tables.dim).index_select(0, bag_of_id)
-        return sum_rows(gradient, inverse_N, len(self.rows_U), "cpu" if gradient.device.type == "cpu" else "triton", 0)
-
-
-def distinct_rows(tables: FusedTables, ids_N: Tensor, lengths_FB: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that were looked up, as sorted positions in all tables, and for every id which of them it is.
-
-    Hot rows are few, so they are marked in an array instead of sorted: 49,152 ids of 48,000 rows take 1.1 ms.
-    """
-    counts_F = lengths_FB.view(tables.num_features, -1).sum(1)
-    positions_N = ids_N + torch.repeat_interleave(tables.base_of_feature, counts_F.long())
-    marks = torch.zeros(int(tables.bases[-1]), dtype=torch.bool, device=ids_N.device)
-    marks[positions_N] = True
-    rows_U = marks.nonzero().squeeze(1)
-    place = torch.empty(len(marks), dtype=torch.int64, device=ids_N.device)
-    place[rows_U] = torch.arange(len(rows_U), device=ids_N.device)
-    return rows_U, place[positions_N]
+        self.tables.update_rows(list(zip(self._rows, blocks, strict=True)), scale=1 / self.world_size)

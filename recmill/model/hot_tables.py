@@ -19,6 +19,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
+from kernels import update_rows
 from recmill.artifacts import InputError
 from recmill.model.table_store import TableOptimiser
 
@@ -66,12 +67,11 @@ class FusedTables:
         bases = [0]
         for rows in num_rows:
             bases.append(bases[-1] + max(rows, 1))
+        self.num_rows = bases[-1]
         self.bases = torch.tensor(bases, dtype=torch.int64, device=device)  # where each table's rows begin in all rows
         features = list(table_of_feature)
         self.base_of_feature = self.bases[torch.tensor(features, dtype=torch.int64, device=device)]
-        first_feature = torch.tensor([features.index(table) for table in range(len(num_rows))])
-        self._weight_starts = self.module.weights_offsets.cpu()[first_feature]
-        self._state_starts = self.module.momentum1_offsets.cpu()[first_feature] if optimiser.state_names else None
+        self._buffer = torch.empty(0, dim, device=device)
 
     @property
     def num_tables(self) -> int:
@@ -110,31 +110,34 @@ class FusedTables:
         own = self.module
         width: list[Any] = [own.D_offsets, own.max_D] if is_pooled else [self.dim]
         bags: list[Any] = [int(POOLINGS[self.pooling]), None] if is_pooled else []
-        state = [own.momentum1_offsets] if self.optimiser.state_names else []
-        self._apply(
-            gradient, width, bags, own.weights_offsets, own.hash_size_cumsum, state, ids_N, offsets, is_pooled=is_pooled
-        )
+        self._apply(gradient, width, bags, ids_N, offsets)
+
+    def buffer(self, num_rows: int) -> Tensor:
+        """[num_rows, D] to work in until the next call: fresh pages of some megabytes a step cost milliseconds."""
+        if len(self._buffer) < num_rows:
+            self._buffer = torch.empty(num_rows + num_rows // 8, self.dim, device=self.device)
+        return self._buffer[:num_rows]
 
     @torch.no_grad()
-    def update_rows(self, positions_U: Tensor, gradient_UD: Tensor) -> None:
-        """One optimiser step with the gradients of single rows; `positions_U` are rows in all tables, sorted by table.
+    def update_rows(self, blocks: Sequence[tuple[Tensor, Tensor]], *, scale: float) -> None:
+        """One optimiser step with `scale` times the gradients of single rows, given as (rows in all tables, gradients).
 
-        A row may come several times: its gradients are added up first.
+        A row may come several times: its gradients are added up first, in the order given.
         """
-        edges_T = torch.searchsorted(positions_U, self.bases) if _is_sorted(positions_U) else self._edges(positions_U)
-        ids_U = positions_U - torch.repeat_interleave(self.bases[:-1], edges_T.diff())
         if self._is_cuda:
-            self._update_rows_as_bags(ids_U, edges_T, gradient_UD)
+            positions = torch.cat([rows for rows, _ in blocks]).long()
+            positions, order = positions.sort(stable=True)
+            edges_T = torch.searchsorted(positions, self.bases)
+            ids = positions - torch.repeat_interleave(self.bases[:-1], edges_T.diff())
+            self._update_rows_as_bags(ids, edges_T, torch.cat([own for _, own in blocks])[order] * scale)
             return
-        state = [self._state_starts] if self._state_starts is not None else []
-        self._apply(
-            gradient_UD, [self.dim], [], self._weight_starts, self.bases, state, ids_U, edges_T, is_pooled=False
-        )
-
-    def _edges(self, positions_U: Tensor) -> Tensor:
-        tables = torch.searchsorted(self.bases, positions_U, right=True) - 1
-        counts = torch.bincount(tables, minlength=self.num_tables)
-        return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        # FBGEMM keeps all tables of one width one after another: together they are one matrix.
+        weights = self.module.weights_host.detach().view(-1, self.dim)
+        state = self.module.momentum1_host.detach() if self.optimiser.state_names else None
+        if self.optimiser.kind == "adagrad" and state is not None:
+            state = state.view(-1, self.dim)
+        lr = float(self.module.learning_rate_tensor)
+        update_rows(weights, state, blocks, optimiser=self.optimiser.kind, lr=lr, eps=self.optimiser.eps, scale=scale)
 
     def _update_rows_as_bags(self, ids_U: Tensor, edges_T: Tensor, gradient_UD: Tensor) -> None:
         """The CUDA operator knows bags of every feature: a bag a row, and no bags for features that repeat a table."""
@@ -152,31 +155,20 @@ class FusedTables:
         gradient[lengths.bool()] = gradient_UD
         self.update(ids_U, offsets, gradient.transpose(0, 1).reshape(longest, -1))
 
-    def _apply(
-        self,
-        gradient: Tensor,
-        width: list[Any],
-        bags: list[Any],
-        weight_starts: Tensor,
-        row_bases: Tensor,
-        state_starts: list[Tensor],
-        ids_N: Tensor,
-        offsets: Tensor,
-        *,
-        is_pooled: bool,
-    ) -> None:
+    def _apply(self, gradient: Tensor, width: list[Any], bags: list[Any], ids_N: Tensor, offsets: Tensor) -> None:
         # The operator that FBGEMM's own backward pass calls, so what it computes is the same to the last bit.
-        own, bag = self.module, "" if is_pooled else "nobag_"
+        own, bag = self.module, "" if self.pooling != "none" else "nobag_"
         operator = getattr(torch.ops.fbgemm, f"split_embedding_{bag}backward_codegen_{self._op_name}_cpu")
-        state: list[Any] = [own.momentum1_host, own.momentum1_placements, *state_starts] if state_starts else []
-        eps = [self.optimiser.eps] if state_starts else []
+        state: list[Any] = []
+        if self.optimiser.state_names:
+            state = [own.momentum1_host, own.momentum1_placements, own.momentum1_offsets]
         operator(
             gradient.contiguous(),
             own.weights_host,
             own.weights_placements,
-            weight_starts,
+            own.weights_offsets,
             *width,
-            row_bases,
+            own.hash_size_cumsum,
             own.total_hash_size_bits,
             ids_N,
             offsets,
@@ -184,9 +176,5 @@ class FusedTables:
             False,  # stochastic rounding
             *state,
             own.learning_rate_tensor,
-            *eps,
+            *([self.optimiser.eps] if state else []),
         )
-
-
-def _is_sorted(values: Tensor) -> bool:
-    return bool((values[1:] >= values[:-1]).all()) if len(values) > 1 else True
