@@ -39,15 +39,17 @@ int64_t decode_inverse(Address num_rows_address, int64_t num_sessions, Address b
   int32_t next = 0;
   for (int64_t s = 0; s < num_sessions; ++s) {
     const int32_t base = next;
+    const int64_t last_bit = bit + num_rows_S[s] - 1;
     int32_t current = next++;
     *inverse++ = current;
-    for (int32_t r = 1; r < num_rows_S[s]; ++r, ++bit) {
+    if (num_again == 0) {  // every change is to a new list: no branches
+      for (; bit < last_bit; ++bit) *inverse++ = current += (bits[bit >> 3] >> (bit & 7)) & 1;
+      next = current + 1;
+    }
+    for (; bit < last_bit; ++bit) {
       if ((bits[bit >> 3] >> (bit & 7)) & 1) {
-        int32_t older = 0;
-        if (num_again) {
-          if (event == num_again) refuse("more rows changed than the " + std::to_string(num_again) + " that are told");
-          older = again[event++];
-        }
+        if (event == num_again) refuse("more rows changed than the " + std::to_string(num_again) + " that are told");
+        const int32_t older = again[event++];
         if (older < 0 || older > next - base)
           refuse("change " + std::to_string(event - 1) + " is to list " + std::to_string(older) + " of " +
                  std::to_string(next - base));
@@ -143,28 +145,32 @@ std::tuple<int64_t, int64_t> decode_windows(Address steps, int64_t num_windows, 
     return {0, num_values};
   }
   struct Session {
-    int64_t begin, first, last, low, high;
+    int64_t first, last, low, high;
   };
   std::vector<Session> sessions(num_sessions);
+  std::vector<std::pair<int64_t, int64_t>> order(num_sessions);  // by begin
   for (int64_t s = 0, first = 0; s < num_sessions; ++s) {
     const int64_t last = first + num_distinct_S[s], begin = begins_S[s];
     if (begin < 0 || begin > num_values) refuse("session " + std::to_string(s) + " has no sequence");
     const auto [low, high] = windows.place(first, last, begin, starts, out);
-    sessions[s] = {begin, first, last, low, high};
+    sessions[s] = {first, last, low, high};
+    order[s] = {begin, s};
     first = last;
   }
-  std::sort(sessions.begin(), sessions.end(), [](const Session& a, const Session& b) { return a.begin < b.begin; });
+  std::sort(order.begin(), order.end());
   int64_t* part_starts = pointer<int64_t>(parts_address);
   int64_t* part_sizes = part_starts + num_sessions;
   int64_t num_parts = 0, used = 0;
-  for (size_t i = 0, j = 0; i < sessions.size(); i = j) {
-    int64_t low = sessions[i].low, high = sessions[i].high;
-    for (; j < sessions.size() && sessions[j].begin == sessions[i].begin; ++j) {
-      low = std::min(low, sessions[j].low);
-      high = std::max(high, sessions[j].high);
+  for (size_t i = 0, j = 0; i < order.size(); i = j) {
+    int64_t low = std::numeric_limits<int64_t>::max(), high = 0;
+    for (; j < order.size() && order[j].first == order[i].first; ++j) {
+      low = std::min(low, sessions[order[j].second].low);
+      high = std::max(high, sessions[order[j].second].high);
     }
-    for (size_t k = i; k < j; ++k)
-      for (int64_t u = sessions[k].first; u < sessions[k].last; ++u) starts[u] += used - low;
+    for (size_t k = i; k < j; ++k) {
+      const Session& own = sessions[order[k].second];
+      for (int64_t u = own.first; u < own.last; ++u) starts[u] += used - low;
+    }
     part_starts[num_parts] = low;
     part_sizes[num_parts++] = high - low;
     used += high - low;

@@ -96,7 +96,7 @@ class _Decoder:
         self._metadata = table.schema.metadata  # a copy of the footer's text each time it is asked for
         self._inverses: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
         self._features: dict[str, Feature] = {}
-        self._equal: dict[tuple[int, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
+        self._equal: dict[tuple[str, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
 
     def stream(self, name: str) -> Any:
         """The numbers of a column, not copied unless they are bits."""
@@ -174,18 +174,18 @@ class _Decoder:
     def _lists(self, name: str) -> Feature:
         lengths_U = self.stream(f"{name}/lengths")
         if len(lengths_U) == 1:
-            num_distinct = int(self._num_distinct(name).sum())
-            return self._ids(name), *self._equal_lists(num_distinct, int(lengths_U[0]))
+            return self._ids(name), *self._equal_lists(self.encoding.features[name].group, int(lengths_U[0]))
         starts_U = np.cumsum(lengths_U, dtype=np.int64)
         starts_U -= lengths_U
         return self._ids(name), starts_U, lengths_U
 
-    def _equal_lists(self, count: int, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Starts and lengths of lists of one length; features share them."""
-        if (count, length) not in self._equal:
-            lengths_U = np.full(count, length, np.int32)
-            self._equal[count, length] = (np.arange(count, dtype=np.int64) * length, lengths_U)
-        return self._equal[count, length]
+    def _equal_lists(self, group: str, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Starts and lengths of a group's lists if all have one length; its features share them."""
+        if (group, length) not in self._equal:
+            count = int(self.inverse(group)[1].sum()) if group else self.num_rows
+            starts_U = np.arange(0, count * length, length) if length else np.zeros(count, np.int64)
+            self._equal[group, length] = starts_U, np.full(count, length, np.int32)
+        return self._equal[group, length]
 
     def _windows(self, name: str) -> Feature:
         windows = self.stream(f"{name}/ends"), self.stream(f"{name}/lengths"), self._num_distinct(name)

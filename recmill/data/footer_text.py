@@ -10,6 +10,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 COMPRESSION_LEVEL = 19  # a footer is written once a part
+KEY_BYTES = 64
+
+
+class TextKey:
+    """A footer's text as a key: hashed by its ends, compared whole.
+
+    Every row group brings the text as new bytes. Hashing all of them costs more than what is looked up.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def __hash__(self) -> int:
+        return hash((len(self.text), self.text[:KEY_BYTES], self.text[-KEY_BYTES:]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextKey) and self.text == other.text
 
 
 def pack_bytes(data: npt.NDArray[np.uint8]) -> bytes:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import decode_symbols
-from recmill.data.footer_text import pack_numbers, unpack_numbers
+from recmill.data.footer_text import TextKey, pack_numbers, unpack_numbers
 
 IdArray = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -171,10 +171,10 @@ def dump_popular_ids(table: str, popular: PopularIds, used: npt.NDArray[np.bool_
 
 def load_popular_ids(metadata: Mapping[bytes, bytes] | None, table: str) -> PopularIds:
     """The popular ids of a table that a part was written with."""
-    return _load((metadata or {})[METADATA_PREFIX + table.encode()])
+    return _load(TextKey((metadata or {})[METADATA_PREFIX + table.encode()]))
 
 
 @lru_cache(maxsize=1024)  # every row group of a part brings the same footer
-def _load(text: bytes) -> PopularIds:
-    numbers = unpack_numbers(text)
+def _load(key: TextKey) -> PopularIds:
+    numbers = unpack_numbers(key.text)
     return PopularIds(ids=np.cumsum(numbers[1:], dtype=np.int64), num_rows=int(numbers[0]))

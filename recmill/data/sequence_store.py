@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from recmill.data.footer_text import pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
+from recmill.data.footer_text import TextKey, pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
 from recmill.data.popular_ids import Bytes, PopularIds
 
 IdArray = npt.NDArray[np.int64]
@@ -54,7 +54,8 @@ class SequenceWriter:
         keys = sorted(self._sequences)
         sizes = np.array([len(self._sequences[key]) // ID_BYTES for key in keys], np.int64)
         ids = np.frombuffer(b"".join(self._sequences[key] for key in keys), np.int64)
-        columns = {"keys": pack_numbers(np.diff(np.array(keys, np.int64), prepend=0)), "sizes": pack_numbers(sizes)}
+        steps: IdArray = np.diff(np.array(keys, np.int64), prepend=0).astype(np.int64, copy=False)
+        columns = {"keys": pack_numbers(steps), "sizes": pack_numbers(sizes)}
         if to_symbols is None:
             columns["ids"] = pack_numbers(ids)
         else:
@@ -89,12 +90,13 @@ class Sequences:
 def load_sequences(metadata: Mapping[bytes, bytes] | None, feature: str, popular: PopularIds | None) -> Sequences:
     """The sequences of a feature that a part was written with."""
     names = ("keys", "sizes", "ids") if popular is None else ("keys", "sizes", "symbols", "rest")
-    texts = [(metadata or {})[f"{METADATA_PREFIX}{feature}/{name}".encode()] for name in names]
+    texts = [TextKey((metadata or {})[f"{METADATA_PREFIX}{feature}/{name}".encode()]) for name in names]
     return _load(popular, *texts)
 
 
 @lru_cache(maxsize=8)  # every row group of a part brings the same footer
-def _load(popular: PopularIds | None, keys: bytes, sizes: bytes, *ids: bytes) -> Sequences:
-    offsets = np.concatenate([[0], np.cumsum(unpack_numbers(sizes))])
-    values = unpack_numbers(ids[0]) if popular is None else popular.to_ids(*map(unpack_bytes, ids))
-    return Sequences(keys=np.cumsum(unpack_numbers(keys)), offsets=offsets, values=values)
+def _load(popular: PopularIds | None, keys: TextKey, sizes: TextKey, *ids: TextKey) -> Sequences:
+    offsets = np.concatenate([[0], np.cumsum(unpack_numbers(sizes.text))])
+    texts = [own.text for own in ids]
+    values = unpack_numbers(texts[0]) if popular is None else popular.to_ids(*map(unpack_bytes, texts))
+    return Sequences(keys=np.cumsum(unpack_numbers(keys.text)), offsets=offsets, values=values)

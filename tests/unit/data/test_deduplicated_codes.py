@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import load_encoding, read_table
-from recmill.data.footer_text import pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
+from recmill.data.footer_text import TextKey, pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
 from recmill.data.popular_ids import PopularIds, byte_entropy, dump_popular_ids, load_popular_ids
 from recmill.data.schema import Feature, Schema
 from tests.raw_logs import write_log
@@ -100,3 +100,14 @@ def test_coded_datasets_read_back_whole_and_by_row_group(tmp_path: Path) -> None
     assert read_table(dataset, columns=["shop"]).column("shop").to_pylist() == [[n] for n in log["shop"].to_pylist()]
     last = pq.ParquetFile(tmp_path / "out" / dataset.parts[-1]["file"]).read_row_group(0)
     assert len(load_popular_ids(last.schema.metadata, "items").ids) > 100
+
+
+def test_texts_of_footers_are_the_same_key_only_if_they_are_equal() -> None:
+    ends, middle = b"e" * 64, b"m" * 100
+    key = TextKey(ends + middle + ends)
+    assert key == TextKey(ends + middle + ends)
+    assert hash(key) == hash(TextKey(ends + middle + ends))
+    other = TextKey(ends + middle[:-1] + b"x" + ends)
+    assert hash(other) == hash(key)
+    assert other != key
+    assert key != ends + middle + ends
