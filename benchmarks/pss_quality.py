@@ -1,7 +1,9 @@
 """AUC against bytes of every way to make embedding tables smaller, in one harness.
 
-All ways feed the same small network (factorisation machine + one hidden layer) and are trained by the same Adam, so a
-weight costs 12 bytes (itself and two moments) everywhere; the network itself is left out, it is the same for all.
+All ways feed the same small network (factorisation machine + one hidden layer of 128) and are trained by the same Adam,
+so a weight costs 12 bytes (itself and two moments) everywhere; the network itself is left out, it is the same for all.
+Learning rates rise for a tenth of the steps and fall to zero in a straight line; 0.01 for the network, and what
+pss.py states for the rows of each way.
 
     full           a row an id
     hash           the hashing trick: ids of all fields modulo the rows there is room for
@@ -39,8 +41,9 @@ DIM = 16
 STD = 0.05
 WEIGHT_BYTES = 12  # float32 and the two moments of Adam
 ID_BYTES = 8
-LR = 1e-2
-BATCH_SIZE = 1024
+NETWORK_LR = 1e-2
+WARM_UP = 0.1  # of all steps
+HIDDEN = 128
 
 # N = samples, F = fields
 
@@ -128,6 +131,7 @@ class Shared(nn.Module):
 
 
 Make = Callable[[Samples, int, int], nn.Module]  # (samples, weights there is room for, seed)
+Way = tuple[str, float, Make, float]  # (name, compression, how, learning rate of the rows)
 
 
 def full(samples: Samples, num_weights: int, seed: int) -> nn.Module:
@@ -165,7 +169,7 @@ class Network(nn.Module):
     def __init__(self, rows: nn.Module, num_fields: int) -> None:
         super().__init__()
         self.rows = rows
-        self.deep = nn.Sequential(nn.Linear(num_fields * DIM, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.deep = nn.Sequential(nn.Linear(num_fields * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
 
     def forward(self, ids_NF: Tensor) -> Tensor:
         found_NFD = self.rows(ids_NF)
@@ -174,20 +178,28 @@ class Network(nn.Module):
         return self.deep(found_NFD.flatten(1)).squeeze(1) + pairs_N
 
 
-def train_once(samples: Samples, make: Make, *, compression: float, seed: int, epochs: int) -> dict[str, Any]:
+def train_once(
+    samples: Samples, make: Make, *, compression: float, seed: int, epochs: int, lr: float, batch_size: int
+) -> dict[str, Any]:
     """AUC on the test split after one epoch, and where the validation split is best."""
     torch.manual_seed(seed)
     rows = make(samples, int(samples.full_weights / compression), seed)
     network = Network(rows, len(samples.num_rows))
-    optimiser = torch.optim.Adam(network.parameters(), lr=LR, fused=True)
     ids_NF, label_N = samples.train
+    groups = [{"params": rows.parameters(), "lr": lr}, {"params": network.deep.parameters(), "lr": NETWORK_LR}]
+    optimiser = torch.optim.Adam(groups, fused=True)
+    num_steps = epochs * math.ceil(len(label_N) / batch_size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(1.0, (step + 1) / (WARM_UP * num_steps)) * (1 - step / num_steps)
+    )
     measured = []
     for _ in range(epochs):
-        for batch in torch.randperm(len(label_N)).split(BATCH_SIZE):
+        for batch in torch.randperm(len(label_N)).split(batch_size):
             loss = binary_cross_entropy_with_logits(network(ids_NF[batch]), label_N[batch])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+            schedule.step()
         with torch.no_grad():
             measured.append([_auc(network, split) for split in (samples.valid, samples.test)])
     best = max(range(epochs), key=lambda epoch: measured[epoch][0])
@@ -206,19 +218,21 @@ def _auc(network: Network, split: tuple[Tensor, Tensor]) -> float:
 
 
 def measure_ways(
-    samples: Samples, ways: list[tuple[str, float, Make]], *, seeds: list[int], epochs: int
+    samples: Samples, ways: list[Way], *, seeds: list[int], epochs: int, batch_size: int
 ) -> list[dict[str, Any]]:
     """One entry a way and compression: bytes, and AUC of all seeds."""
     curve = []
-    for name, compression, make in ways:
+    for name, compression, make, lr in ways:
         start = time.perf_counter()
-        runs = [train_once(samples, make, compression=compression, seed=seed, epochs=epochs) for seed in seeds]
+        how = {"compression": compression, "epochs": epochs, "lr": lr, "batch_size": batch_size}
+        runs = [train_once(samples, make, seed=seed, **how) for seed in seeds]
         entry = {
             "data": samples.name,
             "way": name,
             "compression": compression,
             "bytes": runs[0]["bytes"],
             "epochs": epochs,
+            "lr": lr,
             "best": [run["best"] for run in runs],
             "best_valid": [run["best_valid"] for run in runs],
             "one_epoch": [run["one_epoch"] for run in runs],
