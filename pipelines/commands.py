@@ -35,7 +35,7 @@ PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "
 )
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
 @click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding bytes a process.")
-@click.option("--hot-budget", type=BYTES, default="0", help="Bytes of hot rows a process: trains hot batches apart.")
+@click.option("--hot-budget", type=BYTES, help="Bytes of hot rows a process: trains hot batches apart.")
 @click.option("--compress", default="", help="Let tables share parameters: auto, a factor or bytes.")
 @click.option(
     "--layout",
@@ -56,7 +56,7 @@ def run(
     flags: tuple[str, ...],
     nproc: int,
     memory_budget: int,
-    hot_budget: int,
+    hot_budget: int | None,
     compress: str,
     layout: str,
     eval_fraction: float,
@@ -84,7 +84,7 @@ def run(
         "settings": json.dumps(settings),
         "nproc": nproc,
         "memory_budget_bytes": memory_budget,
-        "hot_budget_bytes": hot_budget,
+        "hot_budget_bytes": hot_budget or 0,
         "compress": compress,
         "layout": layout,
         "eval_fraction": eval_fraction,

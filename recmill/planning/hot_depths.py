@@ -36,18 +36,16 @@ def choose_depths(
 ) -> IdArray:
     """Rows of each table that are hot; `counts` are the tables' counts, falling, and `whole_T` tables hold all rows.
 
-    Two candidates are made and the one that serves more samples is taken: samples given up one cut after another, and
-    a threshold of reads a byte that is the same for all tables.
+    Three candidates are made and the one that serves most samples is taken: samples given up one cut after another,
+    samples taken in one after another, the cheapest first, and a threshold of reads a byte, the same for all tables.
     """
     limits_T = np.where(whole_T, num_rows_T, np.array([len(own) for own in counts], np.int64))
     floor_T = np.where(whole_T, num_rows_T, 0)
     everything_T = np.minimum(limits_T, deepest_NT.max(axis=0, initial=-1) + 1)
     by_samples = _give_up(deepest_NT, everything_T, floor_T, row_bytes_T, budget_bytes)
-    by_samples = _fill(deepest_NT, by_samples, limits_T, row_bytes_T, budget_bytes)
-    by_samples = spread_rest(by_samples, counts, row_bytes_T, whole_T, budget_bytes)
-    by_counts = spread_rest(floor_T, counts, row_bytes_T, whole_T, budget_bytes)
-    is_better = served(deepest_NT, by_samples).sum() >= served(deepest_NT, by_counts).sum()
-    return by_samples if is_better else by_counts
+    started = [_fill(deepest_NT, start_T, limits_T, row_bytes_T, budget_bytes) for start_T in (by_samples, floor_T)]
+    candidates = [spread_rest(depths_T, counts, row_bytes_T, whole_T, budget_bytes) for depths_T in (*started, floor_T)]
+    return max(candidates, key=lambda depths_T: int(served(deepest_NT, depths_T).sum()))
 
 
 def _give_up(
