@@ -171,7 +171,7 @@ class FetchRows(torch.autograd.Function):
         return rows_UD
 
     @staticmethod
-    def backward(ctx: Any, gradients_UD: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradients_UD: Tensor) -> tuple[None, ...]:
         ctx.exchange.update(ctx.request, ctx.answer, gradients_UD.contiguous())
         return None, None, None, None
 
