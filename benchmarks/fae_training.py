@@ -49,7 +49,11 @@ class Variant:
         self.num_epochs += 1
         if self.laid_out is None:
             return Feed(self._open(self.data, "train"))
-        return Feed(self._open(self.laid_out, "cold"), self._open(self.laid_out, "hot"))
+        # With a generous budget every sample may be hot, and with a small one none.
+        cold, hot = (
+            self._open(self.laid_out, split) if split in self.laid_out.splits else None for split in ("cold", "hot")
+        )
+        return Feed(cold, hot)
 
     def step(self, batch: Batch, is_hot: bool) -> torch.Tensor:
         start = time.perf_counter()

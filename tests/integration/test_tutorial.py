@@ -13,6 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"```(python)?\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_tutorial_runs_from_top_to_bottom(tmp_path):
     environment = {**os.environ, "RECMILL_TRACKING": "off", "OMP_NUM_THREADS": "1"}
