@@ -33,6 +33,7 @@ class Claim:
     target: float
     is_below: bool = False  # the value (or its size) must not be above the target
     is_value: bool = False  # a value, not a ratio
+    reference: str = ""  # a metric of the same benchmark: the value may fall short of it by the target at most
 
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
@@ -79,8 +80,20 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(text="step over FBGEMM full table, pooling 1", metric="step_vs_fbgemm_pool1", target=1.3),
         Claim(text="step over FBGEMM full table, pooling 20", metric="step_vs_fbgemm_pool20", target=1.0),
         Claim(text="frappe AUC, full table", metric="frappe_auc_full", target=0.0, is_value=True),
-        Claim(text="frappe AUC, 10x smaller", metric="frappe_auc_10x", target=0.0, is_value=True),
-        Claim(text="frappe AUC, 100x, hot rows exact", metric="frappe_auc_100x_hot", target=0.0, is_value=True),
+        Claim(
+            text="frappe AUC, 10x smaller",
+            metric="frappe_auc_10x",
+            target=0.002,
+            is_value=True,
+            reference="frappe_auc_full",
+        ),
+        Claim(
+            text="frappe AUC, 100x, hot rows exact",
+            metric="frappe_auc_100x_hot",
+            target=0.0,
+            is_value=True,
+            reference="best_peer_auc_100x",
+        ),
         Claim(text="frappe AUC, 100x, best peer", metric="best_peer_auc_100x", target=0.0, is_value=True),
         Claim(
             text="resident, 100 GB of logical tables",
@@ -133,6 +146,9 @@ def _measured(claim: Claim, loaded: dict[str, Any]) -> str:
     metric = loaded["metrics"].get(claim.metric)
     if metric is None:
         return f"skipped: {loaded['skipped'].get(claim.metric, 'not in this form')}"
+    if claim.reference:
+        value, wanted = metric["ours"], loaded["metrics"][claim.reference]["ours"] - claim.target
+        return f"{_number(value, metric['unit'])}{'' if value >= wanted else ' **missed**'}"
     if claim.is_value:
         value = metric["ours"]
         return f"{_number(value, metric['unit'])}{_verdict(claim, value)}"
@@ -151,6 +167,8 @@ def _verdict(claim: Claim, value: float) -> str:
 
 
 def _target(claim: Claim) -> str:
+    if claim.reference:
+        return f"{claim.reference} less {claim.target:g}" if claim.target else claim.reference
     if claim.is_below:
         return f"at most {_number(claim.target, 'bytes' if claim.target > 1e6 else '')}"
     if not claim.target:
