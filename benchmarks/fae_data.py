@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -111,7 +111,3 @@ def write_plan(out: Path, schema: Schema, hot_set: HotSet, topology: Topology) -
         hot_set.write(folder)
         ShardPlan.seal(folder, body=body)
     return ShardPlan.load(out)
-
-
-def without_hot_set(plan: ShardPlan) -> ShardPlan:
-    return replace(plan, body={**plan.body, "hot_set": None})

@@ -207,16 +207,6 @@ class _Features:
         return KeyedJaggedTensor(keys=names, values=torch.cat(values), lengths=torch.cat(lengths))
 
 
-def pad_windows(buffer_ND: Tensor, starts_U: Tensor, lengths_U: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
-    """([U, L, D], lengths) of windows into a buffer of rows, keeping the last `max_length` elements of longer ones."""
-    return SequenceWindows(rows_ND=buffer_ND, starts_U=starts_U, lengths_U=lengths_U).last(max_length).pad()
-
-
-def pad_sequence(rows: JaggedTensor, max_length: int) -> tuple[Tensor, Tensor]:
-    """([B, L, D], lengths) of a jagged sequence, keeping the last `max_length` elements of longer ones."""
-    return SequenceWindows.of_lists(rows.values(), rows.lengths(), max_length=max_length).pad()
-
-
 def pool_rows(rows: JaggedTensor, *, is_mean: bool) -> Tensor:
     """Sum or mean of each sample's rows: [B, D]."""
     lengths = rows.lengths()

@@ -10,25 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    EmbeddingLocation,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
 from kernels import update_rows
-from recmill.artifacts import InputError
+from recmill.model.fbgemm_tables import place_on, step_options
 from recmill.model.table_store import TableOptimiser
 
 # T = tables, F = features, B = bags of a feature, N = ids, H = rows of a table, D = width
-OPTIMISERS = {
-    "sgd": (EmbOptimType.EXACT_SGD, "sgd"),
-    "adagrad": (EmbOptimType.EXACT_ADAGRAD, "adagrad"),
-    "rowwise_adagrad": (EmbOptimType.EXACT_ROWWISE_ADAGRAD, "rowwise_adagrad"),
-}
 POOLINGS = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN, "none": PoolingMode.NONE}
 
 
@@ -45,25 +35,16 @@ class FusedTables:
         optimiser: TableOptimiser,
         device: torch.device,
     ) -> None:
-        if optimiser.kind not in OPTIMISERS:
-            raise InputError(f"table optimiser {optimiser.kind!r} is unknown, expected one of {', '.join(OPTIMISERS)}")
         self.dim, self.pooling, self.optimiser, self.device = dim, pooling, optimiser, device
         self.num_features = len(table_of_feature)
-        is_cuda = device.type == "cuda"
-        kind, self._op_name = OPTIMISERS[optimiser.kind]
-        where = (
-            (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if is_cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-        )
         self.module = SplitTableBatchedEmbeddingBagsCodegen(
-            [(max(rows, 1), dim, *where) for rows in num_rows],
+            [(max(rows, 1), dim, *place_on(device)) for rows in num_rows],
             feature_table_map=list(table_of_feature),
             pooling_mode=POOLINGS[pooling],
-            optimizer=kind,
-            learning_rate=optimiser.lr,
-            eps=optimiser.eps,
             device=device,
+            **step_options(optimiser),
         )
-        self._is_cuda = is_cuda
+        self._is_cuda = device.type == "cuda"
         bases = [0]
         for rows in num_rows:
             bases.append(bases[-1] + max(rows, 1))
@@ -158,7 +139,7 @@ class FusedTables:
     def _apply(self, gradient: Tensor, width: list[Any], bags: list[Any], ids_N: Tensor, offsets: Tensor) -> None:
         # The operator that FBGEMM's own backward pass calls, so what it computes is the same to the last bit.
         own, bag = self.module, "" if self.pooling != "none" else "nobag_"
-        operator = getattr(torch.ops.fbgemm, f"split_embedding_{bag}backward_codegen_{self._op_name}_cpu")
+        operator = getattr(torch.ops.fbgemm, f"split_embedding_{bag}backward_codegen_{self.optimiser.kind}_cpu")
         state: list[Any] = []
         if self.optimiser.state_names:
             state = [own.momentum1_host, own.momentum1_placements, own.momentum1_offsets]

@@ -12,25 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
 from recmill.artifacts import InputError
 from recmill.model.exchange import Grid
+from recmill.model.fbgemm_tables import place_on, step_options
 from recmill.model.table_store import TableOptimiser
 from recmill.model.tier_map import GLOBAL, NODE, REPLICATED, TABLE_WISE, TierMap
 
 # N = ids, K = keys, D = embedding width, S = columns of optimiser state
-OPTIMISERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +102,12 @@ class RowStore:
     def __init__(self, num_keys: int, dim: int, *, optimiser: TableOptimiser, device: torch.device) -> None:
         if dim % 4:
             raise InputError(f"embedding width is {dim}, FBGEMM's tables want a multiple of 4")
-        if optimiser.kind not in OPTIMISERS:
-            raise InputError(f"table optimiser is {optimiser.kind!r}, expected one of {', '.join(OPTIMISERS)}")
         self.dim, self.device = dim, device
-        on_cuda = device.type == "cuda"
-        place = (
-            (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if on_cuda else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-        )
         self._tables = SplitTableBatchedEmbeddingBagsCodegen(
-            [(max(num_keys, 1), dim, *place)],
-            optimizer=OPTIMISERS[optimiser.kind],
-            learning_rate=optimiser.lr,
-            eps=optimiser.eps,
+            [(max(num_keys, 1), dim, *place_on(device))],
             pooling_mode=PoolingMode.NONE,
             device=device,
+            **step_options(optimiser),
         )
         self.num_keys = num_keys
         self.weights: Tensor = self._tables.split_embedding_weights()[0].detach()

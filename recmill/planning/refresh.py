@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, ShardPlan, join_path
-from recmill.planning.costs import KINDS, STATE_BYTES_PER_ROW, WEIGHT_BYTES
+from recmill.planning.costs import STATE_BYTES_PER_ROW, WEIGHT_BYTES
 from recmill.planning.reads import TableReads
 from recmill.planning.row_files import ROW_BLOCK, keep_slots, most_read_rows, read_tier_rows
 from recmill.planning.tier_problem import GLOBAL, Segment
 from recmill.planning.topology import Topology
 
 # C = classes of rows, K = kinds of tiers
-ORIGINS = (*KINDS, "table_wise")
 DEFAULT_STEPS = 10_000
 
 

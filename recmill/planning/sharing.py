@@ -160,7 +160,7 @@ MAX_FACTOR = 10_000  # the largest published; a larger number is meant as bytes
 def read_exact_rows(plan_path: str | Path, table: str) -> npt.NDArray[np.int64]:
     """The ids of a table's exact rows from a plan's folder, by falling count."""
     rows = pq.read_table(join_path(plan_path, f"exact/{table}.parquet")).sort_by("slot")["row"]
-    return np.asarray(rows.to_numpy(), dtype=np.int64)
+    return np.array(rows.to_numpy(), dtype=np.int64)  # a copy: Arrow's own memory cannot be written to
 
 
 def _read_table(name: str, entry: Mapping[str, Any]) -> _Table:

@@ -83,7 +83,3 @@ class Meter:
 def as_workers(workers_BS: Ints) -> dict[str, int]:
     """The only pipeline's workers by stage."""
     return {stage: int(count) for stage, count in zip(STAGES, workers_BS[0], strict=True)}
-
-
-def as_array(workers: Mapping[str, int]) -> Ints:
-    return np.array([[workers[stage] for stage in STAGES]], dtype=np.int64)

@@ -7,9 +7,9 @@ from torchrec import KeyedJaggedTensor
 
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.schema import Feature, Schema
-from recmill.model.embeddings import pad_windows
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.sequence_windows import SequenceWindows
 
 SCHEMA = Schema(
     features=(
@@ -108,6 +108,7 @@ def test_a_deduplicated_feature_the_model_was_not_built_for_is_refused():
 
 def test_windows_are_cut_from_the_end_when_too_long():
     buffer = torch.arange(6.0)[:, None]
-    padded, lengths = pad_windows(buffer, torch.tensor([0, 2, 5]), torch.tensor([4, 3, 0]), 3)
+    windows = SequenceWindows(rows_ND=buffer, starts_U=torch.tensor([0, 2, 5]), lengths_U=torch.tensor([4, 3, 0]))
+    padded, lengths = windows.last(3).pad()
     assert lengths.tolist() == [3, 3, 0]
     assert padded[:, :, 0].tolist() == [[1, 2, 3], [2, 3, 4], [0, 0, 0]]

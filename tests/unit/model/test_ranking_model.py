@@ -6,9 +6,10 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
-from recmill.model.embeddings import initial_rows, pad_sequence, pool_rows
+from recmill.model.embeddings import initial_rows, pool_rows
 from recmill.model.ranker import Ranker, RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.sequence_windows import SequenceWindows
 from recmill.model.servable import ServableModel
 
 SCHEMA = Schema(
@@ -74,8 +75,8 @@ def test_one_table_serves_sparse_and_sequence_features():
 
 
 def test_a_long_sequence_keeps_its_last_elements():
-    rows = JaggedTensor(values=torch.arange(6.0)[:, None], lengths=torch.tensor([4, 0, 2]))
-    padded_rows, lengths = pad_sequence(rows, 3)
+    rows, lengths = torch.arange(6.0)[:, None], torch.tensor([4, 0, 2])
+    padded_rows, lengths = SequenceWindows.of_lists(rows, lengths, max_length=3).pad()
     assert lengths.tolist() == [3, 0, 2]
     assert padded_rows[:, :, 0].tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 0]]
 
