@@ -11,11 +11,9 @@ from components.compare_runs.component import compare_runs
 from components.generate_data.component import generate_data
 from components.images import TAG
 from components.placement import Placement
-from components.plan_shards.component import plan_shards
-from components.profile_access.component import profile_access
 from components.train_model.component import train_model
-from components.tune_ingest.component import tune_ingest
 from pipelines.site import Site
+from pipelines.train import steps_before_training
 
 NAME = "recmill-ablations"
 SWITCHES = ("dedup", "tiers", "hot_batches", "sharing")
@@ -78,20 +76,12 @@ def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Plac
                 ),
             )
             dataset = generated.outputs["dataset"]
-            profiled = site.place("profile_access", profile_access(dataset=dataset, **where))
-            planned = site.place(
-                "plan_shards",
-                plan_shards(
-                    profile=profiled.outputs["profile"],
-                    memory_budget_bytes=memory_budget_bytes,
-                    hot_budget_bytes=hot_budget_bytes,
-                    compress=compress,
-                    settings=settings,
-                    **ranks,
-                    **where,
-                ),
-            )
-            tuned = site.place("tune_ingest", tune_ingest(dataset=dataset, settings=settings, **where))
+            budgets = {
+                "memory_budget_bytes": memory_budget_bytes,
+                "hot_budget_bytes": hot_budget_bytes,
+                "compress": compress,
+            }
+            _, planned, tuned = steps_before_training(site, dataset, ranks, budgets, settings=settings, where=where)
             with dsl.ParallelFor(ablations, name="ablations", parallelism=2) as variant:
                 trained = site.place(
                     "train_model",

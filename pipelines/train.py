@@ -127,28 +127,24 @@ def build_partitioned_pipeline(
     return train_on_partitions
 
 
-def steps_after_data(
-    site: Site,
-    dataset: Any,
-    ranks: dict[str, Any],
-    budgets: dict[str, Any],
-    *,
-    settings: Any,
-    where: dict[str, Any],
-) -> None:
-    """Profile, plan, tune, train and report on a dataset."""
+def steps_before_training(
+    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], *, settings: Any, where: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """Profile, plan and tune on a dataset: the three tasks."""
     profiled = site.place("profile_access", profile_access(dataset=dataset, **where))
     planned = site.place(
         "plan_shards",
-        plan_shards(
-            profile=profiled.outputs["profile"],
-            settings=settings,
-            **budgets,
-            **ranks,
-            **where,
-        ),
+        plan_shards(profile=profiled.outputs["profile"], settings=settings, **budgets, **ranks, **where),
     )
     tuned = site.place("tune_ingest", tune_ingest(dataset=dataset, settings=settings, **where))
+    return profiled, planned, tuned
+
+
+def steps_after_data(
+    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], *, settings: Any, where: dict[str, Any]
+) -> None:
+    """Profile, plan, tune, train and report on a dataset."""
+    profiled, planned, tuned = steps_before_training(site, dataset, ranks, budgets, settings=settings, where=where)
     trained = site.place(
         "train_model",
         train_model(

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from recmill.cli.output import BYTES, emit, json_option, progress_for
-
-SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
+from recmill.training.switches import SWITCHES
 
 
 @click.command()
@@ -26,7 +25,7 @@ SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
     "--switch",
     "switches",
     multiple=True,
-    type=click.Choice(SWITCHES),
+    type=click.Choice(list(SWITCHES)),
     help="Compare these switches only. May be repeated. Default: all.",
 )
 @click.option("--no-leave-one-out", is_flag=True, help="Leave out the variants with all switches but one.")
@@ -135,7 +134,7 @@ def _ablation_of(
         config=TrainConfig.from_overrides(PRESET_SETTINGS.get(preset, {}) | training),
         memory_budget_bytes=memory_budget,
         hot_budget_bytes=hot_budget,
-        switches=switches or SWITCHES,
+        switches=switches or tuple(SWITCHES),
         leave_one_out=not no_leave_one_out,
         **counts,  # type: ignore[arg-type]
     )

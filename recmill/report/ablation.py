@@ -22,16 +22,9 @@ from recmill.report.units import (
     format_seconds,
     format_share,
 )
+from recmill.training.switches import ABLATION_FILE, SWITCHES
 
-MANIFEST = "ablation.json"
 TOLERANCE = 0.002  # below the baseline's AUC: what counts as having reached it
-SWITCHES = {
-    "dedup": "deduplication (RecD)",
-    "tiers": "tiers of rows (FlexShard)",
-    "hot": "hot batches (FAE)",
-    "shared": "shared parameters (PSS)",
-    "tuned": "tuned ingestion (InTune)",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +57,7 @@ def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
 
 def load_ablation(path: str | Path) -> list[Variant]:
     """The variants of a comparison's folder; the first is the baseline."""
-    file = Path(path) / MANIFEST
+    file = Path(path) / ABLATION_FILE
     loaded = read_json(file)
     check_format_version(loaded, file)
     variants = [
@@ -249,8 +242,3 @@ def ablation_json(variants: Sequence[Variant]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def is_ablation(path: str | Path) -> bool:
-    """Whether a folder holds a comparison of variants."""
-    return (Path(path) / MANIFEST).is_file()

@@ -36,12 +36,11 @@ from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
+from recmill.training.switches import ABLATION_FILE, SWITCHES
 from recmill.training.trainer import Launcher, lay_out_hot, make_job, train
 from recmill.tuning.allocation import tune_ingest
 
-SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
-MANIFEST = "ablation.json"
-__all__ = ["SWITCHES", "Ablation", "Variant", "figures_of", "prepare_jobs", "run_ablation", "variants_of"]
+__all__ = ["Ablation", "Variant", "figures_of", "prepare_jobs", "run_ablation", "variants_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class Variant:
     switches: frozenset[str]
 
 
-def variants_of(switches: Sequence[str] = SWITCHES, *, leave_one_out: bool = True) -> list[Variant]:
+def variants_of(switches: Sequence[str] = tuple(SWITCHES), *, leave_one_out: bool = True) -> list[Variant]:
     """Baseline, each switch alone, all but each, all."""
     unknown = sorted(set(switches) - set(SWITCHES))
     if unknown:
@@ -82,7 +81,7 @@ class Ablation:
     compress: str = "auto"
     eval_fraction: float = 0.1
     repeats: int = 1
-    switches: tuple[str, ...] = SWITCHES
+    switches: tuple[str, ...] = tuple(SWITCHES)
     leave_one_out: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -108,11 +107,11 @@ def run_ablation(
     if is_remote(out):
         raise InputError(f"--out {out}: the comparison trains here and wants a local folder")
     folder = Path(out).absolute()
-    refuse_foreign_folder(folder, MANIFEST)
+    refuse_foreign_folder(folder, ABLATION_FILE)
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_settings(folder, ablation)
-    write_text_atomically(folder / MANIFEST, dump_json(_manifest(ablation, [])))
+    write_text_atomically(folder / ABLATION_FILE, dump_json(_manifest(ablation, [])))
     shared = _Shared(folder=folder, ablation=ablation, progress=progress)
     variants = variants_of(ablation.switches, leave_one_out=ablation.leave_one_out)
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
@@ -124,7 +123,7 @@ def run_ablation(
             done += 1
     progress("variants trained", done, len(variants) * ablation.repeats)
     result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
-    write_text_atomically(folder / MANIFEST, dump_json(result))
+    write_text_atomically(folder / ABLATION_FILE, dump_json(result))
     return result
 
 
@@ -134,8 +133,8 @@ def _manifest(ablation: Ablation, variants: list[dict[str, Any]]) -> dict[str, A
 
 
 def _refuse_other_settings(folder: Path, ablation: Ablation) -> None:
-    if (folder / MANIFEST).exists():
-        before, now = read_json(folder / MANIFEST)["settings"], ablation.to_json()
+    if (folder / ABLATION_FILE).exists():
+        before, now = read_json(folder / ABLATION_FILE)["settings"], ablation.to_json()
         differing = [key for key in now if before.get(key) != now[key] and key not in ("repeats", "switches")]
         if differing:
             raise InputError(

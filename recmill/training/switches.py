@@ -8,6 +8,16 @@ from typing import Any
 from recmill.artifacts import InputError, ShardPlan
 from recmill.training.config import TrainConfig
 
+# What comparisons turn on and off, and what each stands for; the manifest of such a comparison's folder.
+SWITCHES = {
+    "dedup": "deduplication (RecD)",
+    "tiers": "tiers of rows (FlexShard)",
+    "hot": "hot batches (FAE)",
+    "shared": "shared parameters (PSS)",
+    "tuned": "tuned ingestion (InTune)",
+}
+ABLATION_FILE = "ablation.json"
+
 
 def wants_hot_batches(plan: ShardPlan | None, config: TrainConfig) -> bool:
     """Whether this run trains hot batches apart: asked for, or the plan says that it pays."""
