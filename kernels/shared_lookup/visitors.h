@@ -1,0 +1,139 @@
+// What is done with every id of a batch: pool its row, add its gradient to the array, weigh it.
+#pragma once
+
+#include "shared_lookup/walk.h"
+
+namespace recmill::shared {
+
+constexpr int64_t kLine = 16;  // slots whose first touch is noted together, and that share a row-wise momentum
+enum Mode { kSum = 0, kMean = 1, kMax = 2 };
+
+template <typename Value>
+struct Pool {
+  static constexpr int kWrites = 0;
+  const Job<Value>& job;
+  const Value* array;
+  Value* out;
+  int32_t* winners;  // of max: which id of the list
+
+  INLINE bool needs(const Segment&) const { return true; }
+
+  INLINE void empty(const Feature& feature, int64_t sample) {
+    if (!job.is_pooled) return;
+    const int64_t at = sample * job.width + feature.column;
+    std::fill(out + at, out + at + feature.dim, Value{0});
+    if (feature.mode == kMax) std::fill(winners + at, winners + at + feature.dim, -1);
+  }
+
+  INLINE void operator()(const Item& item, const Segment* segments) {
+    const Feature& feature = *item.feature;
+    const int64_t vector = job.vector_at(feature, item.sample, item.position);
+    const bool is_first = !job.is_pooled || item.position == item.begin;
+    const Value weight = job.weights ? job.weights[item.position] : Value{1};
+    int64_t at = vector;
+    for (int64_t s = 0; s < item.num_segments; ++s) {
+      const Segment segment = segments[s];
+      const Value factor = segment.is_negative ? -weight : weight;
+      const Value* from = array + segment.start;
+      if (feature.mode == kMax && job.is_pooled)
+        take_larger(from, factor, at, segment.length, is_first, static_cast<int32_t>(item.position - item.begin));
+      else if (is_first)
+        scale_into<Value, false>(out + at, from, factor, segment.length);
+      else
+        scale_into<Value, true>(out + at, from, factor, segment.length);
+      at += segment.length;
+    }
+    const int64_t count = item.end - item.begin;
+    if (feature.mode == kMean && job.is_pooled && count > 1 && item.position + 1 == item.end)
+      for (int64_t i = vector; i < vector + feature.dim; ++i) out[i] /= static_cast<Value>(count);
+  }
+
+  INLINE void take_larger(const Value* from, Value factor, int64_t at, int64_t length, bool is_first, int32_t which) {
+    for (int64_t i = 0; i < length; ++i) {
+      const Value value = factor * from[i];
+      // A NaN wins and stays, as in torch.
+      const bool wins = is_first || value > out[at + i] || (value != value && out[at + i] == out[at + i]);
+      out[at + i] = wins ? value : out[at + i];
+      winners[at + i] = wins ? which : winners[at + i];
+    }
+  }
+};
+
+// target[slots of an id] += scale * gradient of its list, for the slots in [low, high): each slot sums in the order of
+// the walk whatever the number of threads, because each thread owns slots, not samples.
+template <typename Value>
+struct Scatter {
+  static constexpr int kWrites = 1;
+  const Job<Value>& job;
+  const Value* gradient;
+  const int32_t* winners;
+  Value* target;
+  uint8_t* touched;  // a byte a line, or null
+  Value scale;
+  int64_t low, high;
+
+  // Another thread's lines must not be fetched for writing.
+  INLINE bool needs(const Segment& segment) const {
+    return segment.start < high && segment.start + segment.length > low;
+  }
+
+  INLINE void empty(const Feature&, int64_t) {}
+
+  INLINE void operator()(const Item& item, const Segment* segments) {
+    const Feature& feature = *item.feature;
+    int64_t at = job.vector_at(feature, item.sample, item.position);
+    Value weight = job.weights ? scale * job.weights[item.position] : scale;
+    if (feature.mode == kMean && job.is_pooled) weight /= static_cast<Value>(item.end - item.begin);
+    for (int64_t s = 0; s < item.num_segments; ++s) {
+      const Segment segment = segments[s];
+      const Value factor = segment.is_negative ? -weight : weight;
+      const int64_t start = std::max(segment.start, low), stop = std::min(segment.start + segment.length, high);
+      if (start < stop) {
+        const int64_t from = at + start - segment.start;
+        if (feature.mode == kMax && job.is_pooled)
+          add_won(start, from, factor, stop - start, static_cast<int32_t>(item.position - item.begin));
+        else
+          scale_into<Value, true>(target + start, gradient + from, factor, stop - start);
+        if (touched)
+          for (int64_t line = start / kLine; line <= (stop - 1) / kLine; ++line) touched[line] = 1;
+      }
+      at += segment.length;
+    }
+  }
+
+  INLINE void add_won(int64_t start, int64_t from, Value factor, int64_t length, int32_t which) {
+    for (int64_t i = 0; i < length; ++i)
+      if (winners[from + i] == which) target[start + i] += factor * gradient[from + i];
+  }
+};
+
+// out[id] = row of the id . gradient of its list, the derivative by the id's weight.
+template <typename Value>
+struct Weigh {
+  static constexpr int kWrites = 0;
+  const Job<Value>& job;
+  const Value* array;
+  const Value* gradient;
+  Value* out;
+
+  INLINE bool needs(const Segment&) const { return true; }
+
+  INLINE void empty(const Feature&, int64_t) {}
+
+  INLINE void operator()(const Item& item, const Segment* segments) {
+    const Feature& feature = *item.feature;
+    const Value* from = gradient + job.vector_at(feature, item.sample, item.position);
+    Value total = 0;
+    for (int64_t s = 0; s < item.num_segments; ++s) {
+      const Segment segment = segments[s];
+      Value part = 0;
+      for (int64_t i = 0; i < segment.length; ++i) part += array[segment.start + i] * from[i];
+      total += segment.is_negative ? -part : part;
+      from += segment.length;
+    }
+    if (feature.mode == kMean && job.is_pooled) total /= static_cast<Value>(item.end - item.begin);
+    out[item.position] = total;
+  }
+};
+
+}  // namespace recmill::shared
