@@ -92,10 +92,22 @@ class SharedEmbeddingBag(nn.Module):
             self._take(_weight)
 
     @classmethod
-    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> SharedEmbeddingBag:
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        **options: Any,
+    ) -> SharedEmbeddingBag:
         """A bag over a full table [rows, D] folded into the array; weights that meet are averaged."""
-        num_rows, dim = embeddings.shape
-        bag = cls(num_rows, dim, _weight=embeddings, dtype=embeddings.dtype, **options)
+        plain = (max_norm, norm_type, scale_grad_by_freq, mode, sparse, embeddings, include_last_offset, padding_idx)
+        bag = cls(*embeddings.shape, *plain, device=embeddings.device, dtype=embeddings.dtype, **options)
         bag.array.weight.requires_grad_(not freeze)
         return bag
 

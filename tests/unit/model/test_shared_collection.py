@@ -201,6 +201,8 @@ def test_wrong_arguments_are_named():
         make("adam")
     with pytest.raises(InputError, match="expected one of auto"):
         make(sync="rings")
+    with pytest.raises(InputError, match="device is cuda:0: the fused step runs on the CPU; use SharedEmbeddingBag"):
+        make(device=torch.device("cuda:0"))
 
 
 def test_names_are_told_from_module_names():

@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,14 @@ def slot_gradient(bag, table_gradient):
     """What the gradient of the whole logical table gives the array."""
     (gradient,) = torch.autograd.grad(bag.materialise(), bag.weight, table_gradient)
     return gradient
+
+
+@pytest.mark.parametrize("name", ["__init__", "from_pretrained", "forward"])
+def test_every_argument_of_a_plain_bag_stands_where_it_stands_there(name):
+    own, plain = (inspect.signature(getattr(kind, name)).parameters for kind in (SharedEmbeddingBag, nn.EmbeddingBag))
+    positional = [each for each in own if own[each].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == list(plain)
+    assert [own[each].default for each in positional] == [each.default for each in plain.values()]
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
