@@ -9,6 +9,7 @@ from kernels.decode_streams import decode_inverse, decode_symbols, decode_window
 from kernels.dedup_rows import dedup_rows
 from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.merge_windows import merge_windows
+from kernels.move_rows import find_changed, move_rows
 from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter
 from kernels.split_tiers import distinct_keys, split_tiers
@@ -26,8 +27,10 @@ __all__ = [
     "distinct_keys",
     "expand_jagged",
     "expand_rows",
+    "find_changed",
     "find_rows",
     "merge_windows",
+    "move_rows",
     "pool_windows",
     "shared_adagrad",
     "shared_lookup",

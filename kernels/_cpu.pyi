@@ -300,3 +300,18 @@ def update_rows(
     blocks: list[tuple[int, int, int]],
     num_threads: int,
 ) -> None: ...
+
+MovedMatrix = tuple[int, int, int, int]  # address, rows, floats of a row, floats from one row to the next
+
+def move_rows(
+    source: MovedMatrix, target: MovedMatrix, source_rows: int, target_rows: int, count: int, num_threads: int, /
+) -> None: ...
+def find_changed(
+    pairs: list[tuple[MovedMatrix, MovedMatrix]],
+    held_rows: int,
+    live_rows: int,
+    num_compared: int,
+    found: int,
+    num_threads: int,
+    /,
+) -> int: ...

@@ -9,6 +9,7 @@ void bind_decode_streams(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
 void bind_expand_rows(nb::module_& m);
 void bind_merge_windows(nb::module_& m);
+void bind_move_rows(nb::module_& m);
 void bind_pool_windows(nb::module_& m);
 void bind_shared_lookup(nb::module_& m);
 void bind_split_tiers(nb::module_& m);
@@ -25,6 +26,7 @@ NB_MODULE(_cpu, m) {
   recmill::bind_dedup_rows(m);
   recmill::bind_expand_rows(m);
   recmill::bind_merge_windows(m);
+  recmill::bind_move_rows(m);
   recmill::bind_pool_windows(m);
   recmill::bind_shared_lookup(m);
   recmill::bind_split_tiers(m);

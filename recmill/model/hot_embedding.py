@@ -25,7 +25,7 @@ from torchrec import EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, Poolin
 from recmill.artifacts import InputError, module_name
 from recmill.model.hot_sync import SYNCS, PendingUpdate
 from recmill.model.hot_tables import FusedTables
-from recmill.model.table_store import TableOptimiser, TableStore
+from recmill.model.table_store import Replica, TableOptimiser, TableStore
 
 # F = features, B = samples, N = ids, H = hot rows of a table, D = embedding width
 TableConfig = Any  # EmbeddingBagConfig | EmbeddingConfig; TorchRec is untyped, so a union would say no more
@@ -49,10 +49,10 @@ class _Lookup(torch.autograd.Function):
 
 
 @runtime_checkable
-class TellsChanges(Protocol):
-    """A TableStore that can say which rows differ from those given, without sending them."""
+class Refreshes(Protocol):
+    """A TableStore that brings copies of its rows up to date at once, sending only what changed."""
 
-    def find_changed(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> Tensor: ...
+    def refresh(self, replicas: Mapping[str, Replica]) -> None: ...
 
 
 class PooledRows:
@@ -160,26 +160,29 @@ class HotEmbeddingCollection(nn.Module):
         return self._place[self._table_of[feature]][0].tables.pooling == "mean"
 
     def enter(self, stores: Sequence[TableStore]) -> None:
-        """Fetch the hot rows and their optimiser state from the stores that hold them. All ranks call it together.
-
-        Where a store can tell which rows changed since they left, only those travel: replicas are equal everywhere, so
-        whoever holds a row compares it with its own.
-        """
+        """Fetch the hot rows and their optimiser state from the stores that hold them. All ranks call it together."""
+        replicas: dict[int, dict[str, Replica]] = {}
         for table, store in self._held_by(stores):
-            rows, weights, state = self.hot_rows[table], self.weights(table), self.optimiser_state(table)
-            places = torch.arange(len(rows))
-            if isinstance(store, TellsChanges):
-                places = store.find_changed(table, rows, weights, state)
-            if len(places):
-                found, found_state = store.gather_rows(table, rows[places])
-                weights[places.to(weights.device)] = found.to(weights.device)
-                for name, live in state.items():
-                    live[places.to(live.device)] = found_state[name].to(live.device).reshape(-1, *live.shape[1:])
+            if isinstance(store, Refreshes):
+                replicas.setdefault(id(store), {})[table] = self._replica(table)
+                continue
+            own = self._replica(table)
+            found, found_state = store.gather_rows(table, own.rows_H)
+            own.weights_HD.copy_(found)
+            for name, live in own.state.items():
+                live.copy_(found_state[name].reshape(live.shape))
+        for store in stores:
+            if isinstance(store, Refreshes) and id(store) in replicas:
+                store.refresh(replicas[id(store)])
 
     def leave(self, stores: Sequence[TableStore]) -> None:
         """Write the hot rows and their optimiser state back. Every rank has them, so nothing is exchanged."""
         for table, store in self._held_by(stores):
-            store.put_rows(table, self.hot_rows[table], self.weights(table), self.optimiser_state(table))
+            own = self._replica(table)
+            store.put_rows(table, own.rows_H, own.weights_HD, own.state)
+
+    def _replica(self, table: str) -> Replica:
+        return Replica(rows_H=self.hot_rows[table], weights_HD=self.weights(table), state=self.optimiser_state(table))
 
     def _held_by(self, stores: Sequence[TableStore]) -> Iterator[tuple[str, TableStore]]:
         for table, rows in self.hot_rows.items():

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-# R = rows asked for, D = embedding width
+# R = rows asked for, H = rows of a replica, D = embedding width
 InitialRows = Callable[[str, int, int], Tensor]  # (table, start, stop) -> rows as a fresh run starts them
 
 
@@ -27,6 +27,15 @@ class TableOptimiser:
     @property
     def state_names(self) -> tuple[str, ...]:
         return () if self.kind == "sgd" else ("momentum1",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """Copies of some rows of a table, the same on every rank: live tensors that are written in place."""
+
+    rows_H: Tensor  # ids, in the order of the copies
+    weights_HD: Tensor
+    state: Mapping[str, Tensor]  # state name -> [H] or [H, D]
 
 
 class TableStore(Protocol):

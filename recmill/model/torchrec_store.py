@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recmill.model.table_store import InitialRows
+from kernels import move_rows
+from recmill.model.hot_swap import HeldShard, exchange_changes
+from recmill.model.table_store import InitialRows, Replica
 
 # R = rows asked for, D = embedding width
 START_BLOCK = 1 << 20
@@ -34,6 +36,7 @@ class TorchRecStore:
         self._weights, self._state = dict(weights), {name: dict(own) for name, own in optimiser_state.items()}
         self._state_names, self._group = state_names, process_group
         self._wide: dict[tuple[str, str], bool] = {}
+        self._overlaps: dict[tuple[str, int, int], tuple[Tensor, Tensor | None, Tensor]] = {}
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -64,40 +67,84 @@ class TorchRecStore:
     @torch.no_grad()
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Rows by id on every rank, sent by the ranks that hold them."""
-        weight = self._weights[table]
-        dim = int(weight.metadata().size[1])
-        found = {"": self._collect(weight, weight, rows_R, (len(rows_R), dim))}
-        for name in self._state_names:
-            local = self._state.get(table, {}).get(name)
-            shape = self._state_shape(table, name, rows_R, dim)
-            found[name] = self._collect(weight, local, rows_R, shape)
-        return found.pop(""), found
+        dim = int(self._weights[table].metadata().size[1])
+        weights = self._collect(table, "", rows_R, (len(rows_R), dim))
+        shapes = {name: self._state_shape(table, name, rows_R, dim) for name in self._state_names}
+        return weights, {name: self._collect(table, name, rows_R, shape) for name, shape in shapes.items()}
 
     @torch.no_grad()
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write rows into the shards that this rank holds."""
-        _write(self._weights[table], rows_R, weights_RD)
-        for name, values in state.items():
-            local = self._state.get(table, {}).get(name)
-            if local is not None:
-                _write(local, rows_R, values)
+        for name, values in (("", weights_RD), *state.items()):
+            for shard in self._shards(table, name):
+                place, local, columns = self._overlap(table, shard, rows_R)
+                if columns is None:
+                    move_rows(values, shard.tensor, source_rows_N=place, target_rows_N=local)
+                else:
+                    chosen = values if place is None else values[place]
+                    shard.tensor[local] = chosen[:, columns].to(shard.tensor.device)
 
     @torch.no_grad()
-    def find_changed(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Places in `rows_R` whose rows differ from those given, by a bit or more; the same on every rank."""
-        differs = torch.zeros(len(rows_R), dtype=torch.uint8)
-        held = {"": weights_RD, **state}
-        for name, values in held.items():
-            source = self._weights[table] if not name else self._state.get(table, {}).get(name)
-            for shard in source.local_shards() if source is not None else ():
-                place, local, columns = _overlap(shard, rows_R)
-                own = values[place] if columns is None else values[place][:, columns]
-                live = shard.tensor[local].to(own.device)
-                unequal = live.view(torch.int32) != own.contiguous().view(torch.int32)
-                differs[place] |= (unequal.any(1) if unequal.dim() > 1 else unequal).to(torch.uint8).cpu()
-        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
-            dist.all_reduce(differs, op=dist.ReduceOp.MAX, group=self._group)
-        return differs.nonzero().squeeze(1)
+    def refresh(self, replicas: Mapping[str, Replica]) -> None:
+        """Make copies of rows equal to the rows, on all ranks, with one exchange for all tables.
+
+        Replicas are equal everywhere, so whoever holds a row compares it with its own copy and sends it if they differ.
+        """
+        cut = [table for table in replicas if self._is_cut(table)]
+        whole = {table: own for table, own in replicas.items() if table not in cut}
+        for table in cut:
+            own = replicas[table]
+            found, state = self.gather_rows(table, own.rows_H)
+            own.weights_HD.copy_(found)
+            for name, target in own.state.items():
+                target.copy_(state[name])
+        if not dist.is_initialized() or dist.get_world_size(self._group) == 1:
+            for table, own in whole.items():
+                for live, held, place, local in self._pairs(table, own):
+                    for source, target in zip(live, held, strict=True):
+                        move_rows(source, target, source_rows_N=local, target_rows_N=place)
+            return
+        exchange_changes(
+            {table: _parts(own) for table, own in whole.items()},
+            {table: self._pairs(table, own) for table, own in whole.items()},
+            self._group,
+        )
+
+    def _pairs(self, table: str, own: Replica) -> list[HeldShard]:
+        """What this rank holds of a replicated table: a shard's weights and state beside their copies."""
+        found = []
+        for number, shard in enumerate(self._shards(table, "")):
+            place, local, _ = self._overlap(table, shard, own.rows_H)
+            live = [shard.tensor, *(self._shards(table, name)[number].tensor for name in own.state)]
+            found.append(HeldShard(live=live, held=_parts(own), place=place, local=local))
+        return found
+
+    def _shards(self, table: str, name: str) -> list[Any]:
+        """This rank's shards of a table's weights (name "") or of a state, in the order of their rows."""
+        held = self._weights[table] if not name else self._state.get(table, {}).get(name)
+        shards = [] if held is None else held.local_shards()
+        return sorted(shards, key=lambda shard: tuple(shard.metadata.shard_offsets))
+
+    def _is_cut(self, table: str) -> bool:
+        """Whether shards hold some columns of their rows only."""
+        whole = self._weights[table].metadata()
+        return any(shard.shard_sizes[1] != whole.size[1] for shard in whole.shards_metadata)
+
+    def _overlap(self, table: str, shard: Any, rows_R: Tensor) -> tuple[Tensor | None, Tensor, slice | None]:
+        """Which of the rows a shard holds: their places among them (None: all), in the shard, and the columns it has.
+
+        Remembered for the rows asked for last: hot rows are the same at every swap.
+        """
+        offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+        columns = slice(int(offsets[1]), int(offsets[1] + sizes[1])) if len(offsets) == 2 else None
+        if columns is not None and columns == slice(0, int(self._weights[table].metadata().size[1])):
+            columns = None
+        key = (table, int(offsets[0]), int(sizes[0]))
+        known = self._overlaps.get(key)
+        if known is None or known[0] is not rows_R:
+            place, local = _overlap(shard, rows_R)
+            known = self._overlaps[key] = (rows_R, None if len(place) == len(rows_R) else place, local)
+        return known[1], known[2], columns
 
     def _state_shape(self, table: str, name: str, rows_R: Tensor, dim: int) -> tuple[int, ...]:
         # TorchRec names the state of local tables only, so ranks that hold nothing learn its form from one that does.
@@ -109,20 +156,18 @@ class TorchRecStore:
             self._wide[table, name] = bool(flag)
         return (len(rows_R), dim) if self._wide[table, name] else (len(rows_R),)
 
-    def _collect(self, weight: Any, source: Any, rows_R: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _collect(self, table: str, name: str, rows_R: Tensor, shape: tuple[int, ...]) -> Tensor:
         device = rows_R.device
         found = torch.zeros(shape, dtype=torch.float32, device=device)
-        if source is not None:
-            for shard in source.local_shards():
-                place, local, columns = _overlap(shard, rows_R)
-                values = shard.tensor[local].to(device)
-                if columns is None:
-                    found[place] = values
-                else:
-                    found[place, columns] = values
+        for shard in self._shards(table, name):
+            place, local, columns = self._overlap(table, shard, rows_R)
+            if columns is None:
+                move_rows(shard.tensor, found, source_rows_N=local, target_rows_N=place)
+            else:
+                found[slice(None) if place is None else place, columns] = shard.tensor[local].to(device)
         if not dist.is_initialized() or dist.get_world_size(self._group) == 1:
             return found
-        owners = {shard.placement.rank() for shard in weight.metadata().shards_metadata}
+        owners = {shard.placement.rank() for shard in self._weights[table].metadata().shards_metadata}
         if len(owners) == 1:
             source_rank = owners.pop()
             dist.broadcast(found, src=source_rank, group=self._group)
@@ -132,18 +177,12 @@ class TorchRecStore:
         return found
 
 
-def _overlap(shard: Any, rows_R: Tensor) -> tuple[Tensor, Tensor, slice | None]:
-    """Which of the asked rows a shard holds: their places in the answer, in the shard, and the columns it has."""
-    offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-    first, count = int(offsets[0]), int(sizes[0])
+def _overlap(shard: Any, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the rows a shard holds: their places among them and in the shard."""
+    first, count = int(shard.metadata.shard_offsets[0]), int(shard.metadata.shard_sizes[0])
     place = ((rows_R >= first) & (rows_R < first + count)).nonzero().squeeze(1)
-    local = (rows_R[place] - first).to(shard.tensor.device)
-    columns = slice(int(offsets[1]), int(offsets[1] + sizes[1])) if len(offsets) == 2 else None
-    return place, local, columns
+    return place, (rows_R[place] - first).to(shard.tensor.device)
 
 
-def _write(target: Any, rows_R: Tensor, values: Tensor) -> None:
-    for shard in target.local_shards():
-        place, local, columns = _overlap(shard, rows_R)
-        chosen = values[place] if columns is None else values[place][:, columns]
-        shard.tensor.index_copy_(0, local, chosen.to(shard.tensor.device))
+def _parts(own: Replica) -> list[Tensor]:
+    return [own.weights_HD, *own.state.values()]
