@@ -85,7 +85,7 @@ class Lists:
 
 def check_size(array: Tensor, layout: list[int], features: Tensor) -> None:
     """Nothing outside the array is read: it must hold the shared slots and all exact rows."""
-    needed = max([layout[0], *(row[7] + row[6] * row[2] for row in features.tolist() if row[6])])
+    needed = max([layout[0], *(row[7] + row[6] * row[8] for row in features.tolist() if row[6])])
     if array.dim() != 1 or len(array) < needed:
         raise ValueError(f"array: shape is {tuple(array.shape)}, expected one dimension of at least {needed} slots")
 

@@ -18,14 +18,14 @@ namespace {
 using namespace shared;
 
 constexpr int64_t kBytesPerThread = 1 << 19;
-constexpr int64_t kColumns = 8;
+constexpr int64_t kColumns = 9;
 
 // size, key, block, is randomfold, is signed
 using LayoutArgument = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
 // ids, number of ids, offsets, number of samples, weights (0: none)
 using ListsOfIds = std::tuple<Address, int64_t, Address, int64_t, Address>;
-// features x 8: key, base, dim, mode, column, first exact id, number of exact ids, first slot of the exact rows;
-// number of features, exact ids, width of a vector of the output, whether lists are pooled
+// features x 9: key, base, dim, mode, column, first exact id, number of exact ids, first slot of the exact rows, own
+// weights of each; number of features, exact ids, width of a vector of the output, whether lists are pooled
 using FeaturesArgument = std::tuple<Address, int64_t, Address, int64_t, bool>;
 
 template <typename Value>
@@ -46,8 +46,8 @@ Job<Value> read_job(const LayoutArgument& layout, const ListsOfIds& lists, const
   for (int64_t f = 0; f < num_features; ++f) {
     const int64_t* row = pointer<const int64_t>(rows) + f * kColumns;
     job.features.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), row[2], row[3], row[4],
-                            pointer<const int64_t>(exact) + row[5], row[6], row[7]});
-    job.max_segments = std::max(job.max_segments, count_segments(job.layout, row[2]));
+                            pointer<const int64_t>(exact) + row[5], row[6], row[7], row[8]});
+    job.max_segments = std::max(job.max_segments, count_segments(job.layout, job.features.back()));
   }
   check_offsets({{nullptr, 1, num_values, job.offsets}}, num_features * num_samples);
   return job;

@@ -80,17 +80,20 @@ class SharedFeature:
     exact_start: int = 0  # its ids that are kept exactly are exact_ids[exact_start : exact_start + num_exact]
     num_exact: int = 0
     exact_base: int = 0  # the slot of the first of them
+    exact_width: int = 0  # weights each of them owns, repeated over the row; 0: as many as the row is wide
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}")
+        if not 0 <= self.exact_width <= self.dim:
+            raise ValueError(f"exact_width is {self.exact_width}, expected at most the row's width {self.dim}")
 
 
 @dataclass(frozen=True, eq=False)
 class SharedFeatures:
     """The features of a lookup, side by side in its output."""
 
-    rows: Tensor  # int64 [F, 8]: key, base, dim, mode, column, exact_start, num_exact, exact_base
+    rows: Tensor  # int64 [F, 9]: key, base, dim, mode, column, exact_start, num_exact, exact_base, exact_width
     exact_ids: Tensor  # int64, ascending inside each table
     width: int
     has_max: bool
@@ -101,11 +104,11 @@ class SharedFeatures:
 
         rows, column = [], 0
         for f in features:
-            where = [f.exact_start, f.num_exact, f.exact_base]
+            where = [f.exact_start, f.num_exact, f.exact_base, f.exact_width or f.dim]
             rows.append([f.key, signed(f.base), f.dim, MODES.index(f.mode), column, *where])
             column += f.dim
         return cls(
-            rows=torch.tensor(rows, dtype=torch.int64).reshape(-1, 8),
+            rows=torch.tensor(rows, dtype=torch.int64).reshape(-1, 9),
             exact_ids=torch.empty(0, dtype=torch.int64) if exact_ids is None else exact_ids,
             width=column,
             has_max=any(f.mode == "max" for f in features),

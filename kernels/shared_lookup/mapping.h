@@ -3,7 +3,8 @@
 //   robe        the row is cut into blocks; each starts where its hash says
 //   randomfold  all tables in one line, cut into pieces as long as the array; each piece is rotated by its hash
 //
-// Rows that are kept exactly stand behind the shared part, in the order of their ids.
+// Rows that are kept exactly stand behind the shared part, in the order of their ids. They may own fewer weights than a
+// row is wide, which then repeat.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,7 @@ struct Feature {
   uint64_t key, base;  // of its table: what is hashed along, and where its first weight stands in the line of all
   int64_t dim, mode, column;
   const int64_t* exact;  // ascending ids
-  int64_t num_exact, exact_base;
+  int64_t num_exact, exact_base, exact_width;
 };
 
 struct Segment {
@@ -58,9 +59,19 @@ inline __attribute__((always_inline)) int64_t find_exact(const Feature& feature,
   return feature.num_exact && *base == id ? base - feature.exact : -1;
 }
 
-inline int64_t count_segments(const Layout& layout, int64_t dim) {
-  if (!layout.is_fold) return std::max<int64_t>(1, (dim + layout.block - 1) / layout.block);
-  return 2 * (dim / static_cast<int64_t>(layout.size) + 2);
+inline int64_t count_segments(const Layout& layout, const Feature& feature) {
+  const int64_t dim = feature.dim;
+  const int64_t exact = feature.num_exact ? (dim + feature.exact_width - 1) / feature.exact_width : 1;
+  if (!layout.is_fold) return std::max(exact, (dim + layout.block - 1) / layout.block);
+  return std::max(exact, 2 * (dim / static_cast<int64_t>(layout.size) + 2));
+}
+
+inline __attribute__((always_inline)) int64_t exact_segments(const Feature& feature, int64_t rank, Segment* out) {
+  const int64_t width = feature.exact_width;
+  int64_t count = 0;
+  for (int64_t at = 0; at < feature.dim; at += width)
+    out[count++] = {feature.exact_base + rank * width, static_cast<int32_t>(std::min(width, feature.dim - at)), 0};
+  return count;
 }
 
 inline __attribute__((always_inline)) int64_t fold_segments(const Layout& layout, const Feature& feature, int64_t id,
@@ -95,10 +106,7 @@ inline __attribute__((always_inline)) int64_t fold_segments(const Layout& layout
 inline __attribute__((always_inline)) int64_t find_segments(const Layout& layout, const Feature& feature, int64_t id,
                                                             Segment* out) {
   const int64_t exact = find_exact(feature, id);
-  if (exact >= 0) {
-    out[0] = {feature.exact_base + exact * feature.dim, static_cast<int32_t>(feature.dim), 0};
-    return 1;
-  }
+  if (exact >= 0) return exact_segments(feature, exact, out);
   if (layout.is_fold) return fold_segments(layout, feature, id, out);
   const uint64_t range = layout.size - static_cast<uint64_t>(layout.block) + 1;
   const uint64_t row = feature.key + static_cast<uint64_t>(id) * kIdFactor;

@@ -37,7 +37,7 @@ def find_slots(
 ) -> tuple[Tensor, Tensor]:
     """(slots [N, D], signs [N, D]) of rows of one feature's table."""
     size, seed_key, block, is_fold, is_signed = layout
-    key, base, dim, _, _, exact_start, num_exact, exact_base = feature
+    key, base, dim, _, _, exact_start, num_exact, exact_base, exact_width = feature
     column_D = torch.arange(dim, device=ids_N.device)
     ids_N1 = ids_N.long()[:, None]
     own_N1 = key + ids_N1 * signed(ID_FACTOR)
@@ -56,7 +56,8 @@ def find_slots(
         kept = exact_ids[exact_start : exact_start + num_exact]
         rank_N = torch.searchsorted(kept, ids_N.long()).clamp(max=num_exact - 1)
         is_exact_N1 = (kept[rank_N] == ids_N)[:, None]
-        slots_ND = torch.where(is_exact_N1, exact_base + rank_N[:, None] * dim + column_D, slots_ND)
+        exact_ND = exact_base + rank_N[:, None] * exact_width + column_D % exact_width
+        slots_ND = torch.where(is_exact_N1, exact_ND, slots_ND)
         signs_ND = torch.where(is_exact_N1, 1, signs_ND)
     return slots_ND, signs_ND
 

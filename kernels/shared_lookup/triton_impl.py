@@ -69,7 +69,9 @@ def find_slots(feature, exact_ids, id, column, size, seed_key, block, IS_FOLD: t
         words = mix_bits(own + (column // block) * BLOCK_STEP)
         slots = scale_hash(words, size - block + 1) + column % block
     rank = find_exact(exact_ids + tl.load(feature + 5), tl.load(feature + 6), id)
-    slots = tl.where(rank >= 0, tl.load(feature + 7) + rank * dim + column, slots)
+    exact_width = tl.load(feature + 8)
+    exact = tl.load(feature + 7) + rank * exact_width + column % exact_width
+    slots = tl.where(rank >= 0, exact, slots)
     signs = 1 - 2 * (words & 1) if IS_SIGNED else words * 0 + 1
     return slots, tl.where(rank >= 0, 1, signs)
 
@@ -81,7 +83,7 @@ def lookup_kernel(  # type: ignore[no-untyped-def, unused-ignore]
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0).to(tl.int64)
-    feature = features + (bag // num_samples) * 8
+    feature = features + (bag // num_samples) * 9
     begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
     dim, mode = tl.load(feature + 2), tl.load(feature + 3)
     target = (bag % num_samples) * width + tl.load(feature + 4)
@@ -115,7 +117,7 @@ def scatter_kernel(  # type: ignore[no-untyped-def, unused-ignore]
     HAS_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0).to(tl.int64)
-    feature = features + (bag // num_samples) * 8
+    feature = features + (bag // num_samples) * 9
     begin, end = tl.load(offsets + bag), tl.load(offsets + bag + 1)
     dim, mode = tl.load(feature + 2), tl.load(feature + 3)
     source = (bag % num_samples) * width + tl.load(feature + 4)

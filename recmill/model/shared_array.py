@@ -31,23 +31,34 @@ MAX_BLOCK_SIZE = 64  # four cache lines; chosen without a sweep of longer ones
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedTable:
-    """A logical table. `exact_rows` are the ids whose rows are not shared."""
+    """A logical table. `exact_rows` are the ids whose rows are not shared.
+
+    `exact_width` is how many weights each of those owns; they repeat over the row's width. None: as many as it is wide.
+    """
 
     name: str
     num_rows: int
     dim: int
     exact_rows: Tensor | None = None
+    exact_width: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_rows < 1 or self.dim < 1:
             raise InputError(
                 f"table {self.name!r} has {self.num_rows} rows of width {self.dim}, expected at least 1 of each"
             )
+        if self.exact_width is not None and self.exact_width < 1:
+            raise InputError(f"table {self.name!r}: exact_width is {self.exact_width}, expected at least 1")
 
     @property
     def number(self) -> int:
         """What the hash knows the table by: the same wherever and in whatever order tables are listed."""
         return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:7], "little")
+
+    @property
+    def own_width(self) -> int:
+        """Weights of an exact row."""
+        return self.dim if self.exact_width is None else min(self.exact_width, self.dim)
 
     @property
     def exact_ids(self) -> Tensor:
@@ -111,7 +122,7 @@ class SharedArray(nn.Module):
             self._places[table.name] = (base, exact_start, len(ids), slot)
             base += table.num_rows * table.dim
             exact_start += len(ids)
-            slot += len(ids) * table.dim
+            slot += len(ids) * table.own_width
             kept.append(ids)
         self.num_slots = slot if exact_start else self.layout.size
         self.exact_ids = torch.cat(kept)
@@ -119,12 +130,13 @@ class SharedArray(nn.Module):
     @property
     def share_count(self) -> float:
         """Logical weights a shared slot carries on average."""
-        return (self.num_logical - self.num_exact) / self.layout.size
+        exact = sum(count * self.tables[name].dim for name, (_, _, count, _) in self._places.items())
+        return (self.num_logical - exact) / self.layout.size
 
     @property
     def num_exact(self) -> int:
-        """Slots that belong to one logical weight each."""
-        return sum(count * self.tables[name].dim for name, (_, _, count, _) in self._places.items())
+        """Slots that belong to one row each."""
+        return sum(count * self.tables[name].own_width for name, (_, _, count, _) in self._places.items())
 
     @property
     def num_bytes(self) -> int:
@@ -149,6 +161,7 @@ class SharedArray(nn.Module):
             exact_start=exact_start,
             num_exact=num_exact,
             exact_base=exact_base,
+            exact_width=self.tables[table].own_width,
         )
 
     def features(self, tables: Sequence[str], modes: Sequence[str] | None = None) -> SharedFeatures:
@@ -160,7 +173,7 @@ class SharedArray(nn.Module):
     def exact_slots(self, table: str) -> slice:
         """The slots of a table's exact rows, in ascending order of ids."""
         _, _, count, slot = self._places[table]
-        return slice(slot, slot + count * self.tables[table].dim)
+        return slice(slot, slot + count * self.tables[table].own_width)
 
     def exact_rows(self, table: str) -> Tensor:
         """The ids of a table's exact rows, ascending."""
@@ -185,7 +198,8 @@ class SharedArray(nn.Module):
     def fold(self, slots: Tensor, table: str, rows_R: Tensor, values_RD: Tensor, *, sign: bool = False) -> Tensor:
         """Write values of rows into any array of slots; where several meet it takes their mean. Gives what was written.
 
-        Exact rows, and all rows of an array that is not compressed (randomfold at 1x), read back as written.
+        Exact rows of full width, and all rows of an array that is not compressed (randomfold at 1x), read back as
+        written.
         """
         offsets, features = torch.tensor([0, len(rows_R)]), self.features([table])
         sums, counts = torch.zeros_like(slots), torch.zeros_like(slots)
@@ -209,10 +223,13 @@ class SharedArray(nn.Module):
             "seed": layout.seed,
             "tables": {name: [table.num_rows, table.dim] for name, table in self.tables.items()},
             "exact_rows": {name: self.exact_rows(name).tolist() for name in self.tables},
+            "exact_width": {name: table.own_width for name, table in self.tables.items()},
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         own = self.get_extra_state()
+        # Before exact rows could be narrow, all were as wide as their table.
+        state = {"exact_width": {name: table.dim for name, table in self.tables.items()}, **state}
         wrong = [f"{name} {state.get(name)!r} instead of {own[name]!r}" for name in own if state.get(name) != own[name]]
         if wrong:
             raise InputError(f"the saved array was shared differently: {'; '.join(wrong)[:400]}")

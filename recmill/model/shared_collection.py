@@ -86,7 +86,8 @@ class SharedEmbeddingBagCollection(nn.Module):
 
     Called with a KeyedJaggedTensor of any stride. Nothing here is a parameter: the array updates itself at the end of
     the backward pass, equally on all ranks, with gradients divided by the world size. `compression` or `memory_bytes`
-    sizes the shared slots; `exact_rows` maps a table to the ids that get rows of their own. Give `shared` (another
+    sizes the shared slots; `exact_rows` maps a table to the ids that get rows of their own, of `exact_width`
+    weights each that repeat over the row (None: as wide as it is). Give `shared` (another
     collection) to read the same array: it must then have been told of all tables with `all_tables`.
     """
 
@@ -104,6 +105,7 @@ class SharedEmbeddingBagCollection(nn.Module):
         seed: int = 0,
         optimiser: TableOptimiser | None = None,
         exact_rows: Mapping[str, Tensor] | None = None,
+        exact_width: int | None = None,
         all_tables: Sequence[TableConfig] | None = None,
         shared: SharedEmbeddingBagCollection | None = None,
         gradient_scaling: float = 0.0,
@@ -120,7 +122,7 @@ class SharedEmbeddingBagCollection(nn.Module):
         self._names = {config.name: logical_name(config.name) for config in all_tables or tables}
         if shared is None:
             array = SharedArray(
-                _shared_tables(all_tables or tables, self._names, exact_rows or {}),
+                _shared_tables(all_tables or tables, self._names, exact_rows or {}, exact_width),
                 compression=compression,
                 memory_bytes=memory_bytes,
                 block_size=block_size,
@@ -230,7 +232,8 @@ class SharedEmbeddingBagCollection(nn.Module):
         array.reset_parameters()
         for name, table in array.tables.items():
             if len(rows := array.exact_rows(name)):
-                array.weight.data[array.exact_slots(name)] = _pick_rows(initial_rows, table, rows).flatten()
+                fresh = _pick_rows(initial_rows, table, rows)[:, : table.own_width]
+                array.weight.data[array.exact_slots(name)] = fresh.flatten()
         self.step.momentum.zero_()
 
     def state(self) -> dict[str, Any]:
@@ -306,7 +309,10 @@ def logical_name(config_name: str) -> str:
 
 
 def _shared_tables(
-    configs: Sequence[TableConfig], names: Mapping[str, str], exact_rows: Mapping[str, Tensor]
+    configs: Sequence[TableConfig],
+    names: Mapping[str, str],
+    exact_rows: Mapping[str, Tensor],
+    exact_width: int | None,
 ) -> list[SharedTable]:
     known = set(names) | set(names.values())
     unknown = [name for name in exact_rows if name not in known]
@@ -318,6 +324,7 @@ def _shared_tables(
             num_rows=config.num_embeddings,
             dim=config.embedding_dim,
             exact_rows=exact_rows.get(names[config.name], exact_rows.get(config.name)),
+            exact_width=exact_width,
         )
         for config in configs
     ]

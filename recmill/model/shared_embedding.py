@@ -30,7 +30,8 @@ class SharedEmbeddingBag(nn.Module):
     seed                        of the mapping and of the initial weights: the same on every machine
     gradient_scaling            gradients of shared slots are divided by share_count ** gradient_scaling: 0 is the plain
                                 gradient, 1 the mean over all weights that share a slot, which keeps SGD stable
-    exact_rows                  ids that get rows of their own
+    exact_rows, exact_width     ids that get rows of their own, and how many weights each owns: fewer than a row is wide
+                                repeat over it, so that many rows can be kept in little memory
     array, table                a SharedArray of several tables, and which of them this bag reads
     """
 
@@ -57,6 +58,7 @@ class SharedEmbeddingBag(nn.Module):
         seed: int = 0,
         gradient_scaling: float = 0.0,
         exact_rows: Tensor | Sequence[int] | None = None,
+        exact_width: int | None = None,
         array: SharedArray | None = None,
         table: str = "table",
     ) -> None:
@@ -78,7 +80,9 @@ class SharedEmbeddingBag(nn.Module):
         self.padding_idx = _check_padding(padding_idx, num_embeddings)
         if array is None:
             kept = None if exact_rows is None else torch.as_tensor(exact_rows, dtype=torch.int64)
-            own = SharedTable(name=table, num_rows=num_embeddings, dim=embedding_dim, exact_rows=kept)
+            own = SharedTable(
+                name=table, num_rows=num_embeddings, dim=embedding_dim, exact_rows=kept, exact_width=exact_width
+            )
             options: dict[str, Any] = {"block_size": block_size, "mapping": mapping, "sign": sign, "seed": seed}
             array = SharedArray(
                 [own], compression=compression, memory_bytes=memory_bytes, device=device, dtype=dtype, **options

@@ -34,6 +34,7 @@ def attach_shared_tables(
             mapping=sharing["mapping"],
             seed=int(sharing["seed"]),
             exact_rows={name: exact_rows[name] for name in sharing["tables"] if name in exact_rows},
+            exact_width=sharing.get("exact_width"),
             all_tables=every,
             shared=built[0][1] if built else None,
             **options,

@@ -26,12 +26,13 @@ def make_case(
     mode="sum",
     dims=(20, 9),
     exact=False,
+    exact_width=0,
     dtype=torch.float32,
     seed=0,
 ):
     """Two features over one array; the first may keep ids 1, 7 and 40 exactly."""
     layout = SharedLayout(size=SIZE, mapping=mapping, block_size=block, sign=sign, seed=seed)
-    first = {"exact_start": 0, "num_exact": 3, "exact_base": 304} if exact else {}
+    first = {"exact_start": 0, "num_exact": 3, "exact_base": 304, "exact_width": exact_width} if exact else {}
     features = SharedFeatures.of(
         [
             SharedFeature(key=layout.table_key(0), dim=dims[0], mode=mode, **first),
@@ -120,6 +121,22 @@ def test_gradients_are_right_in_float64():
             a, of[0], of[1], layout=of[2], features=of[3], weights_N=w
         )
         assert torch.autograd.gradcheck(lookup, (array, weights))
+
+
+@pytest.mark.parametrize("mapping", ["robe", "randomfold"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_narrow_exact_rows_repeat_over_the_row(mapping, mode):
+    layout, features, array, ids, offsets = make_case(
+        mapping=mapping, mode=mode, sign=True, exact=True, exact_width=6, dtype=torch.float64
+    )
+    one = shared_lookup(array, torch.tensor([7]), torch.tensor([0, 1, 1]), layout=layout, features=features)
+    assert torch.equal(one[0, :20], array[310:316].repeat(4)[:20])
+    common = {"layout": layout, "features": features}
+    expected = gradients(array, ids, offsets, kernel="reference", **common)
+    for found, wanted in zip(gradients(array, ids, offsets, **common), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    lookup = lambda a: shared_lookup(a, ids, offsets, layout=layout, features=features)  # noqa: E731
+    assert torch.autograd.gradcheck(lookup, array.requires_grad_())
 
 
 def test_robe_is_the_formula_by_hand():

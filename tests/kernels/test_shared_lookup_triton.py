@@ -19,16 +19,16 @@ OFFSETS = torch.tensor([0, 3, 3, 5, 6, 10, 12])
 @pytest.mark.parametrize(
     ("mode", "weighted", "exact", "pooled", "sign"),
     [
-        ("sum", True, True, True, False),
-        ("mean", True, False, True, True),
-        ("max", False, True, True, True),
-        ("sum", False, True, False, True),
-        ("sum", True, False, False, False),
+        ("sum", True, 5, True, False),
+        ("mean", True, 0, True, True),
+        ("max", False, 12, True, True),
+        ("sum", False, 12, False, True),
+        ("sum", True, 0, False, False),
     ],
 )
 def test_it_matches_the_reference(mapping, mode, weighted, exact, pooled, sign):
     layout = SharedLayout(size=301, mapping=mapping, block_size=5, sign=sign, seed=3)
-    first = {"exact_start": 0, "num_exact": 3, "exact_base": 304} if exact else {}
+    first = {"exact_start": 0, "num_exact": 3, "exact_base": 304, "exact_width": exact} if exact else {}
     dims = (70, 9) if pooled else (12, 12)
     features = SharedFeatures.of(
         [
@@ -38,7 +38,7 @@ def test_it_matches_the_reference(mapping, mode, weighted, exact, pooled, sign):
         torch.tensor([1, 7, 40]) if exact else None,
     )
     generator = torch.Generator().manual_seed(0)
-    array = torch.randn(304 + 3 * dims[0] if exact else 301, generator=generator, dtype=torch.float64)
+    array = torch.randn(304 + 3 * exact if exact else 301, generator=generator, dtype=torch.float64)
     given = torch.rand(len(IDS), generator=generator, dtype=torch.float64)
     results = []
     for kernel in ("reference", "triton"):

@@ -161,6 +161,21 @@ def test_exact_rows_are_nobody_elses():
     assert not torch.equal(after[0], before[0])
 
 
+def test_exact_rows_may_own_fewer_weights_than_they_are_wide():
+    bag = SharedEmbeddingBag(ROWS, DIM, mode="sum", memory_bytes=240, exact_rows=[7, 30], exact_width=3)
+    assert bag.weight.numel() == 64 + 2 * 3
+    rows = bag.materialise([7, 30]).detach()
+    assert torch.equal(rows, bag.weight[64:].detach().view(2, 3).repeat(1, 4))
+    bag(torch.tensor([[7, 7]])).sum().backward()
+    assert bag.weight.grad.tolist() == [0.0] * 64 + [8.0] * 3 + [0.0] * 3
+    with pytest.raises(InputError, match="exact_width"):
+        SharedEmbeddingBag(ROWS, DIM, memory_bytes=240, exact_rows=[7, 30], exact_width=2).load_state_dict(
+            {**bag.state_dict(), "array.weight": torch.zeros(68)}
+        )
+    with pytest.raises(InputError, match="exact_width is 0, expected at least 1"):
+        SharedEmbeddingBag(ROWS, DIM, exact_rows=[7], exact_width=0)
+
+
 def test_gradients_of_shared_slots_can_be_scaled_by_the_share_count():
     plain, scaled = (
         SharedEmbeddingBag(ROWS, DIM, mode="sum", exact_rows=[7], gradient_scaling=power) for power in (0.0, 1.0)
