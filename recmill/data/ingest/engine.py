@@ -96,6 +96,7 @@ class Engine:
         self._threads: dict[tuple[str, int], threading.Thread] = {}
         self._started = time.perf_counter()
         self._stall_s = 0.0
+        self._stalled_since: float | None = None
         self._rows_out = 0
         self._spawn()
 
@@ -175,10 +176,11 @@ class Engine:
             if self._next_out >= self._schedule.batches.stop:
                 return None
             if self._arrived_batch() is None:
-                began = time.perf_counter()
+                began = self._stalled_since = time.perf_counter()
                 while self._arrived_batch() is None and self._error is None and not self._is_stopped:
                     self._arrived.wait(WAKE_S)
                 self._stall_s += time.perf_counter() - began
+                self._stalled_since = None
             if self._error is not None:
                 raise self._error
             if self._is_stopped:
@@ -198,7 +200,9 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         with self._lock:
-            elapsed_s = time.perf_counter() - self._started
+            now = time.perf_counter()
+            elapsed_s = now - self._started
+            waits_s = 0.0 if self._stalled_since is None else now - self._stalled_since
             queues = {
                 "read": 0,
                 "decode": len(self._queues["decode"]),
@@ -216,7 +220,7 @@ class Engine:
                 "rows": self._rows_out,
                 "rows_per_s": self._rows_out / elapsed_s if elapsed_s else 0.0,
                 "seconds": elapsed_s,
-                "stall_seconds": self._stall_s,
+                "stall_seconds": self._stall_s + waits_s,
                 "queue": len(self._outputs),
                 "queue_fill": len(self._outputs) / self._prefetch,
             }

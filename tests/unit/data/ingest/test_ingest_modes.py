@@ -2,6 +2,7 @@
 
 import random
 import re
+import threading
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from recmill.data.ingest.stages import PlainReader
 from recmill.data.ingest.transport import pack, shared_folder, unpack
 from recmill.data.ingest.work import RowGroupWork, is_gil_bound
 from recmill.data.schema import Schema
+from recmill.tuning.stage_times import delayed_reader
 
 GROUPS = [[40, 31, 7], [64, 1, 52, 33], [90]]
 NUM_ROWS = sum(map(sum, GROUPS))
@@ -210,3 +212,15 @@ def test_no_limit_passes_what_the_machine_has_left(dataset):
     assert pipeline.memory_limit_bytes < 2**50
     with pytest.raises(InputError, match="memory limit of 1 bytes is too small"):
         IngestPipeline(dataset, batch_size=16, trainer_reserve_bytes=2**60)
+
+
+def test_a_consumer_is_seen_to_wait_while_it_waits(dataset):
+    reader = delayed_reader(dataset, 0.4)
+    with IngestPipeline(dataset, split="all", batch_size=16, reader=reader) as pipeline:
+        thread = threading.Thread(target=lambda: next(iter(pipeline)), daemon=True)
+        thread.start()
+        time.sleep(0.25)
+        consumer = pipeline.stats()["consumer"]
+        thread.join()
+    assert consumer["rows"] == 0
+    assert 0.1 < consumer["stall_seconds"] <= consumer["seconds"]
