@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from recmill.cli.output import emit, format_bytes, json_option, progress_for
+from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_for
 
 
 @click.command()
@@ -16,6 +17,12 @@ from recmill.cli.output import emit, format_bytes, json_option, progress_for
 @click.option("--plan", help="Shard plan made by `recmill plan`. Default: whole tables, the largest first.")
 @click.option("--allocation", help="Worker allocation made by `recmill tune`.")
 @click.option("--nproc", default=1, show_default=True, help="Training processes on this machine.")
+@click.option(
+    "--table-memory",
+    type=BYTES,
+    help="Bytes of tables and their state that the process keeps in memory, e.g. 12GB; larger tables are trained from "
+    "disk, in OUT/tables. Default: all in memory.",
+)
 @click.option("--port", default=0, help="Port where the processes meet. Default: a free one.")
 @click.option(
     "--set",
@@ -31,6 +38,7 @@ def train(
     plan: str | None,
     allocation: str | None,
     nproc: int,
+    table_memory: int | None,
     port: int,
     settings: tuple[str, ...],
     as_json: bool,
@@ -50,6 +58,8 @@ def train(
     from recmill.training.trainer import train as run_training
 
     config = TrainConfig.from_overrides(settings_from_flags(settings))
+    if table_memory is not None:
+        config = replace(config, table_memory_bytes=table_memory)
     try:
         result = run_training(
             data,

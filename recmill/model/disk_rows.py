@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from recmill.artifacts import InputError, explain_write_errors
 
@@ -40,6 +42,43 @@ def hashed_rows(rows_R: IdArray, dim: int, *, scale: float, seed: int) -> Tensor
         mixed ^= mixed >> np.uint64(31)
     unit = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return torch.from_numpy((2 * unit - 1) * np.float32(scale))
+
+
+class RowBlocks(Tensor):
+    """All rows of a table for a checkpoint, a block at a time: a table beyond memory is never copied as one tensor.
+
+    A view of the file (`rows.as_subclass(RowBlocks)`) with what torch's distributed checkpoints ask of a tensor that is
+    kept in parts (`_Checkpointable`). Reading a checkpoint into the blocks writes the rows.
+    """
+
+    # Whatever is computed with it is a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        shape = self.shape
+        return [
+            ChunkStorageMetadata(
+                offsets=torch.Size([start, *(0 for _ in shape[1:])]),
+                sizes=torch.Size([min(BLOCK_ROWS, shape[0] - start), *shape[1:]]),
+            )
+            for start in range(0, shape[0], BLOCK_ROWS)
+        ]
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk, properties=TensorProperties(dtype=self.dtype), size=self.shape
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        assert index.offset is not None
+        return self.as_subclass(Tensor)[index.offset[0] : index.offset[0] + BLOCK_ROWS]
 
 
 class DiskRows:
@@ -74,6 +113,11 @@ class DiskRows:
         self._map.madvise(mmap.MADV_RANDOM)  # rows are scattered: reading ahead would fetch what nobody asked for
         self._rows = torch.frombuffer(self._map, dtype=torch.float32).view(num_rows, self.width)
         self._touched = np.zeros(-(-num_rows // 8), np.uint8)
+
+    @property
+    def address(self) -> int:
+        """Where the first row is mapped."""
+        return self._rows.data_ptr()
 
     def clear(self) -> None:
         """Forget everything: all rows start again."""

@@ -7,7 +7,7 @@
                                        |
                         after the update the batch's rows go back to disk, by the thread that reads ahead
 
-On CUDA the same purpose is served by TorchRec's own cache over host memory: see `caching_constraints`.
+On CUDA the same purpose is served by TorchRec's own cache over host memory: see uvm_caching.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchrec import EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, Poolin
 
 from recmill.artifacts import InputError, module_name
 from recmill.data.hot_remap import HotRemap
-from recmill.model.disk_rows import BLOCK_ROWS, DiskRows, IdArray
+from recmill.model.disk_rows import BLOCK_ROWS, DiskRows, IdArray, RowBlocks
 from recmill.model.hot_embedding import PooledRows
 from recmill.model.hot_tables import FusedTables
 from recmill.model.table_store import InitialRows, TableOptimiser
@@ -304,25 +304,31 @@ class DiskStore(nn.Module):
             self._in_reader(table.load_hot)
 
     def state(self) -> dict[str, Any]:
-        """All rows as views of the files. Rows nobody touched are written for it, so the files take their full size."""
+        """All rows in blocks of the files. Rows nobody touched are written for it: the files take their full size."""
         self.flush()
-        weights, state = {}, {}
+        weights: dict[str, RowBlocks] = {}
+        state: dict[str, dict[str, RowBlocks]] = {}
         for name, table in self._tables.items():
             self._in_reader(table.save_hot)
             whole, dim = self._in_reader(table.rows.fill), table.rows.dim
-            weights[name] = whole[:, :dim]
+            weights[name] = whole[:, :dim].as_subclass(RowBlocks)
             if self.optimiser.state_names:
                 own = whole[:, dim] if self.optimiser.kind == "rowwise_adagrad" else whole[:, dim:]
-                state[name] = {self.optimiser.state_names[0]: own}
+                state[name] = {self.optimiser.state_names[0]: own.as_subclass(RowBlocks)}
         return {"tables": weights, "table_optimiser": state}
 
     def absorb(self, state: Mapping[str, Any]) -> None:
-        """Take over rows that were read into what `state()` gave, or into tensors of the same form."""
+        """Take over rows that were read into what `state()` gave, or into tensors or blocks of the same form."""
+        self._ahead.clear()
         for name, table in self._tables.items():
+            weights, own = state["tables"][name], state["table_optimiser"].get(name, {})
+            if weights.data_ptr() == table.rows.address:  # a checkpoint was read into our file
+                table.forget_writes(table.num_writes)
+                self._in_reader(table.load_hot)
+                continue
             for begin in range(0, table.rows.num_rows, BLOCK_ROWS):
                 rows = torch.arange(begin, min(begin + BLOCK_ROWS, table.rows.num_rows))
-                own = {key: value[rows] for key, value in state["table_optimiser"].get(name, {}).items()}
-                self.put_rows(name, rows, state["tables"][name][rows], own)
+                self.put_rows(name, rows, weights[rows], {key: value[rows] for key, value in own.items()})
 
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         self.flush()
@@ -360,21 +366,3 @@ def _values_of(ids: KeyedJaggedTensor, config: Any) -> tuple[IdArray, Tensor]:
     places = [keys.index(name) for name in config.feature_names]
     values = torch.cat([ids.values()[edges[p] : edges[p + 1]] for p in places])
     return values.numpy(), torch.cat([ids.lengths()[p * stride : (p + 1) * stride] for p in places])
-
-
-def caching_constraints(tables: Sequence[str], *, load_factor: float = 0.2) -> dict[str, Any]:
-    """What TorchRec's planner must be told to keep tables in host memory behind a cache on the GPU (UVM caching).
-
-    CUDA only: FBGEMM's cache of `load_factor` of the rows, least recently used ones leave. Gives ParameterConstraints
-    by the tables' module names, for EmbeddingShardingPlanner(constraints=...).
-    """
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
-    from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-    from torchrec.distributed.planner import ParameterConstraints
-    from torchrec.distributed.types import CacheParams
-
-    if not torch.cuda.is_available():
-        raise InputError("UVM caching needs CUDA; on a CPU keep tables that exceed memory in a DiskStore")
-    cache = CacheParams(algorithm=CacheAlgorithm.LRU, load_factor=load_factor)
-    kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-    return {module_name(name): ParameterConstraints(compute_kernels=[kernel], cache_params=cache) for name in tables}

@@ -8,6 +8,7 @@ sequence   tables that some sequence feature reads: rows, pooled or padded after
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +81,7 @@ class TableEmbeddings(nn.Module):
         self.shared_arrays: tuple[Any, ...] = ()  # the one of tables that share parameters, once it is attached
         self._attached: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
+        self._ahead: deque[tuple[Ids, _Features]] = deque()  # batches whose rows are being read from disk
 
     def attach(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
         """Let a collection answer for these tables of a shape (pooled, distinct or sequence)."""
@@ -105,17 +107,28 @@ class TableEmbeddings(nn.Module):
         names = logical_names(self.schema)
         return {names[path.split(".")[-2]]: parameter.data for path, parameter in self.named_parameters()}
 
-    def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
+    def prefetch(self, ids: Ids) -> None:
+        """Let collections that read from disk start on a coming batch; batches then come in this order."""
         batch = _Features(ids)
+        for shape in SHAPES:
+            for source in self._attached[shape]:
+                if (start := getattr(source.lookup, "prefetch", None)) is not None:
+                    start(batch.of_shape(shape, source.features))
+        self._ahead.append((ids, batch))
+
+    def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
+        is_ahead = bool(self._ahead) and self._ahead[0][0] is ids
+        batch = self._ahead.popleft()[1] if is_ahead else _Features(ids)
         # All lookups start before any is waited for: sharded collections answer with an awaitable.
-        bags = [source.lookup(batch.expanded(source.features)) for source in self._sources("pooled", is_hot=is_hot)]
-        shared = [source.lookup(batch.aligned(source.features)) for source in self._sources("distinct", is_hot=is_hot)]
-        found = [
-            (source.features, source.lookup(batch.aligned(source.features, windows=True)))
-            for source in self._sources("sequence", is_hot=is_hot)
-        ]
-        pooled: dict[str, Tensor] = {name: vectors for bag in bags for name, vectors in bag.to_dict().items()}
-        for answer in shared:
+        bags, shared, found = (
+            [
+                (source.features, source.lookup(batch.of_shape(shape, source.features)))
+                for source in self._sources(shape, is_hot=is_hot)
+            ]
+            for shape in ("pooled", "distinct", "sequence")
+        )
+        pooled: dict[str, Tensor] = {name: vectors for _, bag in bags for name, vectors in bag.to_dict().items()}
+        for _, answer in shared:
             for name, vectors in answer.to_dict().items():
                 pooled[name] = vectors[: batch.num_rows(name)]
         rows = {name: answer[name] for features, answer in found for name in features}
@@ -152,6 +165,15 @@ class _Features:
         self.ids = ids
         self.plain = ids.to_dict() if isinstance(ids, KeyedJaggedTensor) else {}
         self.groups: dict[int, dict[str, JaggedTensor]] = {}
+        self.made: dict[tuple[str, ...], KeyedJaggedTensor] = {}
+
+    def of_shape(self, shape: str, names: list[str]) -> KeyedJaggedTensor:
+        """Features as a collection of this shape wants them; the same object when it is asked again."""
+        key = (shape, *names)
+        if key not in self.made:
+            is_pooled = shape == "pooled"
+            self.made[key] = self.expanded(names) if is_pooled else self.aligned(names, windows=shape == "sequence")
+        return self.made[key]
 
     def lists(self, name: str) -> tuple[Tensor, Tensor]:
         """(values, lengths [U]) of a feature's distinct lists."""

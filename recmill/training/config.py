@@ -55,6 +55,7 @@ class TrainConfig:
     hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
     hot_batches: str = "auto"  # batches that touch hot rows only are trained apart, without exchange (FAE)
     hot_sync: str = "reduced"  # "raw": bitwise what whole tables give; "reduced": fewer bytes, float32 rounding apart
+    table_memory_bytes: int = 0  # tables and their state a process keeps in memory, the largest go to disk; 0: no limit
     sharing: str = "auto"  # cold rows share parameters (PSS): another, smaller model
 
     # ingestion
@@ -101,6 +102,7 @@ class TrainConfig:
             "patience",
             "max_steps",
             "threads",
+            "table_memory_bytes",
             "seed",
         ):
             if getattr(self, name) < 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,15 +12,25 @@ from recmill.data.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.training.hot_schedule import Block, HotSchedule
 
+AHEAD = 2  # batches whose rows are read from disk while others are trained
+
 
 class Feed:
     """Batches of one rank over all epochs, each with whether it holds slots of hot rows instead of ids.
 
     With `hot`, its batches and those of `cold` come in the turns that the schedule sets. After a turn `wants_loss` is
     true until `observe` is told the held-out loss, from which the next turns' lengths follow.
+
+    `prefetch` is told of every batch of a single stream AHEAD batches before it comes.
     """
 
-    def __init__(self, cold: IngestPipeline | None, hot: IngestPipeline | None = None) -> None:
+    def __init__(
+        self,
+        cold: IngestPipeline | None,
+        hot: IngestPipeline | None = None,
+        *,
+        prefetch: Callable[[Batch], None] | None = None,
+    ) -> None:
         self._streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
         assert self._streams, "a feed wants batches"
         self.schedule: HotSchedule | None = None
@@ -30,6 +41,8 @@ class Feed:
         self._block: Block | None = None
         self._left = 0  # batches of the block that are still to come
         self._num_done = 0
+        self._prefetch = prefetch
+        self._position: dict[str, Any] | None = None  # of a stream that is read ahead: where training is
 
     @property
     def pipelines(self) -> list[IngestPipeline]:
@@ -43,12 +56,26 @@ class Feed:
         return self.batches_per_epoch * self.pipelines[0].epochs
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        streams = {is_hot: iter(pipeline) for is_hot, pipeline in self._streams.items()}
+        streams: dict[bool, Iterator[Batch]] = {is_hot: iter(pipeline) for is_hot, pipeline in self._streams.items()}
+        if self._prefetch is not None and self.schedule is None:
+            streams = {False: self._read_ahead(self.pipelines[0], self._prefetch)}
         while self._num_done < len(self):
             is_hot = self._next_kind()
             batch = next(streams[is_hot])
             self._num_done += 1
             yield batch, is_hot
+
+    def _read_ahead(self, pipeline: IngestPipeline, prefetch: Callable[[Batch], None]) -> Iterator[Batch]:
+        waiting: deque[tuple[Batch, dict[str, Any]]] = deque()
+        self._position = pipeline.state_dict()
+        for batch in pipeline:
+            prefetch(batch)
+            waiting.append((batch, pipeline.state_dict()))
+            if len(waiting) > AHEAD:
+                batch, self._position = waiting.popleft()
+                yield batch
+        for batch, self._position in waiting:
+            yield batch
 
     def _next_kind(self) -> bool:
         if self.schedule is None:
@@ -72,7 +99,7 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         if self.schedule is None:
-            return self.pipelines[0].state_dict()
+            return self.pipelines[0].state_dict() if self._position is None else self._position
         return {
             "streams": {_name(is_hot): stream.state_dict() for is_hot, stream in self._streams.items()},
             "schedule": self.schedule.state_dict(),

@@ -36,6 +36,7 @@ from recmill.tuning.cores import available_cores
 from recmill.tuning.online import OnlineTuner
 
 HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
+DISK_FOLDER = "tables"  # rows of tables beyond memory, in the run's folder until it is finished
 LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
 Report = Callable[[str, int, int], None]
 
@@ -93,7 +94,10 @@ class TrainingRun:
         options: dict[str, Any] = {"epochs": self.config.epochs, "shuffle": self.config.shuffle}
         size = self.config.batch_size
         if hot_dataset is None or HOT not in hot_dataset.splits:
-            return Feed(self._open("train", size, **options))
+            prefetch = self.sharded.prefetch
+            return Feed(
+                self._open("train", size, **options), prefetch=None if prefetch is None else lambda b: prefetch(b.ids)
+            )
         cold, hot = (
             self._open(split, size, dataset=hot_dataset, **options) if split in hot_dataset.splits else None
             for split in (COLD, HOT)
@@ -184,7 +188,8 @@ class TrainingRun:
             self.sharded.enter_hot()
         else:
             self.sharded.leave_hot()
-        batch = batch.to(self.device)
+        if self.device.type != "cpu":  # batches are on the CPU, and rows read ahead belong to the very batch
+            batch = batch.to(self.device)
         logits_B = self._forward(batch, is_hot=is_hot)
         loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
         # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
@@ -348,7 +353,8 @@ class TrainingRun:
             },
         }
         write_text_atomically(self.out / "result.json", dump_json(result))
-        shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
+        for folder in ("checkpoints", DISK_FOLDER):
+            shutil.rmtree(self.out / folder, ignore_errors=True)
         return result
 
     def _describe_hot(self) -> dict[str, Any] | None:

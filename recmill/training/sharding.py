@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from recmill.artifacts import ShardPlan, module_name
 from recmill.data.schema import Schema
 from recmill.data.tables import distinct_tables, logical_names
+from recmill.model.disk_store import DiskStore
 from recmill.model.embeddings import TableEmbeddings, initial_rows
 from recmill.model.hot_embedding import HotEmbeddingCollection
 from recmill.model.ranker import RankerConfig
@@ -29,6 +31,7 @@ from recmill.model.shared_tables import attach_shared_tables
 from recmill.model.table_store import InitialRows, TableOptimiser, TableStore
 from recmill.model.tiered_embedding import TieredEmbeddingCollection
 from recmill.model.torchrec_store import TorchRecStore
+from recmill.model.uvm_caching import cache_tables
 from recmill.training.config import TrainConfig
 from recmill.training.placement import Placement, exact_rows_of, place_tables
 
@@ -51,6 +54,9 @@ class ShardedModel:
     hot: tuple[HotEmbeddingCollection, ...] = ()
     sharing: Mapping[str, Any] | None = None  # how tables share parameters: part of what the model is
     is_hot: bool = False
+    prefetch: Callable[[Any], None] | None = (
+        None  # with tables on disk: starts to read the rows of a coming batch's ids
+    )
 
     def enter_hot(self) -> None:
         """Bring the hot rows to every rank: from here on hot batches are trained."""
@@ -91,25 +97,30 @@ def shard_model(
     device: torch.device,
     *,
     deduplicated: frozenset[str] = frozenset(),
+    disk_folder: Path | None = None,
 ) -> ShardedModel:
     """Build the model, place its tables by the plan, and start all weights as this seed starts them anywhere.
 
-    `deduplicated` names the features whose batches hold distinct rows only.
+    `deduplicated` names the features whose batches hold distinct rows only; `disk_folder` is where tables beyond
+    `table_memory_bytes` are kept.
     """
     torch.manual_seed(config.seed)
-    placement = place_tables(schema, plan, config)
+    placement = place_tables(schema, plan, config, device=device.type)
     ranker = RankerConfig.of(config.to_json())
     model = RankingModel(schema, ranker, deduplicated=deduplicated, elsewhere=placement.elsewhere)
     _fuse_table_optimiser(model.embeddings, config)
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     kept = {name: table for name, table in plan.body["tables"].items() if name not in placement.elsewhere}
     torchrec_plan = replace(plan, body={**plan.body, "tables": kept})
+    sharding_plan = torchrec_plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated))
+    for table, share in placement.cached.items():
+        cache_tables(sharding_plan, [table], load_factor=share)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = DistributedModelParallel(
             model,
             device=device,
-            plan=torchrec_plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated)),
+            plan=sharding_plan,
             sharders=sharders,
             data_parallel_wrapper=DefaultDataParallelWrapper(bucket_cap_mb=DENSE_BUCKET_MB),
         )
@@ -120,6 +131,7 @@ def shard_model(
         *([_torchrec_store(module, schema, config)] if kept else []),
         *held.attach_tiered(model.embeddings),
         *held.attach_shared(model.embeddings),
+        *(disk := held.attach_disk(model.embeddings, disk_folder)),
     ]
     for store in stores:
         store.start(_initial_rows(schema, config))
@@ -130,6 +142,7 @@ def shard_model(
         stores=tuple(stores),
         hot=tuple(held.attach_hot(model.embeddings)),
         sharing=plan.body["shared"] if placement.shared else None,
+        prefetch=model.embeddings.prefetch if disk else None,
     )
 
 
@@ -196,6 +209,21 @@ class _Tables:
             # Their rows are on every rank anyway: hot batches read them by their own ids.
             embeddings.attach_hot(shape, collection.tables, collection)
         return [built[0][1]]
+
+    def attach_disk(self, embeddings: TableEmbeddings, folder: Path | None) -> list[DiskStore]:
+        built = []
+        for shape, configs in self._by_shape(embeddings, frozenset(self.placement.on_disk)):
+            assert folder is not None  # whoever gives a limit says where the rest goes
+            store = DiskStore(
+                configs,
+                folder=folder,
+                optimiser=table_optimiser(self.config),
+                hot_rows=self.placement.on_disk,
+                seed=self.config.seed,
+            )
+            embeddings.attach(shape, store.tables, store)
+            built.append(store)
+        return built
 
     def attach_hot(self, embeddings: TableEmbeddings) -> list[HotEmbeddingCollection]:
         built = []

@@ -26,7 +26,7 @@ from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import choose_dedup_together
-from recmill.training.loop import TrainingRun
+from recmill.training.loop import DISK_FOLDER, TrainingRun
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
 from recmill.training.sharding import shard_model
 
@@ -64,7 +64,9 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
     topology = Topology.local(dist.get_world_size())
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
     dedup = choose_dedup_together(dataset, schema, config)
-    sharded = shard_model(schema, config, plan, device, deduplicated=dedup.features)
+    sharded = shard_model(
+        schema, config, plan, device, deduplicated=dedup.features, disk_folder=Path(job["out"]) / DISK_FOLDER
+    )
     # Dropout draws differ between ranks, as samples do.
     torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
     run = TrainingRun(

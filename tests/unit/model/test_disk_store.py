@@ -5,14 +5,16 @@ import os
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
 
-from recmill.artifacts import InputError
+from recmill.artifacts import ShardPlan, module_name
 from recmill.model import disk_store
 from recmill.model.disk_rows import DiskRows, hashed_rows
-from recmill.model.disk_store import DiskStore, caching_constraints
+from recmill.model.disk_store import DiskStore
 from recmill.model.hot_embedding import HotEmbeddingCollection
 from recmill.model.table_store import TableOptimiser
+from recmill.model.uvm_caching import cache_tables
 
 ROWS = {"a": 200, "b": 90}
 
@@ -156,9 +158,45 @@ def test_released_pages_are_still_there(tmp_path):
     rows.close()
 
 
-def test_uvm_caching_asks_for_cuda():
-    if torch.cuda.is_available():
-        assert caching_constraints(["t"])["m_t"].compute_kernels == ["fused_uvm_caching"]
-    else:
-        with pytest.raises(InputError, match="UVM caching needs CUDA"):
-            caching_constraints(["t"])
+def test_a_checkpoint_is_written_and_read_a_block_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("recmill.model.disk_rows.BLOCK_ROWS", 64)
+    optimiser = TableOptimiser(kind="rowwise_adagrad", lr=0.1)
+    stores = [
+        DiskStore(
+            configs(is_pooled=True), folder=tmp_path / name, optimiser=optimiser, hot_rows={"a": torch.tensor([5])}
+        )
+        for name in ("one", "two")
+    ]
+    for ids in batches(2):
+        loss_of(stores[0](ids), is_pooled=True).backward()
+    dcp.save(stores[0].state(), checkpoint_id=str(tmp_path / "saved"), no_dist=True)
+    chunks = dcp.FileSystemReader(tmp_path / "saved").read_metadata().state_dict_metadata["tables.a"].chunks
+    assert [tuple(chunk.sizes) for chunk in chunks] == [(64, 8), (64, 8), (64, 8), (8, 8)]
+    empty = stores[1].state()
+    dcp.load(empty, checkpoint_id=str(tmp_path / "saved"), no_dist=True)
+    stores[1].absorb(empty)
+    for table, rows in (("a", torch.arange(200)), ("b", torch.arange(90))):
+        (weights, state), (found, found_state) = (store.gather_rows(table, rows) for store in stores)
+        assert torch.equal(weights, found)
+        assert torch.equal(state["momentum1"], found_state["momentum1"])
+    whole = {"tables": {"a": torch.zeros(200, 8)}}
+    dcp.load(whole, checkpoint_id=str(tmp_path / "saved"), no_dist=True)
+    assert torch.equal(whole["tables"]["a"], stores[0].gather_rows("a", torch.arange(200))[0])
+
+
+def test_tables_beyond_a_gpu_are_cached_there_and_others_stay_as_planned():
+    tables = {
+        name: {
+            "collection": "pooled",
+            "sharding": "table_wise",
+            "shards": [{"rank": 0, "local_rank": 0, "offset": [0, 0], "size": [100, 8]}],
+        }
+        for name in ("large", "small")
+    }
+    plan = ShardPlan(path="", body={"tables": tables}).to_torchrec("cuda")
+    cache_tables(plan, ["large"], load_factor=0.25)
+    placed = plan.plan["embeddings.pooled"]
+    assert placed[module_name("large")].compute_kernel == "fused_uvm_caching"
+    assert placed[module_name("large")].cache_params.load_factor == 0.25
+    assert placed[module_name("small")].compute_kernel == "fused"
+    assert placed[module_name("small")].cache_params is None
