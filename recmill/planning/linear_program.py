@@ -26,18 +26,18 @@ from recmill.artifacts import InputError
 from recmill.planning.costs import (
     KINDS,
     NUM_LANES,
+    PHASE_NAMES,
     PHASES,
     STATE_BYTES_PER_ROW,
     WEIGHT_BYTES,
     count_bytes,
     remap_bytes,
-    row_bytes,
     row_memory,
 )
 from recmill.planning.tier_problem import (
     GLOBAL,
     REPLICATED,
-    Decision,
+    Branch,
     Segment,
     TierProblem,
     table_memory,
@@ -57,6 +57,7 @@ class LinearSolution:
     rows: np.ndarray  # [segments, 2]: replicated, node
     whole: np.ndarray  # [tables] share of a table that is kept whole
     seconds: float
+    phase_seconds: np.ndarray  # [phases]
     lane_prices: np.ndarray  # [P], each phase's add up to 1
     owner_prices: np.ndarray  # [tables, P]
     memory_price: float  # seconds for all of the budget
@@ -65,14 +66,10 @@ class LinearSolution:
 
 
 def solve_linear(
-    problem: TierProblem, *, whole: Mapping[int, int] | None = None, decided: Mapping[Decision, bool] | None = None
+    problem: TierProblem, *, whole: Mapping[int, int] | None = None, branch: Branch | None = None
 ) -> LinearSolution:
-    """The linear program's optimum.
-
-    `decided` says of some tables whether they are kept whole, and of some groups which copies they may have;
-    `whole` says which tables are, and on which rank.
-    """
-    return _LinearProgram(problem, whole, decided if decided is not None else {}).solve()
+    """The linear program's optimum in a branch; `whole` says which tables are kept whole, and on which rank."""
+    return _LinearProgram(problem, whole, branch or Branch()).solve()
 
 
 def bucket_starts(segment: Segment, max_buckets: int) -> np.ndarray:
@@ -94,8 +91,8 @@ def bucket_starts(segment: Segment, max_buckets: int) -> np.ndarray:
 class _LinearProgram:
     """The scaled matrix of a tier problem."""
 
-    def __init__(self, problem: TierProblem, whole: Mapping[int, int] | None, decided: Mapping[Decision, bool]) -> None:
-        self.problem, self.whole, self.decided = problem, whole, decided
+    def __init__(self, problem: TierProblem, whole: Mapping[int, int] | None, branch: Branch) -> None:
+        self.problem, self.whole, self.branch = problem, whole, branch
         self.candidates = problem.candidates if whole is None else []
         fixed = set(whole or {})
         self.segments = [s for s, segment in enumerate(problem.segments) if segment.table not in fixed]
@@ -111,9 +108,7 @@ class _LinearProgram:
         for s in self.segments:
             segment = problem.segments[s]
             starts = bucket_starts(segment, max_buckets)
-            dim = problem.tables[segment.table].dim
-            kinds = [row_bytes(kind, segment.reads_C, dim, problem.topology) * segment.rows_C for kind in KINDS]
-            costs.append(np.add.reduceat(np.array(kinds), starts, axis=2))
+            costs.append(np.add.reduceat(problem.class_bytes[s] * segment.rows_C, starts, axis=2))
             rows.append(np.add.reduceat(segment.rows_C, starts))
             owners.append(np.full(len(starts), s))
         self.bytes_KPG = np.concatenate(costs, axis=2) if costs else np.zeros((len(KINDS), NUM_LANES, 0))
@@ -147,8 +142,8 @@ class _LinearProgram:
         allowed = np.ones((GLOBAL, len(self.rows_G)), bool)
         for g, tables in enumerate(self.problem.groups):
             inside = np.isin(self.table_G, tables)
-            allowed[REPLICATED, inside] &= self.decided.get(("replicated", g), True)
-            allowed[:, inside] &= self.decided.get(("copies", g), True)
+            allowed[REPLICATED, inside] &= self.branch.decided.get(("replicated", g), True)
+            allowed[:, inside] &= self.branch.decided.get(("copies", g), True)
         return allowed
 
     def add(self, columns: np.ndarray, values: np.ndarray, limit: float) -> None:
@@ -157,6 +152,13 @@ class _LinearProgram:
         row = np.full(int(kept.sum()), len(self.limits))
         self.entries.append((row, columns[kept], values[kept]))
         self.limits.append(limit)
+
+    def add_all(
+        self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, *, num_rows: int, limit: float
+    ) -> None:
+        """Many inequalities with the same limit; `rows` counts from the first of them."""
+        self.entries.append((rows + len(self.limits), columns, values))
+        self.limits.extend([limit] * num_rows)
 
     def _add_lanes(self) -> None:
         problem, scale = self.problem, self.scale_s
@@ -172,10 +174,11 @@ class _LinearProgram:
             self.add(columns, np.concatenate([x, y, [-1.0]]), -float(base_P[p]))
         self.first_cut = len(self.limits)
         for p in range(NUM_LANES):
-            for position, t in enumerate(self.candidates):
-                share = owner[t, p] * problem.seconds_per_byte[p] / scale
-                columns = np.array([self.y0 + position, self.t0 + p // len(LEVELS)])
-                self.add(columns, np.array([share, -1.0]), 0.0)
+            shares = owner[self.candidates, p] * problem.seconds_per_byte[p] / scale
+            t = np.full(len(shares), self.t0 + p // len(LEVELS))
+            rows = np.tile(np.arange(len(shares)), 2)
+            columns, values = np.concatenate([y_columns, t]), np.concatenate([shares, np.full(len(shares), -1.0)])
+            self.add_all(rows, columns, values, num_rows=len(shares), limit=0.0)
 
     def _fixed_whole_bytes(self) -> np.ndarray:
         """[P] bytes that tables fixed as whole cost the largest rank of every lane."""
@@ -222,14 +225,13 @@ class _LinearProgram:
 
     def _add_shares(self) -> None:
         """Shares of a bucket add up to u at most, u and y to 1."""
-        y_of = {table: self.y0 + position for position, table in enumerate(self.candidates)}
-        order = np.argsort(self.choice_G, kind="stable")
-        cuts = np.flatnonzero(np.diff(self.choice_G[order])) + 1
-        for columns in np.split(order, cuts) if len(order) else []:
-            u = self.u0 + self.table_G[self.choice_G[columns[0]]]
-            self.add(np.append(columns, u), np.append(np.ones(len(columns)), -1.0), 0.0)
-        for table, column in y_of.items():
-            self.add(np.array([column, self.u0 + table]), np.ones(2), 1.0)
+        buckets, bucket_of_x = np.unique(self.choice_G, return_inverse=True)
+        rows = np.concatenate([bucket_of_x, np.arange(len(buckets))])
+        columns = np.concatenate([np.arange(self.y0), self.u0 + self.table_G[buckets]])
+        values = np.concatenate([np.ones(self.y0), np.full(len(buckets), -1.0)])
+        self.add_all(rows, columns, values, num_rows=len(buckets), limit=0.0)
+        for position, table in enumerate(self.candidates):
+            self.add(np.array([self.y0 + position, self.u0 + table]), np.ones(2), 1.0)
 
     def solve(self) -> LinearSolution:
         from scipy.optimize import linprog  # half a second, which ranks that only read plans need not spend
@@ -248,8 +250,10 @@ class _LinearProgram:
         bounds[:, 1] = 1.0
         bounds[self.t0 :, 1] = np.inf
         for position, table in enumerate(self.candidates):
-            if table in self.decided:
-                bounds[self.y0 + position] = float(self.decided[table])
+            if table in self.branch.decided:
+                bounds[self.y0 + position] = float(self.branch.decided[table])
+        for phase, seconds in self.branch.floors.items():
+            bounds[self.t0 + PHASE_NAMES.index(phase), 0] = seconds / self.scale_s
         rows, columns, values = (np.concatenate([entry[i] for entry in self.entries]) for i in range(3))
         matrix = coo_matrix((values, (rows, columns)), shape=(len(self.limits), self.num_columns)).tocsr()
         found: Any = linprog(cost, A_ub=matrix, b_ub=np.array(self.limits), bounds=bounds, method="highs")
@@ -282,6 +286,7 @@ class _LinearProgram:
             rows=placed,
             whole=whole,
             seconds=value * self.scale_s,
+            phase_seconds=x[self.t0 : self.evenly] * self.scale_s,
             lane_prices=prices[:NUM_LANES],
             owner_prices=owner_prices,
             memory_price=float(prices[self.memory_row + 1 : self.total_row].sum()) * self.scale_s,

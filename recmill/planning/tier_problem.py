@@ -7,7 +7,7 @@ A segment is a table, or the part of it that starts from one tier of an older pl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -39,6 +39,20 @@ REPLICATED, NODE, GLOBAL = range(len(KINDS))
 
 # A table that may be kept whole; or what a group of tables may have: ("replicated", g) rows, ("copies", g) of any kind.
 Decision: TypeAlias = int | tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A part of all placements: those with these decisions whose phases take at least so many seconds."""
+
+    decided: Mapping[Decision, bool] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)  # by name, phases of whole tables only
+
+    def with_decided(self, more: Mapping[Decision, bool]) -> Branch:
+        return replace(self, decided={**self.decided, **more})
+
+    def with_floor(self, phase: str, seconds: float) -> Branch:
+        return replace(self, floors={**self.floors, phase: max(seconds, self.floors.get(phase, 0.0))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +112,19 @@ class TierProblem:
         return self.latency(*(phase.name for phase in WHOLE_PHASES))
 
     @cached_property
+    def class_bytes(self) -> list[np.ndarray]:
+        """[K, P, C] of every segment: bytes that a rank sends for one row of each class in each tier."""
+        return [
+            np.array([row_bytes(kind, s.reads_C, self.tables[s.table].dim, self.topology) for kind in KINDS])
+            for s in self.segments
+        ]
+
+    @cached_property
     def global_bytes(self) -> np.ndarray:
         """[tables, P] bytes of a rank with every row global."""
         found = np.zeros((len(self.tables), NUM_LANES))
-        for segment in self.segments:
-            dim = self.tables[segment.table].dim
-            found[segment.table] += row_bytes("global", segment.reads_C, dim, self.topology) @ segment.rows_C
+        for segment, bytes_KPC in zip(self.segments, self.class_bytes, strict=True):
+            found[segment.table] += bytes_KPC[GLOBAL] @ segment.rows_C
         return found
 
     @cached_property
@@ -113,6 +134,14 @@ class TierProblem:
             whole_table_bytes(t.ids_per_rank, t.bags_per_rank, t.dim, t.is_pooled, self.topology) for t in self.tables
         ]
         return np.array([average for average, _ in pairs]), np.array([owner for _, owner in pairs])
+
+    @cached_property
+    def owner_seconds(self) -> np.ndarray:
+        """[tables, whole phases] seconds that every phase of whole tables takes at least if a table is one of them."""
+        _, owner = self.whole_bytes
+        seconds = (owner * self.seconds_per_byte).reshape(len(self.tables), len(PHASES), len(LEVELS)).max(axis=2)
+        found: np.ndarray = seconds[:, -len(WHOLE_PHASES) :]
+        return found
 
     @cached_property
     def candidates(self) -> list[int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from recmill.artifacts import InputError
 from recmill.planning.costs import (
     KINDS,
     NUM_LANES,
@@ -22,17 +22,11 @@ from recmill.planning.costs import (
     phase_latency,
     phase_seconds,
     remap_bytes,
-    row_bytes,
 )
 from recmill.planning.linear_program import LinearSolution, solve_linear
-from recmill.planning.tier_bound import lower_bound
-from recmill.planning.tier_problem import (
-    Decision,
-    Segment,
-    TierProblem,
-    table_memory,
-    whole_rank_bytes,
-)
+from recmill.planning.tier_bound import lower_bound, price_tables
+from recmill.planning.tier_problem import Branch, Decision, TierProblem, table_memory, whole_rank_bytes
+from recmill.planning.whole_tables import place_whole
 
 # C = classes of rows, P = lanes (phase and level), K = kinds of tiers
 GOOD_GAP = 0.001
@@ -81,19 +75,16 @@ class Solved:
         return max(self.prediction.objective - self.bound, 0.0) / self.bound if self.bound > 0 else 0.0
 
 
-def segment_bytes(problem: TierProblem, segment: Segment, rows: np.ndarray) -> np.ndarray:
+def segment_bytes(problem: TierProblem, s: int, rows: np.ndarray) -> np.ndarray:
     """[K, P] bytes a rank sends for a segment with so many replicated and node rows."""
+    segment = problem.segments[s]
     edges = np.cumsum([0, rows[0], rows[1], segment.num_rows - rows[0] - rows[1]])
     stops = np.cumsum(segment.rows_C)
     starts = stops - segment.rows_C
     sent = np.zeros((len(KINDS), NUM_LANES))
-    dim = problem.tables[segment.table].dim
-    for k, kind in enumerate(KINDS):
+    for k in range(len(KINDS)):
         inside = np.clip(np.minimum(stops, edges[k + 1]) - np.maximum(starts, edges[k]), 0, None)
-        touched = np.flatnonzero(inside)
-        if len(touched):
-            costs = row_bytes(kind, segment.reads_C[touched], dim, problem.topology)
-            sent[k] = costs @ inside[touched]
+        sent[k] = problem.class_bytes[s][k] @ inside
     return sent
 
 
@@ -125,10 +116,10 @@ def predict(problem: TierProblem, placement: Placement) -> Prediction:
     """The exact cost of a placement."""
     table_bytes = np.zeros((len(problem.tables), len(KINDS), NUM_LANES))
     moved = 0.0
-    for segment, rows in zip(problem.segments, placement.rows, strict=True):
+    for s, (segment, rows) in enumerate(zip(problem.segments, placement.rows, strict=True)):
         if segment.table in placement.whole:
             continue
-        table_bytes[segment.table] += segment_bytes(problem, segment, rows)
+        table_bytes[segment.table] += segment_bytes(problem, s, rows)
         split = np.array([rows[0], rows[1], segment.num_rows - rows.sum()])
         moved += float(split @ np.array(segment.move_seconds))
     by_rank = whole_rank_bytes(problem, placement.whole)
@@ -148,7 +139,7 @@ def predict(problem: TierProblem, placement: Placement) -> Prediction:
     )
 
 
-def solve_tiers(problem: TierProblem, *, time_limit_s: float = 20.0) -> Solved:
+def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0) -> Solved:
     """The best placement found, and the bound that says how good it is.
 
     Rows of a bucket can be shared out, so the linear program decides them; whether a table is kept whole and whether a
@@ -158,43 +149,70 @@ def solve_tiers(problem: TierProblem, *, time_limit_s: float = 20.0) -> Solved:
     problem.check_feasible()
     started = time.process_time()
     best: Solved | None = None
-    nodes: list[tuple[float, int, dict[Decision, bool], LinearSolution]] = []
+    nodes: list[tuple[float, int, Branch, LinearSolution]] = []
     closed, number = np.inf, 0  # the least bound of what needs no further branching
 
-    def explore(decided: dict[Decision, bool]) -> None:
+    def explore(branch: Branch) -> None:
         nonlocal best, number
-        relaxed = solve_linear(problem, decided=decided)
-        bound = lower_bound(problem, relaxed, decided)
+        try:
+            relaxed = solve_linear(problem, branch=branch)
+        except InputError:
+            if best is None:
+                raise
+            return  # tables that must be whole here do not fit together
+        prices = price_tables(problem, relaxed)
+        bound = lower_bound(problem, prices, branch)
         if best is None or bound < best.prediction.objective * (1 - GOOD_GAP):
-            found = _round(problem, relaxed, decided)
+            found = _round(problem, relaxed, branch, prices.gains, is_first=best is None)
             if best is None or found.prediction.objective < best.prediction.objective:
                 best = found
         number += 1
-        heapq.heappush(nodes, (bound, number, decided, relaxed))
+        heapq.heappush(nodes, (bound, number, branch, relaxed))
 
-    explore({})
-    first_s = time.process_time() - started
-    while nodes and time.process_time() - started + 2 * first_s < time_limit_s:
-        bound, _, decided, relaxed = heapq.heappop(nodes)
+    explore(Branch())
+    spent = time.process_time() - started
+    expected = spent  # of the next two halves
+    while nodes and spent + expected < time_limit_s:
+        bound, _, branch, relaxed = heapq.heappop(nodes)
         assert best is not None
-        undecided = _open_decision(problem, relaxed, decided, best.prediction.objective)
-        if undecided is None or bound >= best.prediction.objective * (1 - GOOD_GAP):
+        halves = _halves(problem, relaxed, branch, best.prediction.objective)
+        if not halves or bound >= best.prediction.objective * (1 - GOOD_GAP):
             closed = min(closed, bound)
             continue
-        explore({**decided, undecided: False})
-        explore({**decided, undecided: True})
+        for half in halves:
+            explore(half)
+        before, spent = spent, time.process_time() - started
+        expected = spent - before
     assert best is not None
     bound = min([closed, *(node[0] for node in nodes), best.prediction.objective])
     return replace(best, bound=bound)
 
 
-def _open_decision(
-    problem: TierProblem, relaxed: LinearSolution, decided: Mapping[Decision, bool], objective: float
-) -> Decision | None:
-    """What a relaxed solution leaves open and matters: a group's latency, or a table that is whole in part."""
-    rows = np.zeros((len(problem.tables), 2))
-    for segment, placed in zip(problem.segments, relaxed.rows, strict=True):
-        rows[segment.table] += placed
+def _halves(problem: TierProblem, relaxed: LinearSolution, branch: Branch, objective: float) -> list[Branch]:
+    """A branch cut in two where its relaxed solution leaves open what matters; nothing if it does nowhere.
+
+    Latency is paid or not; the largest whole table is above or below a size; a table is whole or not.
+    """
+    by_latency = _halves_by_latency(problem, relaxed, branch, GOOD_GAP * objective)
+    if by_latency:
+        return by_latency
+    partly = [t for t in problem.candidates if t not in branch.decided and 1e-3 < relaxed.whole[t] < 1 - 1e-3]
+    if not partly:
+        return []
+    by_size = _halves_by_size(problem, relaxed, branch, partly, GOOD_GAP * objective)
+    table = max(partly, key=lambda t: min(relaxed.whole[t], 1 - relaxed.whole[t]))
+    return by_size or [branch.with_decided({table: value}) for value in (False, True)]
+
+
+def _halves_by_latency(problem: TierProblem, relaxed: LinearSolution, branch: Branch, worth_s: float) -> list[Branch]:
+    """Cut where messages that nobody has decided on yet take time: those of whole tables, of copies, of replicas."""
+    candidates = problem.candidates
+    keeps_some = bool(branch.floors) or any(branch.decided.get(t, False) for t in candidates)
+    if relaxed.whole.max(initial=0.0) > 1e-3 and not keeps_some and problem.whole_latency_s >= worth_s:
+        least = float(problem.owner_seconds[candidates, 0].min())
+        none = branch.with_decided(dict.fromkeys(candidates, False))
+        return [none, branch.with_floor(WHOLE_PHASES[0].name, least)]
+    rows = _relaxed_rows(problem, relaxed)
     costs = {
         "replicated": problem.latency("reduce", "spread"),
         "copies": problem.latency("exchange"),
@@ -202,59 +220,79 @@ def _open_decision(
     for g, tables in enumerate(problem.groups):
         used = {"replicated": bool(rows[tables, 0].sum() >= 1), "copies": bool(rows[tables].sum() >= 1)}
         for flag, seconds in costs.items():
-            is_small = seconds * len(problem.groups) < GOOD_GAP * objective
-            if used[flag] and not is_small and (flag, g) not in decided:
-                return flag, g
-    partly = [t for t in problem.candidates if t not in decided and 1e-3 < relaxed.whole[t] < 1 - 1e-3]
-    return max(partly, key=lambda t: min(relaxed.whole[t], 1 - relaxed.whole[t]), default=None)
+            is_small = seconds * len(problem.groups) < worth_s
+            if used[flag] and not is_small and (flag, g) not in branch.decided:
+                return [branch.with_decided({(flag, g): value}) for value in (False, True)]
+    return []
 
 
-def _round(problem: TierProblem, relaxed: LinearSolution, decided: Mapping[Decision, bool]) -> Solved:
+def _halves_by_size(
+    problem: TierProblem, relaxed: LinearSolution, branch: Branch, partly: list[int], worth_s: float
+) -> list[Branch]:
+    """Cut where tables are whole in part because, being large, all of one would take a phase longer than it takes.
+
+    With many such tables deciding them one by one gets nowhere: what matters is how large the largest may be.
+    """
+    phases = [PHASE_NAMES.index(phase.name) for phase in WHOLE_PHASES]
+    above = problem.owner_seconds[partly].max(axis=0) - relaxed.phase_seconds[phases]
+    if above.max() < worth_s:
+        return []
+    position = int(np.argmax(above))
+    sizes = problem.owner_seconds[:, position]
+    middle = float(relaxed.phase_seconds[phases[position]] + above[position] / 2)
+    larger = [t for t in problem.candidates if sizes[t] > middle]
+    none_larger = branch.with_decided(dict.fromkeys(larger, False) | dict(branch.decided))
+    return [none_larger, branch.with_floor(WHOLE_PHASES[position].name, float(sizes[larger].min()))]
+
+
+def _round(
+    problem: TierProblem, relaxed: LinearSolution, branch: Branch, gains: np.ndarray, *, is_first: bool
+) -> Solved:
     """The best placement of whole rows near a relaxed one."""
-    groups: dict[Decision, bool] = {key: value for key, value in decided.items() if isinstance(key, tuple)}
-    chosen = [t for t in problem.candidates if relaxed.whole[t] >= 0.5]
+    groups = Branch(decided={key: value for key, value in branch.decided.items() if isinstance(key, tuple)})
     found = []
-    whole = place_whole(problem, chosen)
-    for choice in [whole, {}] if whole else [{}]:
-        solution = solve_linear(problem, whole=choice, decided=groups) if problem.candidates else relaxed
-        placement = round_rows(problem, solution, choice)
-        prediction = predict(problem, placement)
-        rounded = Solved(
-            placement=placement, prediction=prediction, bound=solution.seconds + prediction.latency_seconds
-        )
-        if sum(table.num_rows for table in problem.tables) <= POLISH_ROWS and rounded.gap > GOOD_GAP:
-            rounded = polish(problem, rounded)
-        found.append(rounded)
+    whole = place_whole(problem, relaxed, gains)
+    for choice in [whole, {}] if whole and is_first else [whole]:
+        solution = solve_linear(problem, whole=choice, branch=groups) if problem.candidates else relaxed
+        found.append(_cut_to_rows(problem, solution, choice))
+        idle = _idle_copies(problem, solution, choice)
+        if idle:
+            solution = solve_linear(problem, whole=choice, branch=groups.with_decided(idle))
+            found.append(_cut_to_rows(problem, solution, choice))
     return min(found, key=lambda solved: solved.prediction.objective)
 
 
-def place_whole(problem: TierProblem, tables: list[int]) -> dict[int, int]:
-    """Ranks for whole tables, by bytes sent and held; a table that no rank has memory left for is not among them."""
-    _, owner = problem.whole_bytes
-    world = problem.topology.world_size
-    seconds = {t: float(owner[t] @ problem.seconds_per_byte) for t in tables}
-    weight = {
-        t: seconds[t] / max(sum(seconds.values()), 1e-12)
-        + table_memory(problem.tables[t]) / max(sum(table_memory(problem.tables[o]) for o in tables), 1)
-        for t in tables
-    }
-    load, held = np.zeros(world), np.zeros(world)
-    # What the other tables need on every rank at least.
-    others = sum(problem.global_memory(table) for t, table in enumerate(problem.tables) if t not in tables)
-    placed: dict[int, int] = {}
-    for t in sorted(tables, key=lambda t: (-weight[t], t)):
-        need = table_memory(problem.tables[t])
-        fits = np.flatnonzero(held + need + others <= problem.memory_budget_bytes)
-        if not len(fits):
-            others += problem.global_memory(problem.tables[t])
-            continue
-        rank = int(fits[np.argmin(load[fits])])
-        placed[t] = rank
-        load[rank] += weight[t]
-        held[rank] += need
-    if (held + others).max() > problem.memory_budget_bytes:
-        return {}
-    return placed
+def _idle_copies(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> dict[Decision, bool]:
+    """Groups whose copies save less than the latency of keeping them equal, which the linear program does not see."""
+    tiered = price_tables(problem, solution).tiered
+    rows = _relaxed_rows(problem, solution)
+    exchange, local = problem.latency("exchange"), problem.latency("reduce", "spread")
+    idle: dict[Decision, bool] = {}
+    for g, tables in enumerate(problem.groups):
+        own = [t for t in tables if t not in whole]
+        best = int(np.argmin(tiered[own].sum(axis=0) + np.array([0.0, exchange, exchange + local])))
+        if best == 0 and rows[own].sum() >= 1:
+            idle["copies", g] = False
+        elif best == 1 and rows[own, 0].sum() >= 1:
+            idle["replicated", g] = False
+    return idle
+
+
+def _cut_to_rows(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> Solved:
+    placement = round_rows(problem, solution, whole)
+    prediction = predict(problem, placement)
+    rounded = Solved(placement=placement, prediction=prediction, bound=solution.seconds + prediction.latency_seconds)
+    if sum(table.num_rows for table in problem.tables) <= POLISH_ROWS and rounded.gap > GOOD_GAP:
+        rounded = polish(problem, rounded)
+    return rounded
+
+
+def _relaxed_rows(problem: TierProblem, relaxed: LinearSolution) -> np.ndarray:
+    """[tables, 2] replicated and node rows, in part, segments added up."""
+    rows = np.zeros((len(problem.tables), 2))
+    for segment, placed in zip(problem.segments, relaxed.rows, strict=True):
+        rows[segment.table] += placed
+    return rows
 
 
 def round_rows(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> Placement:

@@ -8,6 +8,7 @@ from recmill.planning.reads import TableReads
 from recmill.planning.tier_problem import TierProblem, table_memory
 from recmill.planning.tier_solution import Placement, predict, solve_tiers
 from recmill.planning.topology import Topology
+from recmill.planning.whole_tables import _Packer
 
 
 def zipf_table(name, num_rows, *, dim=16, exponent=1.0, ids=1000.0, is_pooled=False, bags=256.0, num_classes=200):
@@ -104,8 +105,9 @@ def test_long_bags_of_cold_rows_stay_on_one_rank_where_that_sends_less():
     assert not solve_tiers(problem).placement.whole
 
 
-def test_a_thousand_tables_of_a_million_rows_take_less_than_a_minute():
-    rng = np.random.default_rng(0)
+def many_tables(num_tables, *, pooled_share=0.0, topology, slack=1.2, seed=0):
+    """Tables of a million rows; pooled ones read long bags, so that some are best kept whole."""
+    rng = np.random.default_rng(seed)
     tables = [
         zipf_table(
             f"t{t}",
@@ -113,14 +115,44 @@ def test_a_thousand_tables_of_a_million_rows_take_less_than_a_minute():
             dim=int(rng.choice([16, 64])),
             exponent=float(rng.uniform(0.8, 1.3)),
             ids=float(10 ** rng.uniform(3, 5)),
+            is_pooled=bool(rng.random() < pooled_share),
+            bags=float(rng.integers(64, 1024)),
         )
-        for t in range(1000)
+        for t in range(num_tables)
     ]
-    topology = Topology(nodes=16, ranks_per_node=8)
-    budget = int(sum(map(table_memory, tables)) / topology.world_size * 1.2)
-    problem = TierProblem(tables=tables, topology=topology, memory_budget_bytes=budget)
+    budget = int(sum(map(table_memory, tables)) / topology.world_size * slack)
+    return TierProblem(tables=tables, topology=topology, memory_budget_bytes=budget)
+
+
+@pytest.mark.parametrize("pooled_share", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
+def test_a_thousand_tables_of_a_million_rows_take_less_than_a_minute(pooled_share):
+    problem = many_tables(1000, pooled_share=pooled_share, topology=Topology(nodes=16, ranks_per_node=8))
     started = time.process_time()  # of this process: the machine may be busy with others
     solved = solve_tiers(problem)
     assert time.process_time() - started < 60
     assert solved.gap <= 0.01
     assert solved.placement.rows.sum() > 1_000_000
+    assert bool(solved.placement.whole) == (pooled_share > 0)
+
+
+def test_whole_tables_of_uneven_sizes_are_packed_near_the_bound():
+    """Two whole tables a rank: packed by size alone, one of a rank's loads ends far above the average."""
+    problem = many_tables(60, pooled_share=0.8, topology=Topology(nodes=2, ranks_per_node=4), seed=1)
+    solved = solve_tiers(problem, time_limit_s=5.0)
+    assert len(solved.placement.whole) > problem.topology.world_size
+    assert solved.gap <= 0.01
+    assert solved.prediction.rank_memory.max() <= problem.memory_budget_bytes
+
+
+def test_tables_change_places_until_ranks_are_even():
+    packer = _Packer(
+        num_ranks=2,
+        load_TS=np.array([[5.0, 1.0], [4.0, 1.0], [3.0, 1.0], [2.0, 1.0]]),
+        memory_T=np.ones(4),
+        spread_T=np.zeros(4),
+        gain_T=np.full(4, 10.0),
+        room_bytes=2.0,
+    )
+    evened = packer.even_out(np.array([0, 0, 1, 1]))
+    assert packer.loads(evened, packer.load_TS).tolist() == [[7.0, 2.0], [7.0, 2.0]]
+    assert packer.saved_s(evened) == 40.0 - 7.0 - 2.0
