@@ -16,6 +16,8 @@ from recmill.tuning.programme import solve_workers
 
 SMOOTHING = 0.4  # weight of the newest interval in a profile; all of it when conditions changed
 DEMAND_HEADROOM = 1.05  # a little more than the trainer takes, so that it never waits
+READ = 0  # the stage that waits for storage
+FORGETTING = 0.995  # of the highest CPU share, an interval: a stage that begins to wait for a service is found out
 
 
 class Controller(ABC):
@@ -119,6 +121,7 @@ class Profile:
 
     def reset(self, measured: Measured) -> None:
         self.seconds_BS, self.cpu_BS = measured.seconds_BS, measured.cpu_BS
+        self.core_share_BS = _cpu_share(measured)
         self._last = measured
         self.is_new_B: Bools = np.ones(len(measured), dtype=np.bool_)
 
@@ -127,14 +130,33 @@ class Profile:
         weight_B1 = np.where(self.is_new_B, 1.0, SMOOTHING)[:, None]
         self.seconds_BS = weight_B1 * measured.seconds_BS + (1 - weight_B1) * self.seconds_BS
         self.cpu_BS = weight_B1 * measured.cpu_BS + (1 - weight_B1) * self.cpu_BS
+        self._update_share(measured)
         self._last = measured
+
+    def _update_share(self, measured: Measured) -> None:
+        """The share of a worker's time in which it takes or wants a core.
+
+        Workers that wait for each other, or for the GIL, look like workers that wait for storage: less CPU time a
+        second. But more of them would only wait longer. So the highest share seen counts; for reading, which does wait
+        for storage, the share of now.
+        """
+        share_BS = _cpu_share(measured)
+        kept_BS = FORGETTING * self.core_share_BS
+        kept_BS[:, READ] = 0.0
+        self.core_share_BS = np.maximum(share_BS, kept_BS)
 
     def replace(self, chosen: Bools, fresh: Profile) -> None:
         """Take over the chosen pipelines from another profile."""
         self.seconds_BS = np.where(chosen[:, None], fresh.seconds_BS, self.seconds_BS)
         self.cpu_BS = np.where(chosen[:, None], fresh.cpu_BS, self.cpu_BS)
+        self.core_share_BS = np.where(chosen[:, None], fresh.core_share_BS, self.core_share_BS)
         self.is_new_B = np.where(chosen, fresh.is_new_B, self.is_new_B)
         self._last = select(chosen, fresh._last, self._last)
+
+
+def _cpu_share(measured: Measured) -> Floats:
+    share_BS: Floats = np.clip(measured.cpu_BS / np.maximum(measured.seconds_BS, 1e-12), 0.0, 1.0)
+    return share_BS
 
 
 class LinearProgramme(Controller):

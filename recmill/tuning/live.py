@@ -14,6 +14,7 @@ from recmill.tuning.measurement import Floats, Ints, Measured
 MIN_SLOTS = 64  # stages that wait for storage want more workers than there are cores
 SLOTS_PER_CORE = 4
 ITEMS_PER_WORKER = 2  # the pipeline reads that many row groups ahead for each worker
+_NOTHING = dict.fromkeys(("rows", "seconds", "cpu_seconds", "queued_seconds"), 0.0)
 
 
 def default_slots(cores: float) -> int:
@@ -32,7 +33,7 @@ class Meter:
         self.longest_item_s = 0.0
 
     def measure(self, *, cores: float, slots: int) -> Measured | None:
-        """The figures since the last look; None before the second one, and while no batch is asked for."""
+        """The figures since the last look; None before the second one and until every stage but the last has worked."""
         stats, before, self.looked_at = self._pipeline.stats(), self._last, time.monotonic()
         if "consumer" not in stats:
             return None
@@ -41,8 +42,11 @@ class Meter:
             return None
         self._update_times(before, stats)
         self.longest_item_s = max(stats[stage]["seconds_per_item"] for stage in STAGES)
-        if not self._seconds_S.all():
+        if not self._seconds_S[:-1].all():
             return None
+        if not self._seconds_S[-1]:  # the first batch needs several row groups: until then, as quick as the quickest
+            self._seconds_S[-1] = self._seconds_S[:-1].min()
+            self._cpu_S[-1] = self._seconds_S[-1]
         consumer, old = stats["consumer"], before["consumer"]
         elapsed_s = consumer["seconds"] - old["seconds"]
         held = np.full(len(STAGES), float(ITEMS_PER_WORKER * self._pipeline.item_bytes))
@@ -68,9 +72,13 @@ class Meter:
         return np.array(values, dtype=np.float64)[None]
 
     def _update_times(self, before: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
-        """Seconds a row in each stage; a stage that finished nothing keeps what it had."""
+        """Seconds a row in each stage; a stage that finished nothing keeps what it had.
+
+        As long as nothing is known of a stage, all it has done counts: reading may have come to the end of its
+        read-ahead before the first look.
+        """
         for position, stage in enumerate(STAGES):
-            now, old = stats[stage], before[stage]
+            now, old = stats[stage], before[stage] if self._seconds_S[position] else _NOTHING
             rows = now["rows"] - old["rows"]
             if rows <= 0:
                 continue

@@ -1,7 +1,9 @@
 """What the agent sees and what its actions mean: a correction of the linear programme's answer.
 
 An action has one choice of five for each stage (fewer or more workers than the programme says) and one for how far
-above the trainer's demand to aim. Shape suffixes: B = pipelines, S = stages, A = S + 1 choices, F = figures.
+above the trainer's demand and beyond the cores to aim.
+
+Shape suffixes: B = pipelines, S = stages, A = S + 1 choices, F = figures.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from recmill.tuning.programme import solve_workers
 NUM_CHOICES = 5
 NUM_STACKED = 3
 FACTORS = np.array([0.7, 0.87, 1.0, 1.12, 1.3])  # of the workers of a stage
-HEADROOMS = np.array([np.inf, 1.25, 1.1, 1.04, 0.97])  # of the demand to aim for
+# How far to aim: the demand to meet, and the threads that want a core, as multiples of what there is.
+HEADROOMS = np.array([np.inf, np.inf, 1.1, 1.04, 0.97])
+CROWDS = np.array([np.inf, 1.25, 1.12, 1.0, 1.0])
+PROGRAMME_HEADROOM, PROGRAMME_CROWD = 1.05, 1.25  # of the programme itself
+MAX_KNOWN_STALL = 0.95  # a consumer that waits longer says too little about its demand
 NEUTRAL = 2  # the choice that leaves a stage as the programme has it
 MOVE_COST = 0.02  # reward lost for moving as many workers as there are cores
 NUM_STAGE_FIGURES = 7
@@ -30,16 +36,24 @@ def num_figures(num_stages: int) -> int:
 
 def correct_workers(action_BA: Ints, profile: Profile, measured: Measured) -> Ints:
     """The workers that an action asks for."""
-    headroom_B = HEADROOMS[action_BA[:, -1]]
-    base_BS, _ = solve_workers(
-        profile.seconds_BS, profile.cpu_BS, measured, demand_B=headroom_B * np.maximum(measured.demand_B, 1e-9)
-    )
+    aim_B = action_BA[:, -1]
+    base_BS, _ = solve_bounded(profile, measured, headroom_B=HEADROOMS[aim_B], crowd_B=CROWDS[aim_B])
     choice_BS = action_BA[:, :-1]
     scaled_BS = np.rint(base_BS * FACTORS[choice_BS]).astype(np.int64)
     # A few workers times a factor may round to themselves; whoever asks for more gets one more.
     least_BS = base_BS + np.sign(choice_BS - NEUTRAL)
     moved_BS = np.where(choice_BS > NEUTRAL, np.maximum(scaled_BS, least_BS), np.minimum(scaled_BS, least_BS))
     return np.maximum(1, np.where(choice_BS == NEUTRAL, base_BS, moved_BS))
+
+
+def solve_bounded(profile: Profile, measured: Measured, *, headroom_B: Floats, crowd_B: Floats) -> tuple[Ints, Floats]:
+    """The programme's workers and rate for some demand, with no more threads that want a core than `crowd` times those.
+
+    Without that bound, workers that get in each other's way run away: they take longer, so the programme asks for more.
+    """
+    core_BS = profile.seconds_BS * profile.core_share_BS / crowd_B[:, None]
+    demand_B = headroom_B * np.maximum(measured.demand_B, 1e-9)
+    return solve_workers(profile.seconds_BS, np.maximum(profile.cpu_BS, core_BS), measured, demand_B=demand_B)
 
 
 class Watcher:
@@ -80,7 +94,9 @@ class Watcher:
         return self._stack.reshape(len(self._stack), -1).astype(np.float32)
 
     def _solve(self, measured: Measured) -> tuple[Ints, Floats]:
-        workers_BS, expected_B = solve_workers(self.profile.seconds_BS, self.profile.cpu_BS, measured)
+        headroom_B = np.where(measured.stall_B > MAX_KNOWN_STALL, np.inf, PROGRAMME_HEADROOM)
+        crowd_B = np.full(len(measured), PROGRAMME_CROWD)
+        workers_BS, expected_B = solve_bounded(self.profile, measured, headroom_B=headroom_B, crowd_B=crowd_B)
         return clip_workers(workers_BS, measured)[0], expected_B
 
     def _figures(self, measured: Measured) -> Floats:

@@ -11,6 +11,7 @@ from recmill.tuning.controllers import LinearProgramme, baselines
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Measured, changed_conditions
 from recmill.tuning.programme import solve_workers
+from recmill.tuning.residual import Watcher
 from recmill.tuning.scenarios import draw_events, draw_worlds
 from recmill.tuning.simulator import Simulator
 
@@ -159,3 +160,34 @@ def test_a_policy_that_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "broken.zip").write_bytes(b"not a zip")
     with pytest.raises(InputError, match="cannot be read as a policy"):
         load_policy(tmp_path / "broken.zip")
+
+
+def test_workers_in_each_others_way_do_not_run_away():
+    """Each worker more of the second stage makes all of them wait longer: the programme alone asks for ever more."""
+    measured = measured_of([1e-3, 5e-3, 2e-3, 1e-3], cores=16.0, slots=64, stall=1.0)
+    watcher, programme = Watcher(), LinearProgramme()
+    watcher.reset(measured)
+    programme.reset(measured)
+    bounded, plain = measured, measured
+    for _ in range(12):
+        watcher.update(bounded)
+        bounded = crowded(measured, watcher.programme_BS)
+        plain = crowded(measured, programme.decide(plain))
+    assert plain.workers_BS[0, 1] > 16
+    assert watcher.programme_BS.sum() <= 1.25 * 16 + 4
+
+
+def crowded(measured: Measured, workers_BS) -> Measured:
+    """The same stages with other workers; the second takes longer by 6% a worker, none of it on a core."""
+    seconds_BS = measured.seconds_BS.copy()
+    seconds_BS[:, 1] *= 1 + 0.06 * (workers_BS[:, 1] - 1)
+    return replace(measured, workers_BS=workers_BS, seconds_BS=seconds_BS)
+
+
+def test_reads_that_wait_for_storage_are_not_bound_by_the_cores():
+    before = measured_of([1e-4, 1e-3, 1e-3, 1e-3], cores=2.0, slots=64, stall=1.0)
+    watcher = Watcher()
+    watcher.reset(before)
+    late_BS = np.array([[50e-3, 1e-3, 1e-3, 1e-3]])
+    watcher.update(replace(before, seconds_BS=late_BS))
+    assert watcher.programme_BS[0, 0] >= 16

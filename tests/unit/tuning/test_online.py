@@ -1,4 +1,5 @@
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from recmill.artifacts import InputError
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.tuning.controllers import LinearProgramme
-from recmill.tuning.live import default_slots
+from recmill.tuning.live import Meter, default_slots
 from recmill.tuning.online import OnlineTuner
 from recmill.tuning.stage_times import delayed_reader
 
@@ -109,3 +110,21 @@ def test_a_controller_that_fails_leaves_training_alone(dataset):
     assert "no idea" in str(tuner.error)
     assert tuner.history()[-1]["event"] == "tuning stopped: no idea"
     assert rows
+
+
+def test_the_first_decision_does_not_wait_for_the_first_batch(dataset):
+    """A batch of 16 rows needs row groups of all lanes; each takes 0.1 s to read, one after the other."""
+    reader = delayed_reader(dataset, 0.1)
+    with IngestPipeline(dataset, split="all", batch_size=16, epochs=4, reader=reader) as pipeline:
+        meter = Meter(pipeline)
+        thread = threading.Thread(target=lambda: next(iter(pipeline)), daemon=True)
+        thread.start()
+        measured = None
+        while measured is None and thread.is_alive():
+            time.sleep(0.05)
+            measured = meter.measure(cores=2, slots=16)
+        thread.join()
+    assert measured is not None
+    assert measured.rows_per_s_B[0] == 0
+    assert measured.stall_B[0] > 0.9
+    assert (measured.seconds_BS > 0).all()
