@@ -175,9 +175,9 @@ class _LinearProgram:
         self.first_cut = len(self.limits)
         for p in range(NUM_LANES):
             shares = owner[self.candidates, p] * problem.seconds_per_byte[p] / scale
-            t = np.full(len(shares), self.t0 + p // len(LEVELS))
+            times = np.full(len(shares), self.t0 + p // len(LEVELS))
             rows = np.tile(np.arange(len(shares)), 2)
-            columns, values = np.concatenate([y_columns, t]), np.concatenate([shares, np.full(len(shares), -1.0)])
+            columns, values = np.concatenate([y_columns, times]), np.concatenate([shares, np.full(len(shares), -1.0)])
             self.add_all(rows, columns, values, num_rows=len(shares), limit=0.0)
 
     def _fixed_whole_bytes(self) -> np.ndarray:

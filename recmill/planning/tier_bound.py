@@ -42,7 +42,8 @@ def lower_bound(problem: TierProblem, prices: TablePrices, branch: Branch) -> fl
         elif t not in decided:
             costs[t] = np.minimum(costs[t], prices.kept[t])
     seconds = sum(_group_seconds(problem, g, tables, costs, decided) for g, tables in enumerate(problem.groups))
-    seconds += sum(prices.open_phases[PHASE_NAMES.index(phase)] * floor for phase, floor in branch.floors.items())
+    for phase, floor in branch.floors.items():
+        seconds += float(prices.open_phases[PHASE_NAMES.index(phase)]) * floor
     keeps_some = bool(branch.floors) or any(value for key, value in decided.items() if isinstance(key, int))
     return seconds + (problem.whole_latency_s if keeps_some else 0.0) - prices.limits
 

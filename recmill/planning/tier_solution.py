@@ -241,7 +241,7 @@ def _halves_by_size(
     sizes = problem.owner_seconds[:, position]
     middle = float(relaxed.phase_seconds[phases[position]] + above[position] / 2)
     larger = [t for t in problem.candidates if sizes[t] > middle]
-    none_larger = branch.with_decided(dict.fromkeys(larger, False) | dict(branch.decided))
+    none_larger = branch.with_decided({t: False for t in larger if t not in branch.decided})
     return [none_larger, branch.with_floor(WHOLE_PHASES[position].name, float(sizes[larger].min()))]
 
 
