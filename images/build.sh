@@ -31,6 +31,13 @@ arguments=(--build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknow
 [ ! -r /etc/pip.conf ] || arguments+=(--secret "id=pip_site,src=/etc/pip.conf")
 [ ! -r "$HOME/.config/pip/pip.conf" ] || arguments+=(--secret "id=pip_user,src=$HOME/.config/pip/pip.conf")
 if [ "$builder" = buildah ]; then
+  # buildah's cache looks at modification times, which differ from clone to clone: it builds from a copy that has none.
+  context=$(mktemp -d)
+  trap 'rm -rf "$context"' EXIT
+  git ls-files --cached --others --exclude-standard -z -- .dockerignore CMakeLists.txt README.md constraints.txt \
+    pyproject.toml components images kernels pipelines recmill |
+    tar --create --null --files-from - --mode go=rX,u+w | tar --extract --directory "$context"
+  find "$context" -exec touch --date @0 {} +
   # Folders of wheels and certificates that those settings name must be there inside the build, too.
   for path in $(python3 -m pip config list 2>/dev/null | grep -oE "/[^' ,]+" | sed -E "s,^/+,/,; s,/simple/?$,," | sort -u); do
     [ ! -e "$path" ] || arguments+=(--volume "$path:$path:ro")
@@ -45,7 +52,7 @@ for name in "${names[@]}"; do
     [ -z "$archive" ] || docker save --output "$archive/$name.tar" "$image"
   else
     buildah "${flags[@]}" bud --isolation chroot --layers --format docker "${arguments[@]}" \
-      --file "images/$name/Dockerfile" --tag "$image" .
+      --file "images/$name/Dockerfile" --tag "$image" "$context"
     [ -z "$archive" ] || { rm -f "$archive/$name.tar"; buildah "${flags[@]}" push "$image" "docker-archive:$archive/$name.tar:$image"; }
   fi
   echo "$image"

@@ -11,15 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.images import DATA, MLFLOW, TRAINER
 from components.placement import DEFAULT_STEPS, Placement
 from pipelines.ablations import VARIANTS
 from pipelines.commands import PIPELINES, compile_pipeline
 from pipelines.site import IMAGES
 from recmill.artifacts import InputError
 from recmill.training.config import TrainConfig
-
-ROOT = Path(__file__).parents[2]
 
 
 def compiled(folder: Path, *args: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -219,16 +216,3 @@ def test_the_graph_shows_the_partitions_side_by_side(tmp_path: Path) -> None:
     assert set(spec["components"][loop]["dag"]["tasks"]) == {"generate-data"}
     outer = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert {"merge-data", "train-model", "report"} <= set(outer)
-
-
-def test_skaffold_kustomize_and_components_name_the_same_images() -> None:
-    named = {DATA, TRAINER, MLFLOW}
-    skaffold = yaml.safe_load((ROOT / "skaffold.yaml").read_text(encoding="utf-8"))
-    assert {artifact["image"] for artifact in skaffold["build"]["artifacts"]} == named
-    for overlay in ("kind", "cluster"):
-        body = yaml.safe_load(
-            (ROOT / "manifests/overlays" / overlay / "kustomization.yaml").read_text(encoding="utf-8")
-        )
-        assert {entry["name"] for entry in body["images"]} == named
-    folders = {f"recmill/{path.parent.name}" for path in ROOT.glob("images/*/Dockerfile")}
-    assert folders == named
