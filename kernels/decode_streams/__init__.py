@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import _cpu
+from kernels.buffers import empty_array
 
 BACKENDS = ("reference", "cpu")
 
@@ -47,7 +48,7 @@ def decode_inverse(
 
         bits = np.unpackbits(changed_bits, bitorder="little")[first_bit : first_bit + num_bits].astype(np.bool_)
         return reference.decode_inverse(num_rows_S, bits, again_C)
-    inverse_R, num_distinct_S = np.empty(num_rows, np.int32), np.empty(len(num_rows_S), np.int64)
+    inverse_R, num_distinct_S = empty_array(num_rows, np.int32), empty_array(len(num_rows_S), np.int64)
     _cpu.decode_inverse(
         _address(num_rows_S, np.int32),
         len(num_rows_S),
@@ -85,7 +86,7 @@ def decode_symbols(
         return reference.decode_symbols(
             symbols_N, rest, begins=begins, num_rest=num_rest, first_escape=first_escape, popular=popular
         )
-    ids_N = np.empty(len(symbols_N), np.int64)
+    ids_N = empty_array(len(symbols_N), np.int64)
     _cpu.decode_symbols(
         _address(symbols_N, np.uint8),
         len(symbols_N),
@@ -124,7 +125,7 @@ def decode_windows(
     num_sessions, is_shared = len(num_distinct_S), begins_S is not None
     if begins_S is not None and len(begins_S) != num_sessions:
         raise ValueError(f"received {len(begins_S)} begins for {num_sessions} sessions")
-    starts_U, lengths_U = np.empty(len(steps_U), np.int64), np.empty(len(steps_U), np.int32)
+    starts_U, lengths_U = empty_array(len(steps_U), np.int64), empty_array(len(steps_U), np.int32)
     parts_2S = np.empty(2 * num_sessions if is_shared else 0, np.int64)  # where the parts begin, then their sizes
     num_parts, total = _cpu.decode_windows(
         _address(steps_U, np.int32),
@@ -141,7 +142,7 @@ def decode_windows(
     )
     if not is_shared:
         return values, starts_U, lengths_U
-    parts, used = parts_2S.ctypes.data, np.empty(total, np.int64)
+    parts, used = parts_2S.ctypes.data, empty_array(total, np.int64)
     sizes = parts + parts_2S.itemsize * num_sessions
     address = _address(values, np.int64)
     _cpu.take_windows(address, values.itemsize, len(values), parts, sizes, num_parts, used.ctypes.data, total, 1)

@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -72,8 +74,29 @@ void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_a
   const int32_t* counts = pointer<const int32_t>(counts_address);
   const int64_t* popular = pointer<const int64_t>(popular_address);
   int64_t* ids = pointer<int64_t>(ids_address);
-  int64_t at = 0;
-  for (int64_t i = 0; i < num_symbols; ++i) {
+  uint64_t masks[256];  // of the bytes that follow a symbol
+  uint32_t most = 0;
+  for (int32_t symbol = 0; symbol < 256; ++symbol) {
+    most = std::max(most, static_cast<uint32_t>(counts[symbol]));
+    masks[symbol] = counts[symbol] && symbol < first_escape ? 255 : (uint64_t{1} << (8 * (counts[symbol] & 7))) - 1;
+  }
+  int64_t at = 0, i = 0;
+  // Without branches on the kind of a symbol, which nothing predicts: 8 bytes are read whatever follows it.
+  if (num_popular && most < 8) {
+    for (; i < num_symbols && at <= num_rest - 8; ++i) {
+      const uint8_t symbol = symbols[i];
+      uint64_t following;
+      std::memcpy(&following, rest + at, 8);
+      const int64_t low = static_cast<int64_t>(following & masks[symbol]);
+      const bool is_popular = (symbol < first_escape) & (counts[symbol] != 0);
+      const int64_t position = is_popular ? begins[symbol] + low : 0;
+      if (position < 0 || position >= num_popular) break;  // said below
+      const int64_t known = popular[position], other = begins[symbol] | low;
+      ids[i] = is_popular ? known : other;
+      at += counts[symbol];
+    }
+  }
+  for (; i < num_symbols; ++i) {
     const uint8_t symbol = symbols[i];
     const int32_t count = counts[symbol];
     int64_t id = begins[symbol];
@@ -81,7 +104,7 @@ void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_a
       if (count > num_rest - at) refuse("symbol " + std::to_string(i) + ": the bytes that follow it are missing");
       if (symbol < first_escape) {
         const int64_t position = id + rest[at];
-        if (position >= num_popular)
+        if (position < 0 || position >= num_popular)
           refuse("symbol " + std::to_string(i) + ": is popular id " + std::to_string(position) + " of " +
                  std::to_string(num_popular));
         id = popular[position];

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels import _cpu
-from kernels.buffers import address_of
+from kernels.buffers import address_of, empty_array
 from kernels.jagged import item_bytes, pick_backend
 from kernels.windows import check_windows
 
@@ -63,6 +63,6 @@ def merge_sources(sources: list[WindowSource], num_windows: int) -> tuple[IdArra
     """
     parts, new_starts_W = np.empty(3 * num_windows, dtype=np.int64), np.empty(num_windows, dtype=np.int64)
     num_parts, total = _cpu.merge_windows(sources, parts.ctypes.data, new_starts_W.ctypes.data)
-    values_M = np.empty(total, dtype=np.int64)
+    values_M = empty_array(total, np.int64)
     _cpu.copy_parts(sources, parts.ctypes.data, num_parts, values_M.ctypes.data)
     return values_M, new_starts_W

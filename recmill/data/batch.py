@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from kernels.buffers import join_arrays
 from recmill.artifacts import InputError
+from recmill.data.distinct import DistinctBlock, is_packed, take_lists
 from recmill.data.distinct_batch import CutBlock, cut_ids
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt_build import split_list_column
@@ -136,6 +138,32 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", check
     )
 
 
+def expand_block(block: DistinctBlock, keys: Sequence[str]) -> RowBlock:
+    """The block with a list a sample. Lists that never repeat and lie one after another stay where they are."""
+    lists: dict[str, tuple[IdArray, IdArray, LengthArray]] = {}
+    for group in block.groups:
+        is_own = group.inverse_R is None or group.num_distinct == len(block)  # distinct rows are in order of first use
+        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
+        for key, values, starts, lengths in columns:
+            if not is_own:
+                starts, lengths = starts[group.inverse_R], lengths[group.inverse_R]
+            if not is_packed(starts, lengths):
+                values = take_lists(values, starts, lengths)
+                starts = np.cumsum(lengths, dtype=np.int64) - lengths
+            lists[key] = values, np.append(starts, starts[-1:] + lengths[-1:]), lengths
+    lengths_KR = np.stack([lists[key][2] for key in keys]) if keys else np.empty((0, len(block)), np.int32)
+    num_values_R = np.zeros(len(block) + 1, dtype=np.int64)
+    np.cumsum(lengths_KR.sum(axis=0, dtype=np.int64), out=num_values_R[1:])
+    return RowBlock(
+        dense_RF=block.dense_RF,
+        label_R=block.label_R,
+        values=tuple(lists[key][0] for key in keys),
+        offsets=tuple(lists[key][1] for key in keys),
+        lengths_KR=lengths_KR,
+        num_values_R=num_values_R,
+    )
+
+
 def assemble_batch(
     slices: Sequence[tuple[RowBlock | CutBlock, int, int]],
     schema: Schema,
@@ -177,7 +205,7 @@ def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> 
     lengths_KB = np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1)
     return KeyedJaggedTensor(
         keys=keys,
-        values=torch.from_numpy(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)),
+        values=torch.from_numpy(join_arrays(pieces) if pieces else np.empty(0, dtype=np.int64)),
         lengths=torch.from_numpy(lengths_KB.reshape(-1)),
         stride=lengths_KB.shape[1],
         length_per_key=length_per_key,

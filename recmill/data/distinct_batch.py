@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from kernels.buffers import empty_array, join_arrays
 from kernels.merge_windows import merge_sources
 from recmill.data.distinct import DistinctBlock, DistinctGroup, IdArray, is_packed, take_lists
 from recmill.data.ikjt import InverseKeyedJaggedTensor
@@ -139,7 +140,8 @@ def _single_ids(groups: Sequence[DistinctGroup], num_rows: int) -> CutGroup | No
     """The features as one id a sample, if all their lists have length 1: no lists to walk, here or in a batch."""
     if any((lengths_U != 1).any() for group in groups for lengths_U in group.lengths):
         return None
-    ids_FR = np.empty((sum(len(group.keys) for group in groups), num_rows), dtype=np.int64)
+    num_features = sum(len(group.keys) for group in groups)
+    ids_FR = empty_array(num_features * num_rows, np.int64).reshape(num_features, num_rows)
     position = 0
     for group in groups:
         inverse_R = None if group.inverse_R is None else group.inverse_R.astype(np.intp)
@@ -221,7 +223,7 @@ def _prepare_group(groups: Sequence[DistinctGroup], *, is_expanded: bool, keeps_
     is_scattered = breaks_R is not None and (is_expanded or int(breaks_R[-1]) > MAX_BREAKS * len(breaks_R))
     if not keeps_windows and (is_scattered or not all_packed):
         sizes = [len(own_values) for own_values in values]
-        values = [np.concatenate(values)]
+        values = [join_arrays(values)]
         starts_FU += np.array([sum(sizes[:before]) for before in range(len(sizes))], dtype=np.int64)[:, None]
     return CutGroup(
         keys=tuple(key for group in groups for key in group.keys),
@@ -383,7 +385,7 @@ def _cut_packed(groups: Sequence[CutGroup], rows_of: Sequence[Rows]) -> tuple[Id
         for own, piece in zip(pieces, _cut_lists(group, rows), strict=True):
             own.append(piece)
     num_stored = tuple(sum(map(len, own)) for own in pieces)
-    return np.concatenate([piece for own in pieces for piece in own]), num_stored, None
+    return join_arrays([piece for own in pieces for piece in own]), num_stored, None
 
 
 def _cut_lists(group: CutGroup, rows: Rows) -> list[IdArray]:
@@ -422,7 +424,7 @@ def _cut_windows(
         begin += len(piece)
     if int(lengths_FU.sum()) < MIN_FACTOR * begin:
         return None
-    return np.concatenate(pieces), tuple(map(len, pieces)), np.concatenate(starts)
+    return join_arrays(pieces), tuple(map(len, pieces)), join_arrays(starts)
 
 
 def _window_source(

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from kernels.buffers import empty_array
 from recmill.artifacts import InputError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Operation:
 
 def _hash(values: IdArray, *, num_rows: int, seed: int = 0) -> IdArray:
     """The ids spread over [0, num_rows): splitmix64, whose upper half picks a row by multiplication."""
-    hashed = np.empty(len(values), dtype=np.int64)
+    hashed: IdArray = empty_array(len(values), np.int64)
     for begin in range(0, len(values), BLOCK_VALUES):
         part = slice(begin, begin + BLOCK_VALUES)
         hashed[part] = _to_range(_mix(values[part].view(np.uint64) + _offset_of(seed)), num_rows)

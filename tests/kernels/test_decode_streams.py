@@ -101,6 +101,18 @@ def test_symbols_are_ids_blocks_or_high_bits(kernel):
     assert decode_symbols(octets(), octets(), **CODE, kernel=kernel).tolist() == []
 
 
+def test_long_streams_of_symbols_decode_as_the_reference_says():
+    generator = np.random.default_rng(0)
+    symbols = generator.integers(0, 5, 1_000).astype(np.uint8)
+    rest = generator.integers(0, 2, int(NUM_REST[symbols].sum())).astype(np.uint8)
+    expected = decode_symbols(symbols, rest, **CODE, kernel="reference")
+    np.testing.assert_array_equal(decode_symbols(symbols, rest, **CODE, kernel="cpu"), expected)
+    first_block = int(np.argmax(symbols == 2))
+    rest[int(NUM_REST[symbols[:first_block]].sum())] = 2  # there are 4 popular ids, this is the fifth
+    with pytest.raises(ValueError, match=f"symbol {first_block}"):
+        decode_symbols(symbols, rest, **CODE, kernel="cpu")
+
+
 @KERNELS
 @pytest.mark.parametrize(
     ("symbols", "rest"),

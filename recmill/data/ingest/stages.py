@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
-from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block
+from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block, expand_block
 from recmill.data.dataset import load_encoding
 from recmill.data.deduplicated import decode_distinct
 from recmill.data.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, regroup
@@ -57,6 +57,7 @@ class PlainReader:
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._short: frozenset[str] | None = None  # features that are expanded a row group at a time
+        self._never_repeats: bool | None = None  # what the first row group says of its lists
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what belongs to one process: another one opens the files itself."""
@@ -153,11 +154,22 @@ class DeduplicatedReader(PlainReader):
             dict.fromkeys(column for name in names for column in columns_of(name, self._schema, self._encoding))
         )
 
-    def transform(self, group: RowGroup, table: pa.Table) -> CutBlock:
+    def transform(self, group: RowGroup, table: pa.Table) -> RowBlock | CutBlock:
+        where = self.describe(group)
         block = decode_distinct(table, self._schema, self._encoding)
         if self._dedup is not None:
             block = regroup(block, group_keys(self._keys, self._dedup))
-        return self._prepare(block, self.describe(group))
+        elif not self._transforms and self._is_plain(block):
+            check_ranges(block, self._schema, where=where)
+            return expand_block(block, self._keys)
+        return self._prepare(block, where)
+
+    def _is_plain(self, block: DistinctBlock) -> bool:
+        """Whether lists hardly repeat, so that batches are cut from a list a sample; the first row group decides."""
+        with self._lock:
+            if self._never_repeats is None:
+                self._never_repeats = all(group.num_distinct == len(block) for group in block.groups)
+            return self._never_repeats
 
 
 READERS: dict[str, type[PlainReader]] = {

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -6,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import InputError
-from recmill.data.batch import assemble_batch, batch_from_arrow, decode_block
+from recmill.data.batch import assemble_batch, batch_from_arrow, decode_block, expand_block
+from recmill.data.distinct import DistinctBlock, DistinctGroup
 from recmill.data.schema import Feature, Schema
 
 SCHEMA = Schema(
@@ -163,3 +166,29 @@ def test_moving_a_batch_keeps_its_content():
     assert read_back(moved) == read_back(batch)
     assert (len(moved), moved.num_global) == (2, 2)
     assert batch.to("meta").dense_BF.device.type == "meta"
+
+
+def test_an_expanded_block_has_the_list_of_every_sample():
+    def group(key, values, starts, lengths, inverse=None):
+        return DistinctGroup(
+            keys=(key,),
+            values=(np.array(values),),
+            starts=(np.array(starts),),
+            lengths=(np.array(lengths, np.int32),),
+            inverse_R=None if inverse is None else np.array(inverse, np.int32),
+        )
+
+    expected = {"again": [[7, 9], [7, 9], [4]], "window": [[1, 2], [2, 3], [2, 3]], "own": [[5], [], [6, 8]]}
+    block = DistinctBlock(
+        dense_RF=np.zeros((3, 0), np.float32),
+        label_R=np.zeros(3, np.float32),
+        groups=(
+            group("again", [7, 9, 4], [0, 2], [2, 1], [0, 0, 1]),
+            group("window", [1, 2, 3], [0, 1], [2, 2], [0, 1, 1]),
+            group("own", [5, 6, 8], [0, 1, 1], [1, 0, 2]),
+        ),
+    )
+    rows = expand_block(block, ["own", "again", "window"])
+    for key, values, offsets in zip(("own", "again", "window"), rows.values, rows.offsets, strict=True):
+        assert [values[start:stop].tolist() for start, stop in pairwise(offsets)] == expected[key]
+    assert rows.lengths_KR.tolist() == [[1, 0, 2], [2, 2, 1], [2, 2, 2]]
