@@ -110,8 +110,22 @@ class SharedEmbeddingBag(nn.Module):
         **options: Any,
     ) -> SharedEmbeddingBag:
         """A bag over a full table [rows, D] folded into the array; weights that meet are averaged."""
-        plain = (max_norm, norm_type, scale_grad_by_freq, mode, sparse, embeddings, include_last_offset, padding_idx)
-        bag = cls(*embeddings.shape, *plain, device=embeddings.device, dtype=embeddings.dtype, **options)
+        num_rows, dim = embeddings.shape
+        bag = cls(
+            num_rows,
+            dim,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            mode=mode,
+            sparse=sparse,
+            _weight=embeddings,
+            include_last_offset=include_last_offset,
+            padding_idx=padding_idx,
+            device=embeddings.device,
+            dtype=embeddings.dtype,
+            **options,
+        )
         bag.array.weight.requires_grad_(not freeze)
         return bag
 

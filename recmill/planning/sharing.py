@@ -10,6 +10,7 @@ the head of all tables together, as long as their reads stay well above what an 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +28,14 @@ ID_BYTES = 8  # of an exact row in the list that finds it
 LINE_SLOTS = 16  # row-wise Adagrad keeps one momentum a line of the array
 DEFAULT_BLOCK_SIZE = 32
 SMALL_TABLE_SHARE = 0.01  # of the budget: tables below it are not worth a collision
-# Of the compressed budget. More takes from the array what it does not give back: frappe at 100x, validation AUC .9158
-# with none, .9160 with 1.5%, .9146 with 5% (means of three seeds, up to .006 apart), .909 with a quarter (one, items).
-EXACT_SHARE = 0.015
+# Exact rows own few weights, which repeat over the row: hot rows are days and countries as often as items, and need no
+# 64 numbers each. Frappe at 100x, rows of 32, validation AUC: no exact rows .937, 30 of 2 weights (9% of the bytes)
+# .952, 30 of 4 .951, 100 of 1 .948; rows of 64, a short run: none .898, 10% .905, 20% .906 (one seed each). As wide as
+# the rows they took more from the array than they gave.
+EXACT_SHARE = 2.0  # of the bytes, divided by the root of the compression
+MAX_EXACT_SHARE = 0.8
+EXACT_WIDTH_SHARE = 0.25  # of a row's width, divided by the root of the compression
+MIN_EXACT_WIDTH = 2
 MIN_HEAT = 4.0  # a row is kept exactly if it is read this many times as often as the mean row of all shared tables
 
 
@@ -37,7 +43,8 @@ MIN_HEAT = 4.0  # a row is kept exactly if it is read this many times as often a
 class SharedChoice:
     """What `choose_sharing` decided: the `shared` object of a plan, the exact rows, and why."""
 
-    shared: dict[str, Any] | None  # {array_bytes, block_size, mapping, seed, tables: {name: {kind, exact_rows}}}
+    # {array_bytes, block_size, mapping, seed, exact_width, tables: {name: {kind, exact_rows}}}
+    shared: dict[str, Any] | None
     exact_rows: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # by falling count
     reasons: dict[str, str] = field(default_factory=dict)  # every table, kept ones too
     full_bytes: int = 0
@@ -63,9 +70,10 @@ class _Table:
         """Rows and a row-wise momentum each."""
         return self.num_rows * (self.dim + 1) * WEIGHT_BYTES
 
-    @property
-    def exact_row_bytes(self) -> int:
-        return self.dim * WEIGHT_BYTES + self.dim * WEIGHT_BYTES // LINE_SLOTS + ID_BYTES
+    def exact_row_bytes(self, width: int) -> int:
+        """Of a row that owns `width` weights: those, its part of the lines' momenta, its id."""
+        own = min(width, self.dim) * WEIGHT_BYTES
+        return own + -(-own // LINE_SLOTS) + ID_BYTES
 
 
 def choose_sharing(
@@ -73,7 +81,8 @@ def choose_sharing(
     *,
     compress: str | float | int = "auto",
     memory_budget_bytes: int | None = None,
-    exact_share: float = EXACT_SHARE,
+    exact_share: float | None = None,
+    exact_width: int | None = None,
     block_size: int = DEFAULT_BLOCK_SIZE,
     mapping: str = "robe",
     seed: int = 0,
@@ -81,7 +90,8 @@ def choose_sharing(
     """Keep, share or both for every table.
 
     `compress` is "auto" (share only if the tables exceed `memory_budget_bytes`, and only as far as that asks for), a
-    factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000).
+    factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000). Exact rows get
+    `exact_share` of the bytes and `exact_width` weights each; both fall with the root of the compression unless given.
     """
     if not isinstance(profile, AccessProfile):
         profile = AccessProfile.load(profile)
@@ -94,8 +104,11 @@ def choose_sharing(
     kept = _choose_kept(tables, target)
     shared = [table for table in tables if table.name not in kept]
     left = target - sum(table.full_bytes for table in tables if table.name in kept)
-    exact = _choose_exact(profile, shared, round(left * exact_share))
-    spent = sum(len(exact[t.name][0]) * t.exact_row_bytes for t in shared)
+    squeeze = math.sqrt(sum(t.full_bytes for t in shared) / max(left, 1))
+    share = choose_exact_share(squeeze) if exact_share is None else exact_share
+    width = exact_width or choose_exact_width(max(t.dim for t in shared), squeeze)
+    exact = _choose_exact(profile, shared, round(left * share), width=width)
+    spent = sum(len(exact[t.name][0]) * t.exact_row_bytes(width) for t in shared)
     array_bytes = (left - spent) * LINE_SLOTS // (LINE_SLOTS + 1) // WEIGHT_BYTES * WEIGHT_BYTES
     needed = block_size * WEIGHT_BYTES
     if array_bytes < needed:
@@ -107,6 +120,7 @@ def choose_sharing(
         "block_size": block_size,
         "mapping": mapping,
         "seed": seed,
+        "exact_width": width,
         "tables": {
             t.name: {"kind": "both" if len(exact[t.name][0]) else "share", "exact_rows": len(exact[t.name][0])}
             for t in shared
@@ -119,7 +133,7 @@ def choose_sharing(
         if table.name in kept:
             reasons[table.name] = f"keep: {kept[table.name]}"
         else:
-            reasons[table.name] = _explain(table, exact[table.name], factor)
+            reasons[table.name] = _explain(table, exact[table.name], factor, width)
     return SharedChoice(
         shared=body,
         exact_rows={name: rows for name, (rows, _) in exact.items() if len(rows)},
@@ -130,6 +144,16 @@ def choose_sharing(
         + spent
         + array_bytes * (LINE_SLOTS + 1) // LINE_SLOTS,
     )
+
+
+def choose_exact_share(squeeze: float) -> float:
+    """The share of the bytes that exact rows get where tables are compressed by the square of `squeeze`."""
+    return min(MAX_EXACT_SHARE, EXACT_SHARE / squeeze)
+
+
+def choose_exact_width(dim: int, squeeze: float) -> int:
+    """Weights of an exact row where rows of `dim` are compressed by the square of `squeeze`."""
+    return min(dim, max(MIN_EXACT_WIDTH, round(dim * EXACT_WIDTH_SHARE / squeeze)))
 
 
 def target_bytes(compress: str | float | int, *, full_bytes: int, memory_budget_bytes: int | None) -> int:
@@ -182,17 +206,18 @@ def _choose_kept(tables: list[_Table], target: int) -> dict[str, str]:
 
 
 def _choose_exact(
-    profile: AccessProfile, tables: list[_Table], budget: int
+    profile: AccessProfile, tables: list[_Table], budget: int, *, width: int
 ) -> dict[str, tuple[npt.NDArray[np.int64], float]]:
     """{table: (rows by falling count, share of its reads they take)}: the most read rows a byte, of all tables."""
     rows, heat, cost, owner, reads = [], [], [], [], []
     total_rows, total_reads = sum(t.num_rows for t in tables), sum(t.num_accesses for t in tables)
     for place, table in enumerate(tables):
-        counts = _read_counts(profile, table, limit=budget // table.exact_row_bytes)
+        row_bytes = table.exact_row_bytes(width)
+        counts = _read_counts(profile, table, limit=budget // row_bytes)
         rows.append(counts[0])
         reads.append(counts[1])
-        heat.append(counts[1] / table.exact_row_bytes)
-        cost.append(np.full(len(counts[0]), table.exact_row_bytes))
+        heat.append(counts[1] / row_bytes)
+        cost.append(np.full(len(counts[0]), row_bytes))
         owner.append(np.full(len(counts[0]), place))
     all_rows, all_owner = np.concatenate(rows), np.concatenate(owner)
     all_reads, all_cost = np.concatenate(reads), np.concatenate(cost)
@@ -215,7 +240,7 @@ def _read_counts(
     return found["row"].to_numpy(), found["count"].to_numpy().astype(np.float64)
 
 
-def _explain(table: _Table, exact: tuple[npt.NDArray[np.int64], float], factor: float) -> str:
+def _explain(table: _Table, exact: tuple[npt.NDArray[np.int64], float], factor: float, width: int) -> str:
     rows, share = exact
     size = f"{table.num_rows:,} rows of {table.dim} ({table.full_bytes:,} B)"
     if not len(rows):
@@ -223,8 +248,8 @@ def _explain(table: _Table, exact: tuple[npt.NDArray[np.int64], float], factor: 
             f"share: {size}, no row is read {MIN_HEAT:g} times as often as the mean one; {factor:,.0f} weights a slot"
         )
     return (
-        f"both: {size}, {len(rows):,} rows that take {share:.0%} of its reads are exact, the others share "
-        f"{factor:,.0f} weights a slot"
+        f"both: {size}, {len(rows):,} rows that take {share:.0%} of its reads are exact with "
+        f"{min(width, table.dim)} weights each, the others share {factor:,.0f} weights a slot"
     )
 
 

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts import AccessProfile, InputError
-from recmill.planning.sharing import choose_sharing, read_exact_rows, target_bytes
+from recmill.planning.sharing import choose_exact_width, choose_sharing, read_exact_rows, target_bytes
 
 
 @pytest.fixture
@@ -47,6 +47,18 @@ def test_the_bytes_asked_for_are_kept(profile, compress):
     choice = choose_sharing(profile, compress=compress)
     target = target_bytes(compress, full_bytes=choice.full_bytes, memory_budget_bytes=None)
     assert 0.9 * target < choice.chosen_bytes <= target
+
+
+def test_exact_rows_get_fewer_and_narrower_with_compression(profile):
+    ten, more = (choose_sharing(profile, compress=factor) for factor in (10, 400))
+    assert ten.shared["exact_width"] == more.shared["exact_width"] == 2  # never less
+    assert len(ten.exact_rows["skewed"]) > len(more.exact_rows["skewed"]) > 0
+    wide = choose_sharing(profile, compress=10, exact_width=16, exact_share=0.01)
+    assert wide.shared["exact_width"] == 16
+    assert 0 < len(wide.exact_rows["skewed"]) < len(ten.exact_rows["skewed"])
+    assert "are exact with 2 weights each" in ten.reasons["skewed"]
+    assert choose_exact_width(64, 10**0.5) == 5
+    assert choose_exact_width(64, 10.0) == 2
 
 
 def test_auto_compresses_as_far_as_the_budget_asks_for(profile):
