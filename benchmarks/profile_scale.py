@@ -4,6 +4,8 @@
 
 The dataset is a `recd` log whose parts are listed many times over (hard links), so that it is read, decoded and counted
 in full, but need not be generated in full. The counts must be as many times those of one copy, to the last access.
+A tenth of the row groups is profiled as well: how far its shares of the most read rows are off, and by how much at most
+it said they would be.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ SIZES = {
     "quick": Sizes(sessions=1_600, copies=4),
     "full": Sizes(sessions=8_000, copies=21),
 }
+SAMPLE = 0.1
 
 PROFILE = """
 import json, sys, time
@@ -48,10 +51,11 @@ def status(name):
     lines = open("/proc/self/status", encoding="utf-8").read().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
-before, started = status("VmRSS"), time.perf_counter()
-profile_access(sys.argv[1], out=sys.argv[2])
-seconds = time.perf_counter() - started
-print(json.dumps({"seconds": seconds, "before_bytes": before, "peak_bytes": status("VmHWM")}))
+before, started, cpu = status("VmRSS"), time.perf_counter(), time.process_time()
+profile_access(sys.argv[1], out=sys.argv[2], sample=float(sys.argv[3]))
+seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "before_bytes": before, "peak_bytes": status("VmHWM")}
+print(json.dumps(found))
 """
 
 
@@ -70,9 +74,9 @@ def list_again(dataset: Dataset, out: Path, copies: int) -> Dataset:
     return Dataset.load(out)
 
 
-def profile_apart(dataset: Dataset, out: Path) -> dict[str, float]:
+def profile_apart(dataset: Dataset, out: Path, *, sample: float = 1.0) -> dict[str, float]:
     """Profile in a process of its own; its seconds and memory."""
-    command = [sys.executable, "-c", PROFILE, dataset.path, str(out)]
+    command = [sys.executable, "-c", PROFILE, dataset.path, str(out), str(sample)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -90,6 +94,18 @@ def check_counts(once: AccessProfile, whole: AccessProfile, copies: int) -> int:
     return total
 
 
+def sample_error(sampled: AccessProfile, whole: AccessProfile) -> Metric:
+    """How far the sampled shares of the most read rows are off, and how many lie within the interval they came with."""
+    errors, num_inside = [], 0
+    for table, figures in sampled.body["tables"].items():
+        exact = whole.body["tables"][table]["top_share"]
+        for share, half_width in figures.get("top_share_half_width", {}).items():  # none where all groups were drawn
+            errors.append(abs(figures["top_share"][share] - exact[share]))
+            num_inside += half_width is not None and errors[-1] <= half_width
+    note = f"worst of {len(errors)}; {num_inside} within the interval that came with them"
+    return plain_value(errors or [0.0], unit="share", note=note) | {"ours": max(errors, default=0.0)}
+
+
 def measure(sizes: Sizes, seed: int, folder: Path) -> dict[str, Metric]:
     """Metrics of the small dataset and of the one that lists it often."""
     say(f"make {sizes.sessions:,} sessions")
@@ -98,19 +114,33 @@ def measure(sizes: Sizes, seed: int, folder: Path) -> dict[str, Metric]:
     dataset = list_again(single, folder / "whole", sizes.copies)
     say("profile one copy")
     small = profile_apart(single, folder / "profile-once")
-    say(f"profile {sizes.copies} copies")
+    say(f"{small['seconds']:.0f} s; profile {sizes.copies} copies")
     large = profile_apart(dataset, folder / "profile-whole")
-    profiles = [AccessProfile.load(folder / name) for name in ("profile-once", "profile-whole")]
-    num_accesses = check_counts(profiles[0], profiles[1], sizes.copies)
+    say(f"{large['seconds']:.0f} s; profile a sample of them")
+    part = profile_apart(dataset, folder / "profile-sample", sample=SAMPLE)
+    once, whole, sampled = (AccessProfile.load(folder / f"profile-{name}") for name in ("once", "whole", "sample"))
+    num_accesses = check_counts(once, whole, sizes.copies)
     note = f"{num_accesses:,} accesses of {dataset.num_rows:,} rows, counts exact"
-    grown = {name: run["peak_bytes"] - run["before_bytes"] for name, run in (("once", small), ("whole", large))}
+    grown = {
+        name: run["peak_bytes"] - run["before_bytes"]
+        for name, run in (("once", small), ("whole", large), ("sample", part))
+    }
     return {
         "accesses": plain_value([num_accesses], unit="accesses", note=note),
-        "profile_seconds": plain_value([large["seconds"]], unit="s", note=f"one copy {small['seconds']:.1f} s"),
+        "profile_seconds": plain_value(
+            [large["seconds"]], unit="s", note=f"{large['cpu_seconds']:.0f} s of CPU; one copy {small['seconds']:.1f} s"
+        ),
         "profile_rate": plain_value([num_accesses / large["seconds"]], unit="accesses/s"),
         "profile_memory": plain_value(
-            [grown["whole"]], unit="bytes", note=f"rise of resident memory; one copy {grown['once'] / 1e6:.0f} MB"
+            [grown["whole"]],
+            unit="bytes",
+            note=f"resident memory rises to {large['peak_bytes'] / 1e6:.0f} MB; one copy {grown['once'] / 1e6:.0f} MB",
         ),
+        "sample_seconds": plain_value(
+            [part["seconds"]], unit="s", note=f"{SAMPLE:.0%} of the row groups, {part['cpu_seconds']:.0f} s of CPU"
+        ),
+        "sample_memory": plain_value([grown["sample"]], unit="bytes", note="rise of resident memory"),
+        "sample_share_error": sample_error(sampled, whole),
     }
 
 
