@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from shaped_network import read_counters, write_result
+from shaped_network import write_result
 
-from recmill.artifacts import Dataset
-from recmill.training.ablation import figures_of
+from recmill.artifacts import Dataset, ShardPlan
+from recmill.training.ablation import figures_of, predicted_of
 from recmill.training.worker import open_run
 
 
@@ -38,17 +38,11 @@ def train_once(job: dict[str, Any], repeat: int) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     run = open_run({**job, "out": str(out)}, torch.device("cpu"))
-    before = read_counters()
     result = run.train()
-    after = read_counters()
-    traffic: dict[str, int] = {}
-    for store in run.sharded.stores:
-        if hasattr(store, "traffic"):
-            for name, count in store.traffic().items():
-                traffic[name] = traffic.get(name, 0) + count
-    figures = figures_of(result, Dataset.load(job["data"])) if result else {}
-    crossed = after["node_sent"] - before["node_sent"] if before and after else None
-    return {**figures, "num_steps": run.state.step, "traffic": traffic, "inter_node_bytes": crossed}
+    if not result:
+        return {}
+    figures = figures_of(result, Dataset.load(job["data"]))
+    return {**figures, **predicted_of(ShardPlan.load(job["plan"]), result), "num_steps": result["num_steps"]}
 
 
 if __name__ == "__main__":

@@ -400,8 +400,8 @@ class ShardPlan(Artifact):
     body: topology, memory_budget_bytes, tables {name: {collection (pooled | sequence), placement (torchrec | tiered |
     shared), sharding and shards [{rank, local_rank, offset, size}] in a form TorchRec takes, tiers [{kind, num_rows,
     bytes, predicted_bytes_per_step, predicted_seconds_per_step}], why}}, rank_bytes, solver, objective and bound in
-    seconds, prediction, refresh, hot_set, shared, profile_hash. `rows/<table>.parquet` gives every row its tier (a
-    place in `tiers`) and slot.
+    seconds, prediction, refresh, hot_set, shared, dedup {layout, why, features}, ingest {cores, workers, why}, why,
+    profile_hash. `rows/<table>.parquet` gives every row its tier (a place in `tiers`) and slot.
     """
 
     kind: ClassVar[str] = "plan"

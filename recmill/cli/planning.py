@@ -47,7 +47,10 @@ from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_
 @click.option("--measure", is_flag=True, help="Time collectives on the ranks first; writes OUT-topology.yaml.")
 @click.option("--from", "previous", help="An older plan: move only rows that pay for their move.")
 @click.option("--steps", default=10_000, show_default=True, help="Steps that --from expects the new plan to serve.")
-@click.option("--explain", is_flag=True, help="Say why every table landed where it did.")
+@click.option(
+    "--cores", type=click.IntRange(min=1), help="Cores of a rank for ingestion. Default: this machine's share."
+)
+@click.option("--explain", is_flag=True, help="Give the reasoning: the plan as a whole, then every table.")
 @json_option
 def plan(
     profile: str,
@@ -63,6 +66,7 @@ def plan(
     measure: bool,
     previous: str | None,
     steps: int,
+    cores: int | None,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -103,6 +107,7 @@ def plan(
         compress=compress,
         previous=previous,
         previous_steps=steps,
+        cores=cores,
         progress=progress,
     )
     lines = _describe(shard_plan.body, out)
@@ -165,7 +170,7 @@ def _describe_prediction(body: Any, prediction: Any) -> list[str]:
 
 
 def _explain(body: Any) -> list[str]:
-    lines = []
+    lines = [line for paragraph in body["why"] for line in ("", paragraph)]
     for name, table in body["tables"].items():
         lines += ["", f"{name}: {table.get('why') or 'placed by TorchRec, which does not say why'}"]
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,10 @@ import numpy as np
 
 from recmill.artifacts import AccessProfile, InputError, ShardPlan, local_folder, write_folder
 from recmill.data.schema import Schema
+from recmill.planning.dedup import choose_features, dedup_json
 from recmill.planning.explain import explain_tables
+from recmill.planning.explain_plan import explain_plan
+from recmill.planning.ingest import starting_workers
 from recmill.planning.reads import TableReads, load_reads
 from recmill.planning.refresh import (
     DEFAULT_STEPS,
@@ -53,6 +57,7 @@ def plan_shards(
     previous_steps: int = DEFAULT_STEPS,
     strategy: str = "tiers",
     total_bytes_ratio: float | None = 1.0,
+    cores: int | None = None,
     progress: Progress = no_progress,
 ) -> ShardPlan:
     """Place every row of every table of a profile and write a ShardPlan.
@@ -62,7 +67,9 @@ def plan_shards(
     keeping warm ones once a node and spreading cold ones, while all ranks together send at most `total_bytes_ratio`
     times the bytes of the plan with every row global (None: any number); "torchrec" asks TorchRec's planner.
     `previous` is an older plan: rows move only if that pays within `previous_steps` steps. `hot_budget_bytes` adds a
-    hot set for hot batches, `compress` shared parameters for tables, each from a budget of its own.
+    hot set for hot batches, `compress` shared parameters for tables, each from a budget of its own. `cores` are those
+    that a rank has for ingestion (None: this machine's, shared by the ranks of a node). The plan also says which
+    features to deduplicate, in what layout to store the data, and with how many workers to start reading it.
     """
     request = _Request(
         profile=profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile),
@@ -90,6 +97,8 @@ def plan_shards(
         "strategy": strategy,
         "hot_set": None,
         "shared": sharing.choice.shared,
+        "dedup": dedup_json(choose_features(request.profile, schema, batch_size=batch_size), request.profile, schema),
+        "ingest": starting_workers(cores or max(1, (os.cpu_count() or 1) // topology.ranks_per_node)),
         "profile_hash": request.profile.content_hash,
     }
     inputs = {"profile": request.profile.content_hash} | ({"previous": older.content_hash} if older else {})
@@ -99,6 +108,7 @@ def plan_shards(
         if sharing.choice.shared:
             sharing.choice.write_rows(folder)
         _write_all_rows(folder, schema, body["tables"], rows, progress)
+        body["why"] = explain_plan(body)
         ShardPlan.seal(folder, body=body, inputs=inputs)
     return ShardPlan.load(out)
 

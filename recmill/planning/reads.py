@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path, local_folder
 from recmill.data.schema import Schema, Table
+from recmill.planning.dedup import FeatureDedup, choose_features
 
 # C = classes of rows with one count
 MIN_LANES = 8  # the reader cuts an epoch into at least so many lanes, each a run of rows in stored order
@@ -31,8 +33,9 @@ class TableReads:
     rows_C: np.ndarray  # how many rows are in a class; adds up to num_rows, the last class is never read
     reads_C: np.ndarray  # expected reads of one such row by one rank in a step, equal lists of a run taken once
     ids_per_rank: float  # ids a rank looks up in a step, repeats included
-    bags_per_rank: float  # lists a rank pools in a step, over all features
+    bags_per_rank: float  # lists a rank has pooled in a step, over all features; equal ones of a feature taken once
     least_counts_C: np.ndarray  # the least count of a row in the class
+    bag_ids_per_rank: float | None = None  # ids of those lists, if they are fewer than ids_per_rank
 
 
 def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world_size: int) -> list[TableReads]:
@@ -46,6 +49,7 @@ def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world
         raise InputError(f"{where}: knows nothing of table(s) {', '.join(unknown)}, which schema.json names")
     samples_per_rank = batch_size / world_size
     run_rows = batch_size / lanes_of(world_size)
+    features = choose_features(profile, schema, batch_size=batch_size)
     with local_folder(profile.path) as folder:
         samples = folder / "samples.parquet"
         sampled = pq.read_table(samples) if samples.exists() else None
@@ -57,6 +61,7 @@ def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world
                 is_pooled=table.name not in schema.sequence_tables,
                 samples_per_rank=samples_per_rank,
                 repeats=_repeats(profile, table, sampled, run_rows),
+                deduplicated={name: found for name, found in features.items() if found.is_deduplicated},
             )
             for table in schema.tables
         ]
@@ -75,6 +80,7 @@ def _table_reads(
     is_pooled: bool,
     samples_per_rank: float,
     repeats: float,
+    deduplicated: Mapping[str, FeatureDedup],
 ) -> TableReads:
     counts, rows, least = read_classes(folder / "counts" / f"{table.name}.parquet", table.num_rows)
     entry = profile.body["tables"][table.name]
@@ -83,6 +89,9 @@ def _table_reads(
     lengths = [_figure(profile, name, "mean_length", 1.0) for name in table.features]
     num_samples = profile.body["num_samples"]
     ids_per_rank = float((counts * rows).sum()) / num_samples * samples_per_rank
+    lists = [(length, deduplicated.get(name)) for name, length in zip(table.features, lengths, strict=True)]
+    kept = sum(length / (found.id_factor if found else 1.0) for length, found in lists) / (sum(lengths) or 1.0)
+    ids_per_rank = ids_per_rank if counts[0] else sum(lengths) * samples_per_rank
     return TableReads(
         name=table.name,
         num_rows=table.num_rows,
@@ -90,8 +99,9 @@ def _table_reads(
         is_pooled=is_pooled,
         rows_C=rows,
         reads_C=counts * (samples_per_rank / num_samples / repeats),
-        ids_per_rank=ids_per_rank if counts[0] else sum(lengths) * samples_per_rank,
-        bags_per_rank=len(table.features) * samples_per_rank,
+        ids_per_rank=ids_per_rank,
+        bag_ids_per_rank=ids_per_rank * kept,
+        bags_per_rank=sum(samples_per_rank / (found.factor if found else 1.0) for _, found in lists),
         least_counts_C=least,
     )
 

@@ -131,7 +131,14 @@ class TierProblem:
     def whole_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """([tables, P] averaged over ranks, [tables, P] at the owner) of tables kept whole."""
         pairs = [
-            whole_table_bytes(t.ids_per_rank, t.bags_per_rank, t.dim, t.is_pooled, self.topology) for t in self.tables
+            whole_table_bytes(
+                t.ids_per_rank if t.bag_ids_per_rank is None else t.bag_ids_per_rank,
+                t.bags_per_rank,
+                t.dim,
+                t.is_pooled,
+                self.topology,
+            )
+            for t in self.tables
         ]
         return np.array([average for average, _ in pairs]), np.array([owner for _, owner in pairs])
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from recmill.artifacts import AccessProfile, InputError
 from recmill.data.schema import Schema, Table
-from recmill.planning.costs import ID_BYTES, STATE_BYTES_PER_ROW, WEIGHT_BYTES
+from recmill.planning.costs import STATE_BYTES_PER_ROW, TORCHREC_ID_BYTES, WEIGHT_BYTES
+from recmill.planning.dedup import FeatureDedup, choose_features
 from recmill.planning.topology import Topology
 from recmill.planning.torchrec_planner import plan_with_torchrec
 
@@ -29,12 +30,14 @@ def torchrec_body(
         for name, entry in profile.body["duplication"].items()
         if "mean_length" in entry
     }
+    features = choose_features(profile, schema, batch_size=batch_size)
+    deduplicated = {name: found for name, found in features.items() if found.is_deduplicated}
     placed = plan_with_torchrec(schema, topology, memory_budget_bytes, batch_size=batch_size, mean_lengths=lengths)
     tables = {
         table.name: {
             **placed[table.name],
             "placement": "torchrec",
-            "tiers": [_whole_table_tier(table, placed[table.name], topology, batch_size, lengths)],
+            "tiers": [_whole_table_tier(table, placed[table.name], topology, batch_size, lengths, deduplicated)],
         }
         for table in schema.tables
     }
@@ -71,15 +74,22 @@ def check_budget(schema: Schema, topology: Topology, memory_budget_bytes: int) -
 
 
 def _whole_table_tier(
-    table: Table, placed: Mapping[str, Any], topology: Topology, batch_size: int, lengths: Mapping[str, float]
+    table: Table,
+    placed: Mapping[str, Any],
+    topology: Topology,
+    batch_size: int,
+    lengths: Mapping[str, float],
+    deduplicated: Mapping[str, FeatureDedup],
 ) -> dict[str, Any]:
     """The one tier of a table that is placed as a whole, with the all-to-all bytes a step it will cause."""
     is_pooled = placed["collection"] == "pooled"
-    ids = sum(lengths.get(name, 1.0) for name in table.features) * batch_size
-    vectors = len(table.features) * batch_size if is_pooled else ids
+    lists = [(lengths.get(name, 1.0), deduplicated.get(name)) for name in table.features]
+    ids = sum(length / (found.id_factor if found else 1.0) for length, found in lists) * batch_size
+    bags = sum(1.0 / (found.factor if found else 1.0) for _, found in lists) * batch_size
+    vectors = bags if is_pooled else ids
     away = (topology.world_size - 1) / topology.world_size
     # ids travel once; vectors forward and their gradients back
-    moved = away * (ids * ID_BYTES + 2 * vectors * table.dim * WEIGHT_BYTES)
+    moved = away * (ids * TORCHREC_ID_BYTES + 2 * vectors * table.dim * WEIGHT_BYTES)
     return {
         "kind": "table_wise" if placed["sharding"] == "table_wise" else "global",
         "num_rows": table.num_rows,

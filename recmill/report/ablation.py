@@ -94,6 +94,7 @@ def ablation_section(variants: Sequence[Variant]) -> Section:
     """The section that opens the page of a comparison."""
     baseline = variants[0]
     blocks: list[Block] = [*waterfall(variants), *leave_one_out(variants), variants_table(variants)]
+    blocks += predictions(variants)
     blocks.append(Note(text=switch_names(variants)))
     repeats = len(baseline.repeats)
     how = "once" if repeats == 1 else f"{repeats} times, in turns and in both orders"
@@ -204,6 +205,30 @@ def variants_table(variants: Sequence[Variant]) -> Table:
         f"{TOLERANCE:g} of the baseline's last; a dash where it was never reached. Bytes on the wire are those of the "
         "network interface while training.",
     )
+
+
+def predictions(variants: Sequence[Variant]) -> list[Block]:
+    """What the plans said that a step sends, beside what the network carried."""
+    rows = []
+    for variant in variants:
+        predicted, measured = (variant.median(f"{which}_bytes_per_step") for which in ("predicted", "measured"))
+        if predicted is not None and measured:
+            error = predicted / measured - 1
+            cells = [format_bytes(predicted), format_bytes(measured), f"{error:+.0%}"]
+            sorts = (predicted, measured, abs(error))
+            numbers = [Cell(text=text, sort=sort) for text, sort in zip(cells, sorts, strict=True)]
+            rows.append([Cell(text=variant.name), *numbers])
+    if not rows:
+        return []
+    return [
+        Table(
+            columns=["Variant", "Predicted, a step", "Measured, a step", "Error"],
+            rows=rows,
+            numeric=frozenset(range(1, 4)),
+            note="Bytes over all ranks: rows, ids and their gradients as the plan predicts them from the profile, and "
+            "dense gradients. Variants whose hot batches or shared parameters send something else are left out.",
+        )
+    ]
 
 
 def _figure_cell(variant: Variant, column: _Column) -> Cell:

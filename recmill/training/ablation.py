@@ -1,6 +1,6 @@
 """What every switch buys: the same data trained with none, one, all but one and all of the optimisations.
 
-    OUT/raw  OUT/data/<layout>  OUT/profile  OUT/plans/<switches>  OUT/allocations/<kind>     shared by the variants
+    OUT/raw  OUT/data/<layout>  OUT/profiles/<layout>  OUT/plans/<switches>  OUT/allocations/<layout>     shared
     OUT/<variant>/               a run folder as the report reads it; train/ is the first repeat, repeats/2 the next
     OUT/ablation.json            the variants, their switches, the figures of all repeats and their medians
 
@@ -32,15 +32,18 @@ from recmill.artifacts import (
 )
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import make_raw_log
+from recmill.planning.explain_plan import predicted_bytes
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.switches import ABLATION_FILE, SWITCHES
 from recmill.training.trainer import Launcher, lay_out_hot, make_job, train
-from recmill.tuning.allocation import tune_ingest
+from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
 
-__all__ = ["Ablation", "Variant", "figures_of", "prepare_jobs", "run_ablation", "variants_of"]
+__all__ = ["Ablation", "Variant", "figures_of", "predicted_of", "prepare_jobs", "run_ablation", "variants_of"]
+
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class Ablation:
     hot_budget_bytes: int = 2**24
     compress: str = "auto"
     eval_fraction: float = 0.1
+    tune_seconds: float = DEFAULT_SECONDS
     repeats: int = 1
     switches: tuple[str, ...] = tuple(SWITCHES)
     leave_one_out: bool = True
@@ -95,6 +99,7 @@ class Ablation:
             "hot_budget_bytes": self.hot_budget_bytes,
             "compress": self.compress,
             "eval_fraction": self.eval_fraction,
+            "tune_seconds": self.tune_seconds,
             "repeats": self.repeats,
             "switches": list(self.switches),
         }
@@ -152,6 +157,8 @@ class _Shared:
 
     def _raw(self) -> Path:
         target = self.folder / "raw"
+        if (target / "schema.json").exists():
+            return target
         made = make_raw_log(
             self.ablation.preset,
             out=target,
@@ -168,19 +175,21 @@ class _Shared:
         fraction = self.ablation.eval_fraction
         return cluster_sessions(self._raw(), out=target, layout=layout, eval_fraction=fraction, progress=self.progress)
 
-    def profile(self) -> AccessProfile:
-        target = self.folder / "profile"
+    def profile(self, switches: frozenset[str]) -> AccessProfile:
+        """How often rows are read in the order in which the variant reads them: sessions together, or by time."""
+        layout = "session" if "dedup" in switches else "time"
+        target = self.folder / "profiles" / layout
         if (target / AccessProfile.manifest_name).exists():
             return AccessProfile.load(target)
-        return profile_access(self.dataset("session"), out=target, progress=self.progress)
+        return profile_access(self.dataset(layout), out=target, progress=self.progress)
 
     def plan(self, switches: frozenset[str]) -> ShardPlan:
-        chosen = sorted(switches & {"tiers", "hot", "shared"})
+        chosen = sorted(switches & {"dedup", "tiers", "hot", "shared"})
         target = self.folder / "plans" / ("-".join(chosen) or "torchrec")
         if (target / ShardPlan.manifest_name).exists():
             return ShardPlan.load(target)
         return plan_shards(
-            self.profile(),
+            self.profile(switches),
             out=target,
             topology=self.ablation.topology or Topology.local(self.ablation.nproc),
             memory_budget_bytes=self.ablation.memory_budget_bytes,
@@ -194,7 +203,8 @@ class _Shared:
     def allocation(self, dataset: Dataset, layout: str) -> Path:
         target = self.folder / "allocations" / layout
         if not (target / "allocation.json").exists():
-            tune_ingest(dataset, out=target, batch_size=self.ablation.config.batch_size, progress=self.progress)
+            batch_size, seconds = self.ablation.config.batch_size, self.ablation.tune_seconds
+            tune_ingest(dataset, out=target, batch_size=batch_size, seconds=seconds, progress=self.progress)
         return target
 
     def inputs(self, variant: Variant) -> _Inputs:
@@ -212,7 +222,7 @@ class _Shared:
         """Train one repeat of a variant and give its figures."""
         made, run = self.inputs(variant), self.folder / variant.name
         plan, allocation = made.plan.path, made.allocation
-        profile = self.folder / "profile"
+        profile = self.profile(variant.switches).path
         _link_parts(run, dataset=made.dataset.path, profile=profile, plan=plan, allocation=allocation)
         started = time.time()
         result = train(
@@ -228,7 +238,7 @@ class _Shared:
         record = {"name": variant.name, "preset": self.ablation.preset, "started_at": started}
         body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
         write_text_atomically(run / "run.json", dump_json(body))
-        return figures_of(result, made.dataset)
+        return figures_of(result, made.dataset) | predicted_of(made.plan, result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,14 +250,20 @@ class _Inputs:
 
 
 def prepare_jobs(
-    ablation: Ablation, *, out: str | Path, progress: Progress = no_progress
+    ablation: Ablation,
+    *,
+    out: str | Path,
+    names: Sequence[str] | None = None,
+    progress: Progress = no_progress,
 ) -> list[tuple[Variant, dict[str, Any]]]:
-    """The variants as jobs that ranks of one process group can train one after another (worker.open_run)."""
+    """The variants (those named, or all) as jobs that ranks of one process group can train in turn: worker.open_run."""
     folder = Path(out).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     shared = _Shared(folder=folder, ablation=ablation, progress=progress)
     jobs = []
     for variant in variants_of(ablation.switches, leave_one_out=ablation.leave_one_out):
+        if names is not None and variant.name not in names:
+            continue
         made, run = shared.inputs(variant), folder / variant.name
         run.mkdir(exist_ok=True)
         job = make_job(
@@ -302,6 +318,19 @@ def figures_of(result: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
         "cpu_seconds_per_million": usage["cpu_seconds"] / num_samples * 1e6,
         "stall_share": stall,
         "evaluations": [[entry["seconds"], entry["auc"]] for entry in result["evaluations"]],
+    }
+
+
+def predicted_of(plan: ShardPlan, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes a step that the plan predicts, those of the dense gradients added; None where hot batches change them."""
+    is_other = bool(result["hot"]) or bool(plan.body.get("shared"))
+    ranks = result["world_size"]
+    # A ring all-reduce has every one of W ranks send 2 (W - 1) / W times the gradients.
+    dense = 2 * (ranks - 1) * result["model"]["num_dense_parameters"] * FLOAT_BYTES
+    usage = result["usage"]
+    return {
+        "predicted_bytes_per_step": None if is_other else predicted_bytes(plan.body) + dense,
+        "measured_bytes_per_step": usage["wire_bytes"] / max(usage["num_steps"], 1),
     }
 
 

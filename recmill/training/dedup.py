@@ -10,10 +10,8 @@ from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
+from recmill.planning.dedup import pays
 from recmill.training.config import TrainConfig
-
-MIN_FACTOR = 1.5  # samples a distinct row; below it the expansion eats what the lookup saves
-MIN_MEAN_LENGTH = 3.0  # a shorter bag costs no more to look up than its vector costs to copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +63,7 @@ def choose_dedup_together(dataset: Dataset, schema: Schema, config: TrainConfig)
 
 
 def _pays(found: InverseKeyedJaggedTensor, position: int, schema: Schema) -> bool:
-    num_distinct = found.num_distinct(position)
-    if found.stride() < MIN_FACTOR * num_distinct:
-        return False
-    if any(schema.feature(name).kind == "sequence" for name in found.groups[position]):
-        return True
+    num_distinct = max(found.num_distinct(position), 1)
     mean_length = found.group_kjt(position).values().numel() / (num_distinct * len(found.groups[position]))
-    return mean_length >= MIN_MEAN_LENGTH
+    is_sequence = any(schema.feature(name).kind == "sequence" for name in found.groups[position])
+    return pays(found.stride() / num_distinct, mean_length, is_sequence=is_sequence)

@@ -76,17 +76,20 @@ class TrainingRun:
         out: Path,
         device: torch.device,
         dedup: DedupChoice,
+        starting_workers: Mapping[str, int] | None,
         allocation: WorkerAllocation | None,
         inputs: Mapping[str, str],
         report: Report,
     ) -> None:
         self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
         self.out, self.device, self.dedup, self.allocation = out, device, dedup, allocation
+        self.workers = allocation.stages if allocation else starting_workers
         self.inputs, self.report = inputs, report
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
         self.curve: list[dict[str, float]] = []
-        self.meter, self.num_metered = Meter(), 0  # what training used, and for how many samples, since this start
+        # What training used, and for how many samples and steps, since this start.
+        self.meter, self.num_metered, self.num_metered_steps = Meter(), 0, 0
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
         self.ingest = self._open_feed(hot_dataset)
 
@@ -122,7 +125,7 @@ class TrainingRun:
             seed=self.config.seed,
             epochs=epochs,
             shuffle=shuffle,
-            workers=self.allocation.stages if self.allocation else None,
+            workers=self.workers,
             dedup=self.dedup.groups or None,
             windows=self.dedup.windows,
         )
@@ -153,7 +156,7 @@ class TrainingRun:
             batches = iter(self.ingest)
             self.meter.start()
             while self.state.step < self.num_steps and not self.state.is_stopped:
-                self._step(*next(batches))
+                self._step(*self._next(batches))
                 is_last = self.state.step == self.num_steps
                 if len(self.pending) == LOG_EVERY or is_last:
                     self._flush_losses()
@@ -182,6 +185,14 @@ class TrainingRun:
                 for pipeline in self.ingest.pipelines
             ]
 
+    def _next(self, batches: Iterator[tuple[Batch, bool]]) -> tuple[Batch, bool]:
+        """The next batch. Waiting for it is training time, but for the first one's, when ingestion starts."""
+        started = time.perf_counter()
+        found = next(batches)
+        if self.num_metered:
+            self.state.seconds += time.perf_counter() - started
+        return found
+
     def _step(self, batch: Batch, is_hot: bool) -> None:
         started = time.perf_counter()
         if is_hot:
@@ -199,6 +210,7 @@ class TrainingRun:
         self.state.step += 1
         self.state.num_samples += batch.num_global
         self.num_metered += batch.num_global
+        self.num_metered_steps += 1
         self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
         self.state.seconds += time.perf_counter() - started
 
@@ -336,7 +348,7 @@ class TrainingRun:
             "seconds": self.state.seconds,
             "samples_per_s": self.state.num_samples / max(self.state.seconds, 1e-9),
             "peak_memory_bytes": int(usage["peak_memory_bytes"]),
-            "usage": {**usage, "num_samples": self.num_metered},
+            "usage": {**usage, "num_samples": self.num_metered, "num_steps": self.num_metered_steps},
             "metrics": metrics,
             "curve": self.curve,
             "evaluations": self.state.evaluations,

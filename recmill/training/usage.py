@@ -9,42 +9,45 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+COUNTERS = Path("/proc/self/net/dev")  # of this process's network namespace; /sys shows that of its mount
+SENT_BYTES = 8  # column
 LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Counters of this process (and, for the wire, of its network namespace) at one moment."""
+    """Counters of this process, and for the wire of its network namespace, at one moment."""
 
     cpu_seconds: float
-    wire_bytes: int
+    loopback_bytes: int
+    outside_bytes: int
 
     @classmethod
     def now(cls) -> Usage:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(cpu_seconds=used.ru_utime + used.ru_stime, wire_bytes=sent_bytes(network_interface()))
+        sent = sent_bytes()
+        loopback = sent.pop(LOOPBACK, 0)
+        outside = sum(sent.values())
+        return cls(cpu_seconds=used.ru_utime + used.ru_stime, loopback_bytes=loopback, outside_bytes=outside)
 
 
-def network_interface() -> str:
-    """The interface ranks talk over: what gloo or NCCL was told, otherwise loopback (one machine)."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME") or LOOPBACK
-    return named.split(",")[0]
-
-
-def sent_bytes(interface: str) -> int:
-    """Bytes the interface has sent so far; 0 where the system does not say."""
-    counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+def sent_bytes() -> dict[str, int]:
+    """Bytes every network interface has sent so far; those that gloo or NCCL were told to use, if they were."""
     try:
-        return int(counter.read_text(encoding="ascii"))
-    except OSError:
-        return 0
+        lines = COUNTERS.read_text(encoding="ascii").splitlines()[2:]
+    except OSError:  # a system that does not say
+        return {}
+    fields = {name.strip(): values.split() for name, _, values in (line.partition(":") for line in lines)}
+    named = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME")
+    chosen = {*named.split(","), LOOPBACK} if named else set(fields)
+    return {name: int(values[SENT_BYTES]) for name, values in fields.items() if name in chosen}
 
 
 class Meter:
     """Adds up what training used, leaving out evaluation and saving."""
 
     def __init__(self) -> None:
-        self.cpu_seconds, self.wire_bytes = 0.0, 0
+        self.cpu_seconds, self.loopback_bytes, self.outside_bytes = 0.0, 0, 0
         self._since: Usage | None = None
 
     def start(self) -> None:
@@ -54,14 +57,16 @@ class Meter:
         if self._since:
             now = Usage.now()
             self.cpu_seconds += now.cpu_seconds - self._since.cpu_seconds
-            self.wire_bytes += now.wire_bytes - self._since.wire_bytes
+            self.loopback_bytes += now.loopback_bytes - self._since.loopback_bytes
+            self.outside_bytes += now.outside_bytes - self._since.outside_bytes
             self._since = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RankUsage:
     cpu_seconds: float
-    wire_bytes: int
+    loopback_bytes: int
+    outside_bytes: int
     peak_memory_bytes: int
     network: str
 
@@ -69,19 +74,23 @@ class _RankUsage:
 def usage_of_all_ranks(meter: Meter) -> dict[str, float]:
     """What all ranks used by the meter, the same on every rank: CPU seconds, wire bytes, the largest rank's memory.
 
-    Ranks in one network namespace see one another's bytes, so a namespace is counted once.
+    Ranks in one network namespace see one another's bytes, so a namespace is counted once: by what it sent to others,
+    or by its loopback where all ranks are in it.
     """
     own = _RankUsage(
         cpu_seconds=meter.cpu_seconds,
-        wire_bytes=meter.wire_bytes,
+        loopback_bytes=meter.loopback_bytes,
+        outside_bytes=meter.outside_bytes,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         network=_namespace(),
     )
     ranks: list[_RankUsage] = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)
+    networks = {rank.network: rank for rank in ranks}
+    is_one = len(networks) == 1
     return {
         "cpu_seconds": sum(rank.cpu_seconds for rank in ranks),
-        "wire_bytes": sum({rank.network: rank.wire_bytes for rank in ranks}.values()),
+        "wire_bytes": sum(rank.loopback_bytes if is_one else rank.outside_bytes for rank in networks.values()),
         "peak_memory_bytes": max(rank.peak_memory_bytes for rank in ranks),
     }
 

@@ -52,6 +52,7 @@ OVERRIDES: dict[str, tuple[type, str, tuple[str, ...]]] = {
     "seed": (int, "seed", ("globo",)),
     "limit": (int, "", tuple(REAL)),
     "negatives": (int, "", ("globo",)),
+    "one_in": (int, "", ("globo",)),
 }
 
 

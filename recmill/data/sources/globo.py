@@ -45,6 +45,7 @@ def convert_globo(
     negative_window: int | None = 10_000,
     history_length: int = 50,
     limit: int | None = None,
+    one_in: int = 1,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> str | Path:
@@ -52,14 +53,17 @@ def convert_globo(
 
     The data has no impressions. A negative is the article of a click drawn from the last `negative_window` clicks of
     everybody, so popular and fresh articles come up as they would on the page; None draws from all clicks. `limit`
-    takes the sessions that start first. `path` is clicks.parquet, or a folder with it or with clicks_hour_*.csv.
+    takes the sessions that start first, when histories are still short; `one_in` takes one user in so many, each with
+    all clicks. `path` is clicks.parquet, or a folder with it or with clicks_hour_*.csv.
     """
     progress("read clicks", 0, 0)
     clicks = _in_time_order(_read_clicks(Path(path)), spacing=negatives + 1)
     articles, clicks["article"] = np.unique(clicks["click_article_id"], return_inverse=True)
     stream, starts, lengths = _histories(clicks, history_length)
     drawn = _draw_negatives(clicks["article"], count=negatives, window=negative_window, seed=seed)
-    rows = np.arange(len(clicks["session_id"])) if limit is None else _first_sessions(clicks, limit)
+    rows = _of_some_users(clicks, one_in)
+    if limit is not None:
+        rows = _first_sessions(clicks["session_id"], rows, limit)
     schema = _schema(clicks, num_articles=len(articles))
     with write_log(out, schema) as writer:
         # Row r of the log is variant r % (1 + negatives) of a click; variant 0 is the click itself.
@@ -158,11 +162,21 @@ def _draw_negatives(articles: IntArray, *, count: int, window: int | None, seed:
     return drawn
 
 
-def _first_sessions(clicks: Clicks, limit: int) -> IntArray:
-    """The clicks of the `limit` sessions that start first."""
-    sessions, first_row = np.unique(clicks["session_id"], return_index=True)  # clicks are in time order
+def _of_some_users(clicks: Clicks, one_in: int) -> IntArray:
+    """The rows of every `one_in`th user."""
+    if one_in < 1:
+        raise InputError(f"one_in is {one_in}, expected at least 1")
+    rows = np.nonzero(clicks["user_id"] % one_in == 0)[0]
+    if not len(rows):
+        raise InputError(f"one_in is {one_in}, and no user's id is a multiple of it")
+    return rows
+
+
+def _first_sessions(session: IntArray, rows: IntArray, limit: int) -> IntArray:
+    """Those of the rows that belong to the `limit` sessions that start first."""
+    sessions, first_row = np.unique(session[rows], return_index=True)  # clicks are in time order
     chosen = sessions[np.argsort(first_row)[:limit]]
-    return np.flatnonzero(np.isin(clicks["session_id"], chosen))
+    return rows[np.isin(session[rows], chosen)]
 
 
 def _schema(clicks: Clicks, *, num_articles: int) -> Schema:

@@ -86,6 +86,18 @@ def test_globo_limit_takes_the_sessions_that_start_first(tmp_path):
     assert Schema.load(tmp_path / "log").info["num_sessions"] == 2
 
 
+def test_globo_one_in_takes_some_users_whole_and_draws_their_negatives_from_everybody(tmp_path):
+    clicks = [*CLICKS, (1, 12, 900, 9500), (2, 21, 700, 9600)]
+    path = write_clicks(tmp_path / "clicks.parquet", clicks)
+    everybody = read_log(convert_globo(path, out=tmp_path / "all")).to_pylist()
+    some = read_log(convert_globo(path, out=tmp_path / "some", one_in=2)).to_pylist()
+    assert some == [row for row in everybody if row["user"] == [2]]
+    first = read_log(convert_globo(path, out=tmp_path / "first", one_in=2, limit=1))
+    assert set(first["session_id"].to_pylist()) == {20}
+    with pytest.raises(InputError, match="one_in is 5, and no user's id is a multiple of it"):
+        convert_globo(path, out=tmp_path / "none", one_in=5)
+
+
 def test_globo_reads_the_hourly_files_of_kaggle(tmp_path):
     clicks = pq.read_table(write_clicks(tmp_path / "all.parquet", CLICKS))
     folder = tmp_path / "kaggle" / "clicks"

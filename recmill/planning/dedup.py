@@ -1,0 +1,92 @@
+"""Which features are worth training once a distinct list, and in what layout the data should lie for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from recmill.artifacts import AccessProfile
+from recmill.data.schema import Feature, Schema
+
+MIN_FACTOR = 1.5  # samples a distinct list; below it the expansion eats what the lookup saves
+MIN_MEAN_LENGTH = 3.0  # a shorter bag costs no more to look up than its vector costs to copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDedup:
+    """How often the lists of one feature repeat, and what follows from it."""
+
+    factor: float  # samples a distinct list of a batch, in the order in which the profiled data lies
+    session_factor: float  # the same inside sessions: what clustered data gives
+    id_factor: float  # ids of a batch over those that are left when histories that shift are kept as one sequence
+    mean_length: float
+    is_deduplicated: bool
+
+
+def pays(factor: float, mean_length: float, *, is_sequence: bool) -> bool:
+    """Whether a feature is trained faster once a distinct list."""
+    return factor >= MIN_FACTOR and (is_sequence or mean_length >= MIN_MEAN_LENGTH)
+
+
+def choose_features(profile: AccessProfile, schema: Schema, *, batch_size: int) -> dict[str, FeatureDedup]:
+    """What the profile says of every feature with ids; nothing where it measured no duplication."""
+    duplication = profile.body["duplication"]
+    return {
+        feature.name: _judge(feature, duplication[feature.name], batch_size)
+        for feature in schema.id_features
+        if "batch_dedup_factor" in duplication.get(feature.name, {})
+    }
+
+
+def _judge(feature: Feature, entry: Mapping[str, Any], batch_size: int) -> FeatureDedup:
+    by_size = {int(size): float(factor) for size, factor in (entry.get("batch_dedup_factor") or {}).items()}
+    nearest = min(by_size, key=lambda size: abs(size - batch_size), default=None)
+    factor = by_size[nearest] if nearest is not None else 1.0
+    mean_length = float(entry.get("mean_length") or 0.0)
+    return FeatureDedup(
+        factor=factor,
+        session_factor=float(entry.get("dedup_factor") or 1.0),
+        id_factor=max(factor, _window_factor(entry, mean_length)) if feature.shift else factor,
+        mean_length=mean_length,
+        is_deduplicated=pays(factor, mean_length, is_sequence=feature.kind == "sequence"),
+    )
+
+
+def _window_factor(entry: Mapping[str, Any], mean_length: float) -> float:
+    """Ids of a session's histories over those of the one sequence that holds them; 1 where sessions are apart."""
+    size, same, shifted = (
+        float(entry.get(name) or 0.0) for name in ("samples_per_session", "same_as_previous", "shifted_by_one")
+    )
+    pairs = max(size - 1, 0.0)
+    left = mean_length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
+    return mean_length * (1 + pairs) / left if left else 1.0
+
+
+def dedup_json(features: Mapping[str, FeatureDedup], profile: AccessProfile, schema: Schema) -> dict[str, Any]:
+    """What plan.json says of deduplication: the layout to store, why, and every feature's figures."""
+    sequences = {feature.name for feature in schema.sequence}
+    worth = [
+        name
+        for name, found in features.items()
+        if pays(found.session_factor, found.mean_length, is_sequence=name in sequences)
+    ]
+    layout, why = _layout(features, worth, profile)
+    return {"layout": layout, "why": why, "features": {name: asdict(found) for name, found in features.items()}}
+
+
+def _layout(features: Mapping[str, FeatureDedup], worth: list[str], profile: AccessProfile) -> tuple[str, str]:
+    size = float(profile.body.get("samples_per_session") or 1.0)
+    if worth:
+        best = max(features[name].session_factor for name in worth)
+        named = worth[0] if len(worth) == 1 else f"{len(worth)} of {len(features)} features"
+        return "deduplicated", (
+            f"{named} repeat inside sessions of {size:.1f} samples, up to {best:.1f} times: store each distinct list "
+            "once and train on it once"
+        )
+    if size > 1.0:
+        return "session", (
+            f"lists hardly repeat inside sessions of {size:.1f} samples: sessions side by side compress better, and "
+            "there is nothing to deduplicate"
+        )
+    return "time", "sessions are of one sample: no order of the rows stores or trains better than time"

@@ -1,0 +1,50 @@
+"""`recmill compare --preset` trains every variant and writes the page that shows what each switch bought."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from recmill.artifacts import InputError
+from recmill.cli import cli
+from recmill.training.ablation import variants_of
+from recmill.training.switches import SWITCHES
+
+
+def test_variants_are_none_each_all_but_each_and_all():
+    names = [variant.name for variant in variants_of()]
+    assert (names[0], names[-1]) == ("baseline", "all")
+    assert names[1:6] == [f"+{switch}" for switch in SWITCHES]
+    assert names[6:-1] == [f"all-{switch}" for switch in SWITCHES]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    command = ["compare", "--preset", "tiny", "--work", str(folder / "work"), "--nproc", "2", "--switch", "dedup"]
+    settings = {"data.sessions": 300, "batch_size": 512, "threads": 1, "eval_every": 4}
+    command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    environment = {"RECMILL_TRACKING": "off", "OMP_NUM_THREADS": "1"}
+    answer = CliRunner().invoke(cli, [*command, "--json"], env=environment, catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return folder / "work", json.loads(answer.stdout), command
+
+
+def test_both_variants_see_the_same_samples_and_the_page_shows_them(compared):
+    work, answer, _ = compared
+    manifest = json.loads((work / "ablation.json").read_text())
+    assert [variant["name"] for variant in manifest["variants"]] == ["baseline", "+dedup"]
+    results = [json.loads((work / name / "train" / "result.json").read_text()) for name in ("baseline", "+dedup")]
+    assert results[0]["num_samples"] == results[1]["num_samples"] > 0
+    assert not results[0]["dedup"]["groups"]
+    assert manifest["variants"][0]["median"]["wire_bytes_per_sample"] > 0
+    page = (work / "report.html").read_text()
+    assert "What each switch bought" in page
+    assert [entry["name"] for entry in answer["variants"]] == ["baseline", "+dedup"]
+
+
+def test_the_same_command_with_another_seed_is_refused_where_results_lie(compared):
+    _, _, command = compared
+    refused = CliRunner().invoke(cli, [*command, "--set", "seed=5"], env={"RECMILL_TRACKING": "off"})
+    assert isinstance(refused.exception, InputError)
+    assert "holds a comparison with other settings (config)" in str(refused.exception)
