@@ -42,7 +42,14 @@ from recmill.training.config import TrainConfig
 from recmill.training.dedup import DedupChoice, choose_dedup
 
 CURVE = (1.0, 2.0, 4.0, 8.0, SAMPLES_PER_SESSION)
-GLOBO_METRICS = ("storage_globo", "preprocess_globo", "train_sequence_globo", "train_pooled_globo")
+GLOBO_METRICS = (
+    "storage_globo",
+    "preprocess_globo",
+    "train_sequence_globo",
+    "train_pooled_globo",
+    "reader_bytes_globo",
+    "wire_bytes_globo",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +60,14 @@ class Sizes:
     sequence_rows: int  # of the one that is trained with a transformer
     control_rows: int
     storage_rows: int  # of the one whose bytes are counted: dictionaries and footers weigh less in more rows
-    storage_globo_users: int
-    globo_users: int  # one in so many users of globo
+    storage_globo_users: int  # one in so many users of globo; this log is preprocessed, too
+    globo_users: int  # of the one that is trained pooled
     sequence_globo_users: int
     batch_size: int
     sequence_batch_size: int
     repeats: int
+    preprocess_repeats: int
+    globo_repeats: int
     sequence_repeats: int
     control_repeats: int
     kernel: tuple[int, int]  # rows, repeats
@@ -76,23 +85,27 @@ SIZES = {
         batch_size=128,
         sequence_batch_size=128,
         repeats=1,
+        preprocess_repeats=1,
+        globo_repeats=1,
         sequence_repeats=1,
         control_repeats=1,
         kernel=(512, 1),
     ),
     "quick": Sizes(
-        rows=20_000,
-        sequence_rows=2_100,
-        control_rows=8_000,
+        rows=8_400,
+        sequence_rows=1_600,
+        control_rows=2_150,
         storage_rows=50_000,
         storage_globo_users=40,
         globo_users=200,
-        sequence_globo_users=2_400,
+        sequence_globo_users=600,
         batch_size=2048,
         sequence_batch_size=1024,
         repeats=3,
+        preprocess_repeats=7,
+        globo_repeats=5,
         sequence_repeats=3,
-        control_repeats=7,
+        control_repeats=5,
         kernel=(8192, 5),
     ),
     "full": Sizes(
@@ -106,15 +119,17 @@ SIZES = {
         batch_size=2048,
         sequence_batch_size=2048,
         repeats=7,
+        preprocess_repeats=15,
+        globo_repeats=7,
         sequence_repeats=7,
-        control_repeats=21,
+        control_repeats=11,
         kernel=(16384, 21),
     ),
 }
 
 
-def measure_storage(layouts: Layouts, layout: str, *, thorough: bool = False) -> Metric:
-    """Bytes a row of time-ordered Parquet with default settings, against those of one of our layouts."""
+def measure_storage(layouts: Layouts, *names: str, thorough: bool = False) -> list[Metric]:
+    """Bytes a row of time-ordered Parquet with default settings, against those of some of our layouts."""
     table = read_table(layouts.time)
     settings: dict[str, dict[str, Any]] = {"default": {"compression": "zstd"}}
     if thorough:
@@ -125,13 +140,16 @@ def measure_storage(layouts: Layouts, layout: str, *, thorough: bool = False) ->
         for name, options in settings.items():
             pq.write_table(table, Path(scratch) / "table.parquet", **options)
             sizes[name] = (Path(scratch) / "table.parquet").stat().st_size
-    default, stored = sizes["default"], stored_bytes(getattr(layouts, layout))
-    best = min(sizes, key=lambda name: sizes[name])
+    default, best = sizes["default"], min(sizes, key=lambda name: sizes[name])
     note = f"{table.num_rows:,} rows; time order, best of {len(sizes)} settings ({best}) {default / sizes[best]:.2f}x"
-    if layout != "session":
-        note += f", session layout {default / stored_bytes(layouts.session):.2f}x"
-    per_row = [size / table.num_rows for size in (default, stored)]
-    return compare(per_row[:1], per_row[1:], unit="bytes/row", note=note, less_is_better=True)
+    metrics = []
+    for layout in names:
+        session = "" if layout == "session" else f", session layout {default / stored_bytes(layouts.session):.2f}x"
+        per_row = [size / table.num_rows for size in (default, stored_bytes(getattr(layouts, layout)))]
+        metrics.append(
+            compare(*([size] for size in per_row), unit="bytes/row", note=note + session, less_is_better=True)
+        )
+    return metrics
 
 
 def stored_bytes(dataset: Dataset) -> int:
@@ -154,14 +172,14 @@ def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
         return read_epoch
 
     changed = Layouts(**{name: with_transforms(getattr(layouts, name)) for name in LAYOUTS})
-    baseline, clustered, ours, baseline_raw, ours_raw = in_turns(
-        rate(changed.time, plain),
+    baseline, ours = in_turns(
+        rate(changed.time, plain), rate(changed.deduplicated, chosen), repeats=sizes.preprocess_repeats, warm_ups=1
+    )
+    clustered, baseline_raw, ours_raw = in_turns(
         rate(changed.session, plain),
-        rate(changed.deduplicated, chosen),
         rate(layouts.time, plain),
         rate(layouts.deduplicated, chosen),
         repeats=sizes.repeats,
-        warm_ups=1,
     )
     alone = f"session layout without IKJT {_against(clustered, baseline)}"
     note = (
@@ -182,19 +200,38 @@ def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, rep
     plain, ours = trainers
     difference = check_same_losses(plain, ours, num_steps=num_steps)
     rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats)
-    clustered = [plain.train_epoch(layouts.session) for _ in range(max(1, repeats // 2))]
+    if not ours.dedup.groups:
+        # The models are the same then. Two copies of their tables differ in speed by up to 8%, by where in memory they
+        # lie, so each copy is also trained with what the other one reads.
+        swapped = in_turns(
+            lambda: ours.train_epoch(layouts.time), lambda: plain.train_epoch(layouts.deduplicated), repeats=repeats
+        )
+        rates = [[*own, *other] for own, other in zip(rates, swapped, strict=True)]
+    clustered = [plain.train_epoch(layouts.session) for _ in range(max(1, repeats // 3))]
     chosen = f"{len(ours.dedup.features)} features in {len(ours.dedup.groups)} groups deduplicated"
     losses = f"losses on the same rows differ by {difference:.0e}"
     note = f"{chosen}; {losses}; session layout without IKJT {_against(clustered, rates[0])}"
     return compare(*rates, unit="samples/s", note=note)
 
 
-def measure_memory(trainers: tuple[Trainer, Trainer], *, repeats: int, num_bytes: dict[str, Any]) -> Metric:
+def measure_memory(trainers: tuple[Trainer, Trainer], *, repeats: int) -> Metric:
     """How far the process grows while it reads and trains an epoch with the transformer."""
     peaks = in_turns(*(trainer.peak_bytes for trainer in trainers), repeats=repeats)
-    before, after = num_bytes["reader_to_trainer"].values()
-    note = f"rise of resident memory over an epoch with the transformer; reader to trainer {before:.0f} -> {after:.0f}"
-    return compare(*peaks, unit="bytes", note=f"{note} bytes/sample", less_is_better=True)
+    note = "rise of resident memory over an epoch with the transformer"
+    return compare(*peaks, unit="bytes", note=note, less_is_better=True)
+
+
+def measure_bytes(layouts: Layouts, sizes: Sizes, seed: int) -> list[Metric]:
+    """Bytes a sample from the reader to the trainer, and between ranks."""
+    moved = bytes_per_sample(layouts, sizes, seed)
+    notes = {
+        "reader_to_trainer": "batches as the trainer receives them",
+        "over_the_wire": "computed: ids out, vectors back, gradients out, of tables that all lie on other ranks",
+    }
+    return [
+        compare(*([value] for value in moved[way].values()), unit="bytes/sample", note=note, less_is_better=True)
+        for way, note in notes.items()
+    ]
 
 
 def _against(values: list[float], baseline: list[float]) -> str:
@@ -248,23 +285,39 @@ def _count_lists(ids: Any, name: str) -> tuple[int, int]:
     return ids.num_distinct(group), found.numel()
 
 
-def run_recd(logs: Logs, sizes: Sizes, options: Options) -> tuple[dict[str, Metric], dict[str, Any]]:
-    """The metrics of the synthetic preset, and bytes a sample."""
+def make_logs(logs: Logs, sizes: Sizes, *, has_globo: bool) -> None:
+    """Everything that is measured, but the curve."""
+    recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.storage_rows, sizes.rows, sizes.sequence_rows)]
+    globo = [sizes.storage_globo_users, sizes.globo_users, sizes.sequence_globo_users] if has_globo else []
+    logs.make_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo)
+
+
+def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
+    """What the metrics say of bytes a sample, by log and way."""
+    ways = {"reader_to_trainer": "reader_bytes", "over_the_wire": "wire_bytes"}
+    return {
+        log: {way: {side: metrics[name + suffix][side] for side in ("baseline", "ours")} for way, name in ways.items()}
+        for log, suffix in (("recd", ""), ("globo", "_globo"))
+        if f"reader_bytes{suffix}" in metrics
+    }
+
+
+def run_recd(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
+    """The metrics of the synthetic preset."""
     seed, thorough = options.seed, options.size == "full"
     main, stored = logs.recd(sizes.rows), logs.recd(sizes.storage_rows)
-    metrics = {
-        "storage_session": measure_storage(stored, "session", thorough=thorough),
-        "storage_deduplicated": measure_storage(stored, "deduplicated", thorough=thorough),
-    }
+    names = ("session", "deduplicated")
+    found = measure_storage(stored, *names, thorough=thorough)
+    metrics = {f"storage_{name}": metric for name, metric in zip(names, found, strict=True)}
     say("preprocess")
     metrics["preprocess"] = measure_preprocessing(main, sizes, seed)
-    num_bytes = bytes_per_sample(main, sizes, seed)
+    metrics["reader_bytes"], metrics["wire_bytes"] = measure_bytes(main, sizes, seed)
     say("train with a transformer")
     layouts = logs.recd(sizes.sequence_rows)
     trainers = make_trainers(layouts, "transformer", sizes, seed)
     metrics["train_sequence"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=1)
     memory_repeats = max(1, sizes.sequence_repeats // 3)
-    metrics["peak_memory"] = measure_memory(trainers, repeats=memory_repeats, num_bytes=num_bytes)
+    metrics["peak_memory"] = measure_memory(trainers, repeats=memory_repeats)
     say("train pooled")
     trainers = make_trainers(main, "mean", sizes, seed)
     metrics["train_pooled"] = measure_training(main, trainers, repeats=sizes.repeats, num_steps=3)
@@ -272,42 +325,45 @@ def run_recd(logs: Logs, sizes: Sizes, options: Options) -> tuple[dict[str, Metr
     layouts = logs.recd(sizes.control_rows, samples_per_session=1.0)
     trainers = make_trainers(layouts, "mean", sizes, seed)
     metrics["train_control"] = measure_training(layouts, trainers, repeats=sizes.control_repeats, num_steps=3)
-    return metrics, num_bytes
+    return metrics
 
 
-def run_globo(logs: Logs, sizes: Sizes, options: Options) -> tuple[dict[str, Metric], dict[str, Any]]:
-    """The metrics of globo, and bytes a sample."""
+def run_globo(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
+    """The metrics of globo."""
     seed, main = options.seed, logs.globo(sizes.globo_users)
     stored = logs.globo(sizes.storage_globo_users)
-    metrics = {"storage_globo": measure_storage(stored, "deduplicated", thorough=options.size == "full")}
+    metrics = {"storage_globo": measure_storage(stored, "deduplicated", thorough=options.size == "full")[0]}
     say("preprocess globo")
-    metrics["preprocess_globo"] = measure_preprocessing(main, sizes, seed)
+    metrics["preprocess_globo"] = measure_preprocessing(stored, sizes, seed)
     say("train globo with a transformer")
     layouts = logs.globo(sizes.sequence_globo_users)
     trainers = make_trainers(layouts, "transformer", sizes, seed)
-    metrics["train_sequence_globo"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=3)
+    metrics["train_sequence_globo"] = measure_training(layouts, trainers, repeats=sizes.globo_repeats, num_steps=3)
     say("train globo pooled")
     trainers = make_trainers(main, "mean", sizes, seed)
-    metrics["train_pooled_globo"] = measure_training(main, trainers, repeats=sizes.repeats, num_steps=3)
-    return metrics, bytes_per_sample(main, sizes, seed)
+    metrics["train_pooled_globo"] = measure_training(main, trainers, repeats=sizes.globo_repeats, num_steps=3)
+    metrics["reader_bytes_globo"], metrics["wire_bytes_globo"] = measure_bytes(main, sizes, seed)
+    return metrics
 
 
 def run_curve(logs: Logs, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
     """The ratios at other numbers of samples a session, each from fewer repeats."""
-    sizes = replace(sizes, repeats=3)
+    sizes = replace(sizes, repeats=1, preprocess_repeats=5)
     curve = []
     for samples in CURVE:
         say(f"{samples} samples a session")
         main, short = (logs.recd(rows, samples) for rows in (sizes.rows // 4, sizes.sequence_rows // 2))
         pooled, sequence = make_trainers(main, "mean", sizes, seed), make_trainers(short, "transformer", sizes, seed)
+        session, deduplicated = measure_storage(main, "session", "deduplicated")
         metrics = {
-            "storage_session": measure_storage(main, "session"),
-            "storage_deduplicated": measure_storage(main, "deduplicated"),
+            "storage_session": session,
+            "storage_deduplicated": deduplicated,
             "preprocess": measure_preprocessing(main, sizes, seed),
             "train_pooled": measure_training(main, pooled, repeats=3, num_steps=1),
             "train_sequence": measure_training(short, sequence, repeats=3, num_steps=1),
         }
         ratios = {name: metric["ratio"] for name, metric in metrics.items()}
+        say("  ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items()))
         curve.append(
             {"samples_per_session": samples, **ratios, "bytes_per_sample": bytes_per_sample(main, sizes, seed)}
         )
@@ -323,13 +379,13 @@ def main() -> None:
     skipped: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="recd-") as folder, one_rank():
         logs = Logs(Path(folder), options.seed)
-        metrics, num_bytes = run_recd(logs, sizes, options)
-        series: dict[str, Any] = {"bytes_per_sample": {"recd": num_bytes}}
+        make_logs(logs, sizes, has_globo=not why_no_globo())
+        metrics = run_recd(logs, sizes, options)
         if reason := why_no_globo():
             skipped = dict.fromkeys(GLOBO_METRICS, reason)
         else:
-            globo_metrics, series["bytes_per_sample"]["globo"] = run_globo(logs, sizes, options)
-            metrics |= globo_metrics
+            metrics |= run_globo(logs, sizes, options)
+        series: dict[str, Any] = {"bytes_per_sample": moved_bytes(metrics)}
         num_rows, repeats = sizes.kernel
         generator = torch.Generator().manual_seed(options.seed)
         metrics["dedup_kernel"] = measure_dedup("clustered", num_rows=num_rows, repeats=repeats, generator=generator)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,34 +44,62 @@ class Logs:
         self._made: dict[str, Layouts] = {}
 
     def recd(self, num_rows: int, samples_per_session: float = SAMPLES_PER_SESSION) -> Layouts:
-        overrides = {
-            "sessions": max(8, round(num_rows / samples_per_session)),
-            "samples_per_session": samples_per_session,
-            "seed": self.seed,
-        }
-        return self._make(f"recd-{num_rows}-{samples_per_session}", "recd", overrides=overrides)
+        return self._make(_recd_name(num_rows, samples_per_session))
 
     def globo(self, one_in: int) -> Layouts:
+        return self._make(f"globo-{one_in}")
+
+    def make_ahead(self, *, recd: Sequence[tuple[int, float]] = (), globo: Sequence[int] = ()) -> None:
+        """Make several logs on all cores: nothing is timed meanwhile."""
+        names = [*(_recd_name(*shape) for shape in recd), *(f"globo-{one_in}" for one_in in globo)]
+        say(f"write {', '.join(names)}")
+        names = list(dict.fromkeys(names))
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            raw = dict(zip(names, pool.map(self._make_raw, names), strict=True))
+            wanted = [(name, layout) for name in raw for layout in LAYOUTS]
+            # The longest first, so that no core is idle at the end.
+            wanted.sort(key=lambda pair: (_size_of(raw[pair[0]]), LAYOUTS.index(pair[1])), reverse=True)
+            made = dict(zip(wanted, pool.map(lambda pair: self._cluster(raw[pair[0]], *pair), wanted), strict=True))
+        for name in raw:
+            self._made[name] = Layouts(**{layout: made[name, layout] for layout in LAYOUTS})
+
+    def _make(self, name: str) -> Layouts:
+        if name not in self._made:
+            say(f"write {name}")
+            raw = self._make_raw(name)
+            self._made[name] = Layouts(**{layout: self._cluster(raw, name, layout) for layout in LAYOUTS})
+        return self._made[name]
+
+    def _make_raw(self, name: str) -> Path:
+        preset, first, *rest = name.split("-")
+        settings: dict[str, Any] = {"overrides": {"seed": self.seed}}
+        if preset == "recd":
+            samples = float(rest[0])
+            sessions = max(8, round(int(first) / samples))
+            settings["overrides"] |= {"sessions": sessions, "samples_per_session": samples}
+        else:
+            settings["data"] = self._sample_users(int(first))
+        make_raw_log(preset, out=self.folder / name / "raw", **settings)
+        return self.folder / name / "raw"
+
+    def _sample_users(self, one_in: int) -> Path:
         clicks = self.folder / f"clicks-{one_in}.parquet"
         if not clicks.exists():
             found = pq.read_table(globo_clicks())
             is_chosen = found.column("user_id").to_numpy() % one_in == self.seed % one_in
             pq.write_table(found.filter(pa.array(is_chosen)), clicks)
-        return self._make(f"globo-{one_in}", "globo", data=clicks, overrides={"seed": self.seed})
+        return clicks
 
-    def _make(self, name: str, preset: str, **settings: Any) -> Layouts:
-        if name not in self._made:
-            say(f"write {name}")
-            raw = make_raw_log(preset, out=self.folder / name / "raw", **settings)
-            self._made[name] = Layouts(
-                **{
-                    layout: cluster_sessions(
-                        raw, out=self.folder / name / layout, layout=layout, eval_fraction=HELD_OUT
-                    )
-                    for layout in LAYOUTS
-                }
-            )
-        return self._made[name]
+    def _cluster(self, raw: Path, name: str, layout: str) -> Dataset:
+        return cluster_sessions(raw, out=self.folder / name / layout, layout=layout, eval_fraction=HELD_OUT)
+
+
+def _recd_name(num_rows: int, samples_per_session: float) -> str:
+    return f"recd-{num_rows}-{samples_per_session}"
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def globo_clicks() -> Path:

@@ -12,8 +12,15 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 FIELDS = {"baseline", "ours", "ratio", "spread", "unit", "note"}
 RECD = ("storage_session", "storage_deduplicated", "preprocess", "train_sequence", "train_pooled", "train_control")
-RECD_GLOBO = ("storage_globo", "preprocess_globo", "train_sequence_globo", "train_pooled_globo")
-RECD_OTHER = ("dedup_kernel", "peak_memory")
+RECD_GLOBO = (
+    "storage_globo",
+    "preprocess_globo",
+    "train_sequence_globo",
+    "train_pooled_globo",
+    "reader_bytes_globo",
+    "wire_bytes_globo",
+)
+RECD_OTHER = ("dedup_kernel", "peak_memory", "reader_bytes", "wire_bytes")
 
 
 def run_benchmark(name: str, tmp_path: Path, *, data: str = "") -> tuple[dict[str, Any], str]:
