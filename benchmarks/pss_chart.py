@@ -1,0 +1,67 @@
+"""Draw AUC against bytes: one SVG a data set, readable on its own.
+
+    python benchmarks/pss_chart.py RESULT.json [FOLDER]     # writes FOLDER/pss-<data>.svg, docs unless given
+
+RESULT.json is what pss.py or pss_curve.py wrote. A point is the median over seeds, its bytes count optimiser state.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from recmill.report.charts import LEFT, WIDTH, Axis, Reference, Series, line_chart
+from recmill.report.svg import Legend, label, tag
+
+COLOURS = ("#848f9b", "#0072b2", "#e06000", "#0a5c36", "#5b2a86", "#3399ee", "#bb7788")  # those of the report
+STYLE = "text{font:12px sans-serif;fill:#55616f}.grid{stroke:#dfe4ea}.base,.reference{stroke:#848f9b}" + "".join(
+    f".c{number}{{stroke:{colour};fill:{colour}}}" for number, colour in enumerate(COLOURS)
+)
+LINE = ".line{fill:none;stroke-width:2}.reference{stroke-dasharray:4 4}.legend{stroke:none}"
+
+
+def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
+    """The curve of one data set: a line a way, the full table a level."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for entry in sorted(curve, key=lambda entry: entry["bytes"]):
+        points.setdefault(entry["way"], []).append((float(entry["bytes"]), statistics.median(entry["best"])))
+    reference = [Reference(name="full table", value=points["full"][0][1])] if "full" in points else []
+    names = [name for name in points if name != "full"]
+    lines = [
+        Series(legend=Legend.of(name, place), points=points[name], has_dots=True) for place, name in enumerate(names)
+    ]
+    seeds = min(len(entry["best"]) for entry in curve)
+    picture = line_chart(
+        lines,
+        title=f"AUC against bytes, {data}",
+        description=f"test AUC where the validation split is best, median of {seeds} seeds or more",
+        x=Axis(name="bytes of weights and optimiser state", is_log=True, format=lambda value: f"{value:,.0f}"),
+        y=Axis(name="AUC", format=lambda value: f"{value:.3f}"),
+        references=reference,
+    )
+    entries = [
+        tag("g", label(name, LEFT + 12, 52 + 16 * place, class_="legend"), class_=f"c{lines[place].legend.colour}")
+        for place, name in enumerate(names)
+    ]
+    size = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{}" ').format(f"{WIDTH:g}")
+    opened = str(picture).replace("<svg ", str(size), 1)
+    end = opened.index(">") + 1
+    style = tag("style", Markup(STYLE + LINE))
+    return Markup(opened[:end] + str(style) + opened[end:].replace("</svg>", "".join(map(str, entries)) + "</svg>"))
+
+
+def main() -> None:
+    result = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parent.parent / "docs"
+    for data in dict.fromkeys(entry["data"] for entry in result["curves"]):
+        own = [entry for entry in result["curves"] if entry["data"] == data]
+        (folder / f"pss-{data}.svg").write_text(str(draw(data, own)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
