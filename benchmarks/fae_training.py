@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,11 +12,13 @@ import torch
 import torch.distributed as dist
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional
+from training_rate import one_rank
 
 from recmill.artifacts import Dataset, ShardPlan
 from recmill.data.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
+from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.feed import Feed
 from recmill.training.sharding import ShardedModel, shard_model
@@ -106,6 +110,23 @@ class Variant:
         scores, truth = torch.cat(logits), torch.cat(labels)
         loss = float(functional.binary_cross_entropy_with_logits(scores, truth))
         return float(roc_auc_score(truth.numpy().astype(np.int64), scores.numpy())), loss
+
+
+def auc_after_epoch(data: str, plan: str, laid_out: str | None, batch_size: int, seed: int) -> float:
+    """AUC after an epoch of one process: in hot and cold turns as the scheduler sets them, or in random order."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    dataset = Dataset.load(data)
+    alone = default_plan(Schema.load(data), Topology.local(1))
+    hot_set = ShardPlan.load(plan).body["hot_set"]
+    chosen = ShardPlan(path=plan, body={**alone.body, "hot_set": hot_set})
+    config = replace(BENCH_CONFIG, batch_size=batch_size, seed=seed)
+    with one_rank():
+        laid = Dataset.load(laid_out) if laid_out else None
+        variant = make_variant(dataset, laid, chosen, config)
+        variant.train_epoch(held_out=dataset if laid else None)
+        return variant.evaluate(dataset)[0]
 
 
 def make_variant(

@@ -243,8 +243,9 @@ def initial_rows(table: str, *, start: int, stop: int, dim: int, scale: float, s
     blocks = []
     for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
         generator = torch.Generator().manual_seed(_block_seed(table, block, seed))
-        rows = torch.empty(INIT_BLOCK_ROWS, dim).uniform_(-scale, scale, generator=generator)
         first = block * INIT_BLOCK_ROWS
+        # Numbers are drawn one after another: what lies behind the last row wanted need not be drawn.
+        rows = torch.empty(min(stop - first, INIT_BLOCK_ROWS), dim).uniform_(-scale, scale, generator=generator)
         blocks.append(rows[max(start - first, 0) : min(stop - first, INIT_BLOCK_ROWS)])
     return torch.cat(blocks) if blocks else torch.empty(0, dim)
 

@@ -10,6 +10,7 @@ METRICS = {
     "hot_batch_embedding",
     "train_shaped",
     "train_loopback",
+    "layout_ids_per_s",
     "swap_rows",
     "auc_difference",
     "low_skew",
