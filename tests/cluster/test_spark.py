@@ -1,10 +1,13 @@
-"""generate_data on Spark: the step's pod drives, executors are pods of the same image, the volume joins them."""
+"""Clustering on Spark: a pod drives, executors are pods of the same image, the volume joins them."""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,51 +16,117 @@ from pipelines.commands import compile_pipeline
 from tests.cluster.deployment import TestSite
 from tests.cluster.tasks import PipelineRun
 
+MASTER = "k8s://https://kubernetes.default.svc"
+PLACEMENT = "executors: 1\nsteps: {generate_data: {cpu: '1', memory: 1Gi}}"  # executors have what the step has
+
 
 @pytest.fixture(scope="module")
 def package(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("spark")
-    (folder / "placement.yml").write_text("executors: 1\nsteps: {generate_data: {cpu: 500m, memory: 2000Mi}}")
+    (folder / "placement.yml").write_text(PLACEMENT)
     args = ["--out", str(folder), "--image-tag", site.tag, "--placement", str(folder / "placement.yml")]
     outcome = CliRunner().invoke(compile_pipeline, args)
     assert outcome.exit_code == 0, outcome.output
     return folder / "recmill.yaml"
 
 
-def test_spark_executors_write_what_duckdb_writes(site: TestSite, package: Path) -> None:
-    digests = {}
-    executors: set[str] = set()
+def generate(site: TestSite, package: Path, engine: str, master: str = "") -> str:
+    """Run the step with an engine; where its dataset lies."""
+    arguments = {
+        "workdir": f"/runs/{engine}",
+        "data_settings": json.dumps({"sessions": "200"}),
+        "engine": engine,
+        "master": master,
+    }
+    run = PipelineRun.load(package, site=site, run_id=engine, arguments=arguments)
+    run.run("generate-data", timeout_s=400)
+    return f"/runs/{engine}/dataset"
+
+
+@pytest.fixture(scope="module")
+def by_duckdb(site: TestSite, package: Path) -> str:
+    return generate(site, package, "duckdb")
+
+
+@contextmanager
+def watch_executors(site: TestSite) -> Iterator[dict[str, dict[str, Any]]]:
+    """Every executor that is seen meanwhile, by name, as it was seen last."""
+    seen: dict[str, dict[str, Any]] = {}
     done = threading.Event()
 
-    def look_for_executors() -> None:
+    def look() -> None:
         while not done.wait(1):
-            for pod in site.cluster.pods("spark-role=executor", namespace=site.namespace):
-                (container,) = pod["spec"]["containers"]
-                assert container["securityContext"]["readOnlyRootFilesystem"]
-                executors.add(container["image"])
+            found = site.cluster.pods("spark-role=executor", namespace=site.namespace)
+            seen.update({pod["metadata"]["name"]: pod for pod in found})
 
-    watching = threading.Thread(target=look_for_executors)
+    watching = threading.Thread(target=look)
     watching.start()
     try:
-        for engine, master in (("duckdb", ""), ("spark", "k8s://https://kubernetes.default.svc")):
-            arguments = {
-                "workdir": f"/runs/{engine}",
-                "data_settings": json.dumps({"sessions": "200"}),
-                "engine": engine,
-                "master": master,
-            }
-            run = PipelineRun.load(package, site=site, run_id=engine, arguments=arguments)
-            run.run("generate-data", timeout_s=400)
-            script = (
-                "import duckdb\n"
-                "columns = 'count(*), sum(session_id), sum(timestamp), sum(label)'\n"
-                f"print(duckdb.read_parquet('/runs/{engine}/dataset/*.parquet').aggregate(columns).fetchall())"
-            )
-            said = site.shell(f"rows-{engine}", f'python3 -c "{script}"', image="data")
-            digests[engine] = said.strip().splitlines()[-1]
+        yield seen
     finally:
         done.set()
         watching.join()
-    assert digests["spark"] == digests["duckdb"]
-    assert executors == {site.image("data")}
+
+
+def assert_same_rows(site: TestSite, name: str, one: str, other: str) -> None:
+    """All rows of both datasets, in their order."""
+    script = (
+        "from recmill.artifacts import Dataset\n"
+        "from recmill.data.dataset import read_table\n"
+        f"one, other = Dataset.load('{one}', verify=True), Dataset.load('{other}', verify=True)\n"
+        "tables = [[read_table(data, split=split) for data in (one, other)] for split in one.splits]\n"
+        "is_same = one.splits == other.splits and all(a.equals(b) for a, b in tables)\n"
+        "print('SAME', is_same, sum(a.num_rows for a, _ in tables))"
+    )
+    said = site.shell(name, f'python3 -c "{script}"', image="data").strip().splitlines()[-1]
+    label, is_same, count = said.split()
+    assert (label, is_same) == ("SAME", "True")
+    assert int(count) > 200
+
+
+def test_executors_of_the_step_write_what_duckdb_writes(site: TestSite, package: Path, by_duckdb: str) -> None:
+    with watch_executors(site) as executors:
+        by_spark = generate(site, package, "spark", MASTER)
+    assert_same_rows(site, "same-step", by_spark, by_duckdb)
+    (pod,) = executors.values()
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == site.image("data")
+    assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["spec"]["securityContext"]["runAsNonRoot"]
+    assert pod["spec"]["serviceAccountName"] == "recmill-worker"
+    assert not pod["spec"]["automountServiceAccountToken"]
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "executor"
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert owner["name"].startswith("generate-data-spark")
     assert site.cluster.pods("spark-role=executor", namespace=site.namespace) == []
+
+
+def test_the_command_line_clusters_on_executors_too(site: TestSite, by_duckdb: str) -> None:
+    """As docs/kubernetes.md has it, in a pod that drives."""
+    raw, out = by_duckdb.replace("dataset", "raw"), "/runs/spark-cli"
+    settings = {
+        "spark.kubernetes.container.image": site.image("data"),
+        "spark.executor.instances": "1",
+        "spark.executor.memory": "512m",
+        "spark.executor.memoryOverhead": "512m",
+    }
+    flags = [word for name, value in settings.items() for word in ("--spark", f"{name}={value}")]
+    fields = {
+        "RECMILL_NAMESPACE": "metadata.namespace",
+        "RECMILL_POD": "metadata.name",
+        "RECMILL_POD_IP": "status.podIP",
+    }
+    environment = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    container = {
+        "image": site.image("data"),
+        "args": ["recmill", "cluster", raw, "--out", out, "--engine", "spark", "--master", MASTER, *flags],
+        "env": [*environment, {"name": "RECMILL_CLAIM", "value": "recmill-runs"}],
+    }
+    site.cluster.apply(site.job("spark-cli", container, has_token=True), namespace=site.namespace)
+    with watch_executors(site) as executors:
+        site.cluster.finish_job("spark-cli", namespace=site.namespace, timeout_s=400)
+    (pod,) = executors.values()
+    assert pod["spec"]["containers"][0]["image"] == site.image("data")
+    site.shell("duckdb-cli", f"recmill cluster {raw} --out /runs/duckdb-cli", image="data")
+    assert_same_rows(site, "same-cli", out, "/runs/duckdb-cli")
