@@ -3,7 +3,7 @@
 Two things happen outside of DuckDB: a sample of rows is looked at, and row groups are cut, encoded and written. Their
 sizes are planned so that with DuckDB's own limit they stay below the limit that is given. What it does not cover: the
 program itself (420 MB with torch, which the deduplicated layout needs), what DuckDB takes beyond its limit, and memory
-that allocators keep. Measured: 200,000 rows of 3 kB, time layout, a limit of 400 MB: the process grew by 693 MB.
+that allocators keep. Measured: 100,000 rows of 3 kB, time layout, a limit of 300 MB: the process grew by 400 MB.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from recmill.data.schema import Feature, Schema
 from recmill.progress import Progress, no_progress
 
 VALIDATE_BATCH_ROWS = 65_536
-VALIDATE_BATCH_BYTES = 32_000_000
+VALIDATE_BATCH_BYTES = 8_000_000
+READ_BYTES = 65_536  # of a column at a time: without it, Arrow holds all columns of a row group as they lie in the file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def read_file(
     """Stream a local or remote Parquet file; data that cannot be decoded raises InputError naming the file."""
     try:
         with fsspec.open(path, "rb") as source:
-            file = pq.ParquetFile(path if not is_remote(path) else source)
+            file = pq.ParquetFile(path if not is_remote(path) else source, buffer_size=READ_BYTES)
             yield from file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=row_groups)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path}: the Parquet data cannot be read ({_first_line(error)})") from None
