@@ -162,6 +162,15 @@ def test_a_start_keeps_exact_rows_and_the_spread():
     assert shared.array.std == pytest.approx(float(spread) ** 0.5)
 
 
+def test_narrow_exact_rows_start_with_the_first_weights_and_train():
+    shared, batch = make("sgd", exact_rows={"a_b": torch.tensor([31, 5])}, exact_width=3), make_batch()
+    shared.start(fresh_rows)
+    assert torch.equal(shared.materialise("a_b", [5, 31]), fresh_rows("a_b", 0, 40)[[5, 31], :3].repeat(1, 3)[:, :8])
+    gradient, before = dense_gradient(shared, batch), shared.step.slots.clone()
+    loss_of(shared(batch)).backward()
+    torch.testing.assert_close(shared.step.slots, before - 0.5 * gradient)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_state_moves_to_another_collection(kind):
     exact = {"a_b": torch.tensor([5, 9])}
