@@ -5,7 +5,8 @@
 Baselines: the same rows in time order as zstd Parquet with pyarrow's default settings (storage), and plain
 KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fused tables (preprocessing, training).
 Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
-Everything is measured in turns in this process. `train_*` are whole epochs, from the files to the last optimiser step.
+Everything is measured in turns in this process. `train_*` go from the files to the last optimiser step: whole epochs,
+but for the transformer on `recd` in the quick form, which sees the first two batches.
 Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
 """
 
@@ -30,14 +31,12 @@ import torch
 from dedup_kernel import measure_dedup
 from harness import Metric, Options, compare, finish, in_turns, parse_options, say, warn_if_busy
 from session_logs import LAYOUTS, SAMPLES_PER_SESSION, Layouts, Logs, why_no_globo, with_transforms
-from torchrec import KeyedJaggedTensor
 from training_rate import Trainer, check_same_losses, one_rank, open_batches
+from wire_bytes import wire_bytes
 
 from recmill.artifacts import Dataset
-from recmill.data.batch import Batch
 from recmill.data.dataset import read_table
 from recmill.data.parquet_writer import writer_options
-from recmill.data.schema import Schema
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import DedupChoice, choose_dedup
 
@@ -58,6 +57,7 @@ class Sizes:
 
     rows: int  # of the synthetic log that is stored, preprocessed and trained pooled
     sequence_rows: int  # of the one that is trained with a transformer
+    sequence_batches: int | None  # of it that are trained; a log that short would have other sessions
     control_rows: int
     storage_rows: int  # of the one whose bytes are counted: dictionaries and footers weigh less in more rows
     storage_globo_users: int  # one in so many users of globo; this log is preprocessed, too
@@ -77,6 +77,7 @@ SIZES = {
     "tiny": Sizes(
         rows=1_000,
         sequence_rows=300,
+        sequence_batches=None,
         control_rows=300,
         storage_rows=1_000,
         storage_globo_users=20_000,
@@ -93,7 +94,8 @@ SIZES = {
     ),
     "quick": Sizes(
         rows=8_400,
-        sequence_rows=1_600,
+        sequence_rows=8_400,
+        sequence_batches=2,
         control_rows=2_150,
         storage_rows=50_000,
         storage_globo_users=40,
@@ -103,14 +105,15 @@ SIZES = {
         sequence_batch_size=1024,
         repeats=3,
         preprocess_repeats=7,
-        globo_repeats=5,
+        globo_repeats=4,
         sequence_repeats=3,
-        control_repeats=5,
+        control_repeats=4,
         kernel=(8192, 5),
     ),
     "full": Sizes(
         rows=198_000,
         sequence_rows=18_000,
+        sequence_batches=None,
         control_rows=40_000,
         storage_rows=198_000,
         storage_globo_users=20,
@@ -188,11 +191,17 @@ def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
     return compare(baseline, ours, unit="rows/s", note=note)
 
 
-def make_trainers(layouts: Layouts, encoder: str, sizes: Sizes, seed: int) -> tuple[Trainer, Trainer]:
+def make_trainers(
+    layouts: Layouts, encoder: str, sizes: Sizes, seed: int, *, num_batches: int | None = None
+) -> tuple[Trainer, Trainer]:
     """The baseline and ours: the same model, the same weights to begin with."""
     batch_size = sizes.sequence_batch_size if encoder == "transformer" else sizes.batch_size
     config = TrainConfig(sequence_encoder=encoder, batch_size=batch_size, seed=seed, dedup="false")
-    return Trainer(layouts.time, config), Trainer(layouts.deduplicated, replace(config, dedup="auto"))
+    ours = replace(config, dedup="auto")
+    return (
+        Trainer(layouts.time, config, num_batches=num_batches),
+        Trainer(layouts.deduplicated, ours, num_batches=num_batches),
+    )
 
 
 def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, repeats: int, num_steps: int) -> Metric:
@@ -256,35 +265,6 @@ def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dic
     return found
 
 
-def wire_bytes(batch: Batch, schema: Schema) -> int:
-    """Bytes of the three all-to-alls of a step: ids and lengths out, vectors back, their gradients out again.
-
-    Computed, not measured, for tables that all lie on other ranks: with N ranks, 1 - 1/N of it travels. Bags over
-    distinct rows share one lookup, so each sends as many vectors as the one with the most rows.
-    """
-    total, ids = 0, batch.ids
-    shape = {feature.name: _count_lists(ids, feature.name) for feature in schema.id_features}
-    pooled = {feature.name for feature in schema.id_features if feature.table not in schema.sequence_tables}
-    distinct = {name for name in pooled if shape[name][0] < len(batch)}
-    most = max((shape[name][0] for name in distinct), default=0)
-    for feature in schema.id_features:
-        num_lists, num_ids = shape[feature.name]
-        if feature.name in distinct:
-            num_lists = most
-        num_vectors = num_lists if feature.name in pooled else num_ids
-        total += 8 * num_ids + 4 * num_lists + 2 * 4 * feature.dim * num_vectors
-    return total
-
-
-def _count_lists(ids: Any, name: str) -> tuple[int, int]:
-    """How many lists and ids of a feature a batch sends."""
-    if isinstance(ids, KeyedJaggedTensor):
-        return int(ids.stride()), ids[name].values().numel()
-    group, window = ids.group_of(name), ids.windows(name)
-    found = window[0] if window else ids.group_kjt(group)[name].values()
-    return ids.num_distinct(group), found.numel()
-
-
 def make_logs(logs: Logs, sizes: Sizes, *, has_globo: bool) -> None:
     """Everything that is measured, but the curve."""
     recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.storage_rows, sizes.rows, sizes.sequence_rows)]
@@ -314,7 +294,7 @@ def run_recd(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
     metrics["reader_bytes"], metrics["wire_bytes"] = measure_bytes(main, sizes, seed)
     say("train with a transformer")
     layouts = logs.recd(sizes.sequence_rows)
-    trainers = make_trainers(layouts, "transformer", sizes, seed)
+    trainers = make_trainers(layouts, "transformer", sizes, seed, num_batches=sizes.sequence_batches)
     metrics["train_sequence"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=1)
     memory_repeats = max(1, sizes.sequence_repeats // 3)
     metrics["peak_memory"] = measure_memory(trainers, repeats=memory_repeats)

@@ -1,8 +1,8 @@
 """Trains in this process, as one rank does, so that two variants can be timed in turns.
 
-A measurement is one epoch from the files on disk to the last optimiser step: every row is read, converted and trained
-on once, and nothing that was read ahead before is used. Both variants run the same code; what differs is the layout
-that is read and what the model is told about distinct rows.
+A measurement is one epoch, or its first batches, from the files on disk to the last optimiser step: every row is read,
+converted and trained on once, and nothing that was read ahead before is used. Both variants run the same code; what
+differs is the layout that is read and what the model is told about distinct rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,9 @@ def open_batches(dataset: Dataset, dedup: DedupChoice, *, batch_size: int, seed:
 class Trainer:
     """One variant: a model that starts from the same weights as any other of this config, and its optimisers."""
 
-    def __init__(self, dataset: Dataset, config: TrainConfig) -> None:
-        self.dataset, self.config = dataset, config
+    def __init__(self, dataset: Dataset, config: TrainConfig, *, num_batches: int | None = None) -> None:
+        """`num_batches`: an epoch ends there, for models that are too slow to see all of a log."""
+        self.dataset, self.config, self._num_batches = dataset, config, num_batches
         schema = Schema.load(dataset.path)
         self.dedup = choose_dedup(dataset, schema, config)
         plan = default_plan(schema, Topology.local(1))
@@ -88,7 +90,7 @@ class Trainer:
         """Samples a second of one epoch, reading included."""
         started, num_samples = time.perf_counter(), 0
         with self.open(dataset) as batches:
-            for batch in batches:
+            for batch in islice(batches, self._num_batches):
                 self.step(batch)
                 num_samples += len(batch)
         return num_samples / (time.perf_counter() - started)
