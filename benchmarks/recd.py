@@ -6,7 +6,7 @@ Baselines: the same rows in time order as zstd Parquet with pyarrow's default se
 KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fused tables (preprocessing, training).
 Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
 Everything is measured in turns in this process. `train_*` go from the files to the last optimiser step: whole epochs,
-but for the transformer on `recd` in the quick form, which sees the first two batches.
+but for the transformer on `recd` in the quick form, which sees one batch a turn.
 Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
 """
 
@@ -95,7 +95,7 @@ SIZES = {
     "quick": Sizes(
         rows=8_400,
         sequence_rows=8_400,
-        sequence_batches=2,
+        sequence_batches=1,
         control_rows=2_150,
         storage_rows=50_000,
         storage_globo_users=40,
@@ -107,7 +107,7 @@ SIZES = {
         preprocess_repeats=7,
         globo_repeats=4,
         sequence_repeats=3,
-        control_repeats=4,
+        control_repeats=3,
         kernel=(8192, 5),
     ),
     "full": Sizes(
