@@ -31,7 +31,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, ending_orphans, threads_of
 from recmill.training.switches import shared_tables, wants_hot_batches
 
 JOB = "job.json"
@@ -203,7 +203,8 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
                 preexec_fn=die_with_parent,
             )
             try:
-                _follow(process, log, progress)
+                with ending_orphans(process, str(job_path)):
+                    _follow(process, log, progress)
             except BaseException:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)
