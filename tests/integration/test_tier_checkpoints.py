@@ -151,7 +151,7 @@ def assert_equal_states(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 
 @pytest.mark.parametrize("optimiser", ["rowwise_adagrad"])
-def test_checkpoints_of_tiers_are_equal_at_another_world_size_and_plan(work, tmp_path, optimiser):
+def test_checkpoints_of_tiers_are_equal_at_every_world_size_and_plan(work, tmp_path, optimiser):
     assert kinds_of(work / "four") >= {"node", "global"}
     assert kinds_of(work / "two") & {"replicated", "node"}
     config = replace(CONFIG, table_optimiser=optimiser)
@@ -159,7 +159,7 @@ def test_checkpoints_of_tiers_are_equal_at_another_world_size_and_plan(work, tmp
     trained = saved(first)
     assert any(key.startswith("table_optimiser.") for key in trained) == (optimiser != "sgd")
     before = first
-    for name in ("two",):
+    for name in ("two", "one", "torchrec", "four"):
         again = run(work, tmp_path / name, name, config=config, start=before)
         assert_equal_states(trained, saved(again), name)
         before = again
