@@ -116,6 +116,8 @@ class ExecutorPods:
             f"{PREFIX}.executor.request.cores": self.cpu or str(self.cores),
             f"{PREFIX}.executor.limit.cores": self.cpu or str(self.cores),
             "spark.driver.bindAddress": "0.0.0.0",
+            # Else executors call the address that the driver binds to, which is every one of its own.
+            f"{PREFIX}.executor.useDriverPodIP": "false",
             "spark.pyspark.python": "python3",
         }
         if self.claim:

@@ -88,7 +88,7 @@ def test_executors_of_the_step_write_what_duckdb_writes(site: TestSite, package:
     with watch_executors(site) as executors:
         by_spark = generate(site, package, "spark", MASTER)
     assert_same_rows(site, "same-step", by_spark, by_duckdb)
-    (pod,) = executors.values()
+    pod = next(iter(executors.values()))  # a slow API server may be asked for a second one
     (container,) = pod["spec"]["containers"]
     assert container["image"] == site.image("data")
     assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
@@ -126,7 +126,6 @@ def test_the_command_line_clusters_on_executors_too(site: TestSite, by_duckdb: s
     site.cluster.apply(site.job("spark-cli", container, has_token=True), namespace=site.namespace)
     with watch_executors(site) as executors:
         site.cluster.finish_job("spark-cli", namespace=site.namespace, timeout_s=400)
-    (pod,) = executors.values()
-    assert pod["spec"]["containers"][0]["image"] == site.image("data")
+    assert {pod["spec"]["containers"][0]["image"] for pod in executors.values()} == {site.image("data")}
     site.shell("duckdb-cli", f"recmill cluster {raw} --out /runs/duckdb-cli", image="data")
     assert_same_rows(site, "same-cli", out, "/runs/duckdb-cli")

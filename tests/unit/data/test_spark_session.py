@@ -37,6 +37,9 @@ def test_executors_of_a_step_belong_to_its_pod() -> None:
     settings = pods.settings()
     assert settings["spark.driver.host"] == "10.0.0.7"
     assert settings["spark.kubernetes.driver.pod.name"] == "generate-data-1"
+    # They must call that address, not the one the driver binds to.
+    assert settings["spark.driver.bindAddress"] == "0.0.0.0"
+    assert settings["spark.kubernetes.executor.useDriverPodIP"] == "false"
 
 
 @pytest.mark.parametrize(
