@@ -2,7 +2,7 @@
 
     together_rank.py JOBS.json        {"repeats": 2, "jobs": [{"name", ...a job of recmill.training.trainer}]}
 
-Every repeat starts from fresh weights in a fresh folder; jobs run in order, then in reverse.
+Every repeat starts from fresh weights of another seed in a fresh folder; jobs run in order, then in reverse.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def train_once(job: dict[str, Any], repeat: int) -> dict[str, Any]:
     out = Path(job["out"], f"turn-{repeat}")
     out.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    run = open_run({**job, "out": str(out)}, torch.device("cpu"))
+    config = {**job["config"], "seed": job["config"]["seed"] + repeat}
+    run = open_run({**job, "config": config, "out": str(out)}, torch.device("cpu"))
     result = run.train()
     if not result:
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ MIN_LANES = 8  # the reader cuts an epoch into at least so many lanes, each a ru
 COUNT_BLOCK = 1 << 20
 MAX_CLASSES = 2048
 CLASS_WIDTH = 0.005  # counts of a merged class differ by half a percent
+MAX_REPEATS, NUM_HALVINGS = 1024.0, 40  # of the search for how often neighbours in time read the same row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world
                 profile,
                 is_pooled=table.name not in schema.sequence_tables,
                 samples_per_rank=samples_per_rank,
-                repeats=_repeats(profile, table, sampled, run_rows),
+                run_rows=run_rows,
+                sampled=sampled,
                 deduplicated={name: found for name, found in features.items() if found.is_deduplicated},
             )
             for table in schema.tables
@@ -79,7 +82,8 @@ def _table_reads(
     *,
     is_pooled: bool,
     samples_per_rank: float,
-    repeats: float,
+    run_rows: float,
+    sampled: pa.Table | None,
     deduplicated: Mapping[str, FeatureDedup],
 ) -> TableReads:
     counts, rows, least = read_classes(folder / "counts" / f"{table.name}.parquet", table.num_rows)
@@ -89,6 +93,7 @@ def _table_reads(
     lengths = [_figure(profile, name, "mean_length", 1.0) for name in table.features]
     num_samples = profile.body["num_samples"]
     ids_per_rank = float((counts * rows).sum()) / num_samples * samples_per_rank
+    repeats = _repeats(profile, table, sampled, run_rows, counts=counts, rows=rows)
     lists = [(length, deduplicated.get(name)) for name, length in zip(table.features, lengths, strict=True)]
     kept = sum(length / (found.id_factor if found else 1.0) for length, found in lists) / (sum(lengths) or 1.0)
     ids_per_rank = ids_per_rank if counts[0] else sum(lengths) * samples_per_rank
@@ -145,14 +150,22 @@ def _figure(profile: AccessProfile, feature: str, name: str, default: float) -> 
     return float(value) if value is not None else default
 
 
-def _repeats(profile: AccessProfile, table: Table, sampled: pa.Table | None, run_rows: float) -> float:
+def _repeats(
+    profile: AccessProfile,
+    table: Table,
+    sampled: pa.Table | None,
+    run_rows: float,
+    *,
+    counts: np.ndarray,
+    rows: np.ndarray,
+) -> float:
     """How often a rank meets an id again because it reads whole sessions: those copies touch no further row.
 
-    Sessions lie side by side unless the log is in time order. Measured on the profile's sample of sessions; a profile
-    without one says at least how many lists repeat or shift inside a session.
+    Sessions lie side by side unless the log is in time order, where only neighbours in time are alike. Measured on the
+    profile's sample of sessions; a profile without one says at least how many lists repeat or shift inside a session.
     """
     if profile.body.get("layout") == "time":
-        return 1.0
+        return _repeats_in_time(profile.body["tables"][table.name], counts, rows, profile.body["num_samples"])
     if sampled is not None and table.name in sampled.column_names and sampled.num_rows:
         return session_repeats(sampled, table.name, run_rows)
     ids = distinct = 0.0
@@ -163,6 +176,20 @@ def _repeats(profile: AccessProfile, table: Table, sampled: pa.Table | None, run
         ids += length * (1 + pairs)
         distinct += length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
     return max(1.0, ids / distinct) if distinct else 1.0
+
+
+def _repeats_in_time(entry: Mapping[str, Any], counts: np.ndarray, rows: np.ndarray, num_samples: int) -> float:
+    """By how much reads must be thinned for the profile's batches to touch as many rows as they were seen to."""
+    measured = {int(size): float(found) for size, found in (entry.get("distinct_per_step") or {}).items() if found}
+    if not measured or not counts[0]:
+        return 1.0
+    size = min(measured)
+    low, high = 1.0, MAX_REPEATS
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        touched = float(-np.expm1(-counts * (size / num_samples / middle)) @ rows)
+        low, high = (middle, high) if touched > measured[size] else (low, middle)
+    return low
 
 
 def session_repeats(sampled: pa.Table, table: str, run_rows: float) -> float:

@@ -24,7 +24,8 @@ def test_rows_arrive_where_the_reference_puts_them(data, width, num_moved, threa
         source, target = source[:, :width], target[:, 1 : width + 1]
     draw = st.lists(st.integers(0, 29), min_size=num_moved, max_size=num_moved)
     source_rows = torch.tensor(data.draw(draw), dtype=torch.int64) if has_source_rows else None
-    target_rows = torch.tensor(data.draw(st.permutations(range(20)))[:num_moved]) if has_target_rows else None
+    places = data.draw(st.permutations(range(20)))[:num_moved]
+    target_rows = torch.tensor(places, dtype=torch.int64) if has_target_rows else None
     if source_rows is None and target_rows is None:
         source = source[:num_moved]
     expected = target.clone()
