@@ -169,12 +169,12 @@ def _verdict(claim: Claim, value: float) -> str:
 
 def _target(claim: Claim) -> str:
     if claim.reference:
-        return f"{claim.reference} less {claim.target:,.10g}" if claim.target else claim.reference
+        return f"{claim.reference} less {claim.target:g}" if claim.target else claim.reference
     if claim.is_below:
         return f"at most {_number(claim.target, 'bytes' if claim.target > 1e6 else '')}"
     if not claim.target:
         return ""
-    return f"{claim.target:.3g}" if claim.is_value else f"{claim.target:.3g}x"
+    return _number(claim.target, "") if claim.is_value else f"{claim.target:.3g}x"
 
 
 def _number(value: float, unit: str) -> str:
