@@ -127,11 +127,16 @@ def prune_checkpoints(folder: Path) -> None:
 
 
 def _model_state(sharded: ShardedModel, table_states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of all stores together, with that of the dense half."""
-    merged: dict[str, Any] = {"tables": {}, "table_optimiser": {}}
+    """The state of all stores together, with that of the dense half.
+
+    Nothing is said of an optimiser without state: an empty entry is a key of its own, which another store lacks.
+    """
+    merged: dict[str, Any] = {"tables": {}}
     for state in table_states:
         for part, entries in state.items():
-            merged.setdefault(part, {}).update(entries)
+            kept = {name: entry for name, entry in entries.items() if not isinstance(entry, Mapping) or entry}
+            if kept:
+                merged.setdefault(part, {}).update(kept)
     return {
         **merged,
         "dense": sharded.dense_state(),

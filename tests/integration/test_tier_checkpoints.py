@@ -150,7 +150,7 @@ def assert_equal_states(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
         assert torch.equal(value, theirs[key]), f"{key} in {where}"
 
 
-@pytest.mark.parametrize("optimiser", ["rowwise_adagrad"])
+@pytest.mark.parametrize("optimiser", ["rowwise_adagrad", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_checkpoints_of_tiers_are_equal_at_every_world_size_and_plan(work, tmp_path, optimiser):
     assert kinds_of(work / "four") >= {"node", "global"}
     assert kinds_of(work / "two") & {"replicated", "node"}
