@@ -32,6 +32,7 @@ CONFIG = TrainConfig(
     tiers="false",
     hot_batches="false",
     sharing="false",
+    seed=1,  # with 0 one weight of the shared array has a gradient of rounding only, which Adagrad makes a whole step
 )
 COMBINATIONS = [
     frozenset(),
@@ -146,14 +147,7 @@ def test_a_combination_gives_its_references_weights(results, switches):
     torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(expected["losses"]), rtol=2e-5, atol=1e-6)
     assert set(found["tables"]) == set(expected["tables"])
     for table, rows in expected["tables"].items():
-        if "shared" in switches:
-            # Adagrad of single weights divides by what was summed so far: where many rows' gradients cancel, it makes
-            # rounding visible. Such a weight is rare.
-            differs = ~torch.isclose(found["tables"][table], rows, rtol=1e-4, atol=2e-6)
-            assert differs.double().mean() <= 1e-4
-            torch.testing.assert_close(found["tables"][table], rows, rtol=1e-2, atol=2e-4)
-        else:
-            torch.testing.assert_close(found["tables"][table], rows, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(found["tables"][table], rows, rtol=1e-4, atol=2e-6)
 
 
 def test_tuning_changes_nothing_at_all(results):
