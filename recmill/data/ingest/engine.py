@@ -339,6 +339,7 @@ class Engine:
         if job.entry.sequence == self._num_ready or self._is_batch_waiting or not self._is_ordered:
             while self._num_ready in self._blocks:
                 self._num_ready += 1
+            self._retire_blocks()
             self._wake["batch"].notify_all()
 
     def _give_back(self, job: _Job, num_bytes: int) -> None:
@@ -387,6 +388,10 @@ class Engine:
         self._wake["batch"].notify()
         self._done_cuts.add(assembly.cut.batch)
         self._pass_marks()
-        while self._retire and self._retire[0][0] < self._num_cut:
+        self._retire_blocks()
+
+    def _retire_blocks(self) -> None:
+        """Drop the row groups no coming batch needs. One that only skipped batches need may still be on its way."""
+        while self._retire and self._retire[0][0] < self._num_cut and self._retire[0][1] < self._num_ready:
             job = self._blocks.pop(heapq.heappop(self._retire)[1])
             self._give_back(job, job.charge_bytes)

@@ -2,7 +2,8 @@
 
 Arrow, NumPy and our kernels release the GIL, so threads are the rule. A reader of the user's own may not: when a stage
 has two workers or more, an item is done again by two threads at once, and if they wait for each other, twice, the stage
-moves to processes as soon as those are up. The functions of a stage are pure, so that changes no result.
+moves to processes as soon as those are up. A busy machine can hide that, so the question is asked again, ever more
+rarely. The functions of a stage are pure, so that changes no result.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from recmill.data.ingest.clock import Clock, Taken
@@ -28,13 +30,37 @@ NUM_PROBES = 2
 BLOCKED_SHARE = 0.3  # two threads that exclude each other are blocked half of the time
 
 
+@dataclass(kw_only=True)
+class _Probes:
+    """When a stage is probed: at the next item while it looks bound, else after twice as many items as last time."""
+
+    num_bound: int = 0  # probes in a row that found it so
+    wait: int = 1
+    num_left: int = 1
+    is_settled: bool = False
+
+    def is_due(self) -> bool:
+        """Count an item."""
+        self.num_left -= 1
+        return not self.is_settled and self.num_left <= 0
+
+    def note(self, is_bound: bool) -> bool:
+        """Whether this probe settles that the stage moves."""
+        self.num_bound = self.num_bound + 1 if is_bound else 0
+        if not is_bound:
+            self.wait *= 2
+        self.num_left = 1 if is_bound else self.wait
+        self.is_settled = self.num_bound == NUM_PROBES
+        return self.is_settled
+
+
 class RowGroupWork:
     """Does the stages "read", "decode" and "transform"."""
 
     def __init__(self, reader: PlainReader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
-        self._num_bound = dict.fromkeys(PURE_STAGES, 0)  # probes that found the stage bound; -1 when that is settled
+        self._probes = {stage: _Probes() for stage in PURE_STAGES}
         self._pool: ProcessPoolExecutor | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._is_closed = False
@@ -47,23 +73,19 @@ class RowGroupWork:
         clock = Clock()
         result = perform(self._reader, stage, group, payload)
         taken = clock.lap()
-        if workers > 1 and stage in PURE_STAGES and self._num_bound[stage] >= 0:
+        if workers > 1 and stage in PURE_STAGES and taken.cpu_seconds >= MIN_PROBED_S:
             self._consider(stage, group, payload, taken)
         return result, taken
 
     def _consider(self, stage: str, group: RowGroup, payload: Any, alone: Taken) -> None:
-        """Probe once, unless another worker does; NUM_PROBES that agree settle the matter."""
-        if alone.cpu_seconds < MIN_PROBED_S or not self._lock.acquire(blocking=False):
+        """Probe if it is time to, unless another worker does; NUM_PROBES that agree settle the matter."""
+        if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._num_bound[stage] < 0:
+            probes = self._probes[stage]
+            if not probes.is_due():
                 return
-            if is_gil_bound(lambda: perform(self._reader, stage, group, payload), alone=alone):
-                self._num_bound[stage] += 1
-            else:
-                self._num_bound[stage] = -1
-            if self._num_bound[stage] == NUM_PROBES:
-                self._num_bound[stage] = -1
+            if probes.note(is_gil_bound(lambda: perform(self._reader, stage, group, payload), alone=alone)):
                 self._move(stage)
         finally:
             self._lock.release()

@@ -43,6 +43,17 @@ class HastyReader(PlainReader):
         return super().decode(group, raw)
 
 
+class LateReader(PlainReader):
+    """After the first row groups each takes longer."""
+
+    num_read = 0
+
+    def transform(self, group, table):
+        self.num_read += 1
+        time.sleep(0.002 * self.num_read)
+        return super().transform(group, table)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_without_an_order_every_batch_comes_once(dataset, seed):
     rng = random.Random(seed)
@@ -74,6 +85,23 @@ def test_without_an_order_a_stopped_run_goes_on_with_the_batches_that_are_left(d
     found += [content(batch) for batch in resumed]
     assert sorted(found) == sorted(content(batch) for batch in IngestPipeline(dataset, **options))
     assert resumed.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_row_groups_of_batches_handed_out_before_may_come_late(dataset, is_ordered):
+    """The batch that is left ends before the row groups of the others, which nobody needs, are read."""
+    options = {"batch_size": 20, "epochs": 2, "seed": 4}
+    expected = [content(batch) for batch in IngestPipeline(dataset, **options)]
+    with IngestPipeline(dataset, **options, workers=dict.fromkeys(STAGES, 4), is_ordered=is_ordered) as pipeline:
+        per_epoch = pipeline.batches_per_epoch
+        for left in range(per_epoch):
+            state = IngestPipeline(dataset, **options).state_dict()
+            state["ahead"] = [number for number in range(per_epoch) if number > left]
+            state["batch"] = left
+            pipeline.load_state_dict(state)
+            pipeline._reader = LateReader(dataset, Schema.load(dataset.path))
+            found = [content(batch) for batch in pipeline]
+            assert sorted(found) == sorted([expected[left], *expected[per_epoch:]])
 
 
 def test_ranks_need_an_order(dataset):
@@ -154,6 +182,20 @@ def test_the_gil_is_told_from_a_busy_machine():
     assert not all(is_gil_bound(lambda: np.sort(matrix), alone=free) for _ in range(3))
 
 
+def test_a_probe_that_sees_nothing_is_repeated_ever_more_rarely(dataset, monkeypatch):
+    reader = PythonReader(dataset, Schema.load(dataset.path))
+    group = IngestPipeline(dataset, batch_size=16)._groups[0]
+    table = reader.decode(group, reader.read(group))
+    answers, seen, moved = iter([False, True, False, True, True]), [], []
+    work = RowGroupWork(reader)
+    monkeypatch.setattr("recmill.data.ingest.work.is_gil_bound", lambda *_, **__: seen.append(item) or next(answers))
+    monkeypatch.setattr(work, "_move", moved.append)
+    for item in range(1, 20):
+        work.do("transform", group, table, workers=2)
+    assert seen == [1, 3, 4, 8, 9]
+    assert moved == ["transform"]
+
+
 def test_a_stage_that_holds_the_gil_moves_to_processes_and_gives_the_same(dataset):
     reader = PythonReader(dataset, Schema.load(dataset.path))
     group = IngestPipeline(dataset, batch_size=16)._groups[0]
@@ -161,7 +203,7 @@ def test_a_stage_that_holds_the_gil_moves_to_processes_and_gives_the_same(datase
     expected = reader.transform(group, table)
     work = RowGroupWork(reader)
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 100
         while "transform" not in work.in_processes and time.monotonic() < deadline:
             work.do("transform", group, table, workers=2)
         assert work.in_processes == {"transform"}
