@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from harness import say
 from session_logs import globo_clicks
 
@@ -73,14 +71,11 @@ def make_clicks(
 def make_globo(
     folder: Path, one_in: int, *, budget_bytes: int, topology: Topology, batch_size: int, seed: int
 ) -> Workload:
-    """A sample of globo's users, each with all of their clicks."""
+    """A sample of globo's users, each with all of their clicks; negatives are drawn from what everybody clicked."""
     say(f"write globo, one user in {one_in}")
     place = folder / "globo"
-    place.mkdir(parents=True)
-    found = pq.read_table(globo_clicks())
-    is_chosen = found.column("user_id").to_numpy() % one_in == seed % one_in
-    pq.write_table(found.filter(pa.array(is_chosen)), place / "clicks.parquet")
-    raw = make_raw_log("globo", out=place / "raw", data=place / "clicks.parquet", overrides={"seed": seed})
+    overrides = {"one_in": one_in, "seed": seed}
+    raw = make_raw_log("globo", out=place / "raw", data=globo_clicks(), overrides=overrides)
     data = cluster_sessions(raw, out=place / "data", eval_fraction=HELD_OUT)
     return prepare(place, data, "globo", budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
 

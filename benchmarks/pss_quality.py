@@ -132,12 +132,12 @@ Make = Callable[[Samples, int, int], nn.Module]  # (samples, weights there is ro
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to make tables smaller, by how much, and the learning rate of its rows."""
+    """A way to make tables smaller, by how much, and the learning rates of its rows that are tried."""
 
     name: str
     compression: float
     make: Make
-    lr: float
+    rates: tuple[float, ...]
 
 
 def full(samples: Samples, num_weights: int, seed: int) -> nn.Module:
@@ -231,28 +231,27 @@ def _auc(network: Network, split: tuple[Tensor, Tensor]) -> float:
     return float(roc_auc_score(split[1], logits))
 
 
-def measure_ways(
-    samples: Samples, ways: list[Way], *, seeds: list[int], epochs: int, batch_size: int
-) -> list[dict[str, Any]]:
-    """One entry a way and compression: bytes, and AUC of all seeds."""
-    curve = []
-    for way in ways:
-        start = time.perf_counter()
-        how = {"compression": way.compression, "epochs": epochs, "lr": way.lr, "batch_size": batch_size}
-        runs = [train_once(samples, way.make, seed=seed, **how) for seed in seeds]
-        entry = {
-            "data": samples.name,
-            "way": way.name,
-            "compression": way.compression,
-            "bytes": runs[0]["bytes"],
-            "epochs": epochs,
-            "lr": way.lr,
-            "best": [run["best"] for run in runs],
-            "best_valid": [run["best_valid"] for run in runs],
-            "one_epoch": [run["one_epoch"] for run in runs],
-        }
-        curve.append(entry)
-        took = time.perf_counter() - start
-        middle = statistics.median(entry["best"])
-        say(f"{samples.name} {way.name} {way.compression:g}x: AUC {middle:.4f}, {runs[0]['bytes']:,} B ({took:.0f} s)")
-    return curve
+def measure_way(
+    samples: Samples, way: Way, *, seeds: list[int], epochs: int, batch_size: int
+) -> dict[str, Any]:
+    """Bytes and AUC of all seeds, at the rate that suits the way best: the first seed tries them all."""
+    start = time.perf_counter()
+    how = {"compression": way.compression, "epochs": epochs, "batch_size": batch_size}
+    tried = {lr: train_once(samples, way.make, seed=seeds[0], lr=lr, **how) for lr in way.rates}
+    lr = max(tried, key=lambda rate: tried[rate]["best_valid"])
+    runs = [tried[lr]] + [train_once(samples, way.make, seed=seed, lr=lr, **how) for seed in seeds[1:]]
+    took, middle = time.perf_counter() - start, statistics.median(run["best"] for run in runs)
+    say(f"{samples.name} {way.name} {way.compression:g}x: AUC {middle:.4f}, {runs[0]['bytes']:,} B ({took:.0f} s)")
+    return {
+        "data": samples.name,
+        "way": way.name,
+        "compression": way.compression,
+        "bytes": runs[0]["bytes"],
+        "epochs": epochs,
+        "lr": lr,
+        "rates": {str(rate): run["best_valid"] for rate, run in tried.items()},
+        "best": [run["best"] for run in runs],
+        "best_valid": [run["best_valid"] for run in runs],
+        "best_epoch": [run["best_epoch"] for run in runs],
+        "one_epoch": [run["one_epoch"] for run in runs],
+    }

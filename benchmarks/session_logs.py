@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from harness import say
 
 from recmill.artifacts import Dataset, join_path, write_folder
@@ -78,17 +76,10 @@ class Logs:
             sessions = max(8, round(int(first) / samples))
             settings["overrides"] |= {"sessions": sessions, "samples_per_session": samples}
         else:
-            settings["data"] = self._sample_users(int(first))
+            # Not clicks that were filtered before: negatives are drawn from the clicks of everybody.
+            settings["overrides"]["one_in"] = int(first)
         make_raw_log(preset, out=self.folder / name / "raw", **settings)
         return self.folder / name / "raw"
-
-    def _sample_users(self, one_in: int) -> Path:
-        clicks = self.folder / f"clicks-{one_in}.parquet"
-        if not clicks.exists():
-            found = pq.read_table(globo_clicks())
-            is_chosen = found.column("user_id").to_numpy() % one_in == self.seed % one_in
-            pq.write_table(found.filter(pa.array(is_chosen)), clicks)
-        return clicks
 
     def _cluster(self, raw: Path, name: str, layout: str) -> Dataset:
         return cluster_sessions(raw, out=self.folder / name / layout, layout=layout, eval_fraction=HELD_OUT)

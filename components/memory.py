@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recmill.cli.output import format_bytes
+from recmill.sizes import format_bytes
 from recmill.training.trainer import TrainingFailed
 
 ROOT = Path("/sys/fs/cgroup")

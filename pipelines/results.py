@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recmill.artifacts import InputError, join_path, read_json
-from recmill.cli.output import format_bytes
+from recmill.sizes import format_bytes
 
 QUALITY = {
     "auc": "AUC",

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "jagged.h"
-#include "shared_lookup/visitors.h"
+#include "shared_lookup/pieces.h"
 
 namespace nb = nanobind;
 
@@ -61,11 +61,11 @@ int count_threads(const Job<Value>& job, int requested) {
 
 // Visitors are made by `make(thread)`; each walks its share of the samples.
 template <typename Value, typename Make>
-void walk_samples(const Job<Value>& job, const Value* memory, int threads, bool allow_avx2, Make make) {
+void walk_samples(const Job<Value>& job, int threads, bool allow_avx2, Make make) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
     auto visit = make(thread);
-    run(job, job.num_samples * thread / threads, job.num_samples * (thread + 1) / threads, memory, visit, allow_avx2);
+    run(job, job.num_samples * thread / threads, job.num_samples * (thread + 1) / threads, visit, allow_avx2);
   }
 }
 
@@ -74,7 +74,7 @@ void lookup(Address array, LayoutArgument layout, ListsOfIds lists, FeaturesArgu
             Address winners, int num_threads, bool allow_avx2) {
   const Job<Value> job = read_job<Value>(layout, lists, features);
   const Value* memory = pointer<const Value>(array);
-  walk_samples(job, memory, count_threads(job, num_threads), allow_avx2,
+  walk_samples(job, count_threads(job, num_threads), allow_avx2,
                [&](int) { return Pool<Value>{job, memory, pointer<Value>(out), pointer<int32_t>(winners)}; });
 }
 
@@ -83,7 +83,7 @@ void weigh(Address array, LayoutArgument layout, ListsOfIds lists, FeaturesArgum
            Address out, int num_threads, bool allow_avx2) {
   const Job<Value> job = read_job<Value>(layout, lists, features);
   const Value* memory = pointer<const Value>(array);
-  walk_samples(job, memory, count_threads(job, num_threads), allow_avx2,
+  walk_samples(job, count_threads(job, num_threads), allow_avx2,
                [&](int) { return Weigh<Value>{job, memory, pointer<const Value>(gradient), pointer<Value>(out)}; });
 }
 
@@ -92,7 +92,7 @@ void weigh(Address array, LayoutArgument layout, ListsOfIds lists, FeaturesArgum
 template <typename Value>
 void scatter_apart(const Job<Value>& job, const Scatter<Value>& whole, int threads, bool allow_avx2) {
   std::vector<std::vector<Value>> own(threads);
-  walk_samples(job, whole.target, threads, allow_avx2, [&](int thread) {
+  walk_samples(job, threads, allow_avx2, [&](int thread) {
     Scatter<Value> part = whole;
     part.touched = nullptr;
     if (thread > 0) {
@@ -129,7 +129,7 @@ void scatter(Address target, int64_t num_slots, LayoutArgument layout, ListsOfId
     Scatter<Value> part = whole;
     part.low = num_lines * thread / threads * kLine;
     part.high = std::min(num_slots, num_lines * (thread + 1) / threads * kLine);
-    run(job, 0, job.num_samples, static_cast<const Value*>(whole.target), part, allow_avx2);
+    run(job, 0, job.num_samples, part, allow_avx2);
   }
 }
 

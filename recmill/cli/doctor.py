@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from recmill.cli.output import emit, format_bytes, json_option
+from recmill.cli.output import emit, json_option
+from recmill.sizes import format_bytes
 
 PACKAGES = ("torch", "torchrec", "kfp", "mlflow", "duckdb", "ibis-framework", "pyarrow", "stable-baselines3")
 MIN_FREE_BYTES = 5 * 10**9

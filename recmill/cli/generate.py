@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from recmill.cli.output import emit, format_bytes, json_option, progress_for
+from recmill.cli.output import emit, json_option, progress_for
+from recmill.sizes import format_bytes
 
 # Spelled out here so that --help does not import the sources; a test keeps it equal to sources.PRESETS.
 PRESETS = ("tiny", "small", "recd", "globo", "frappe", "movielens", "criteo")

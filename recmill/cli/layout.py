@@ -6,7 +6,8 @@ import time
 
 import click
 
-from recmill.cli.output import emit, format_bytes, json_option, progress_for
+from recmill.cli.output import emit, json_option, progress_for
+from recmill.sizes import format_bytes
 
 
 @click.command()

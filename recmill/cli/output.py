@@ -27,14 +27,6 @@ def emit(result: Mapping[str, Any], lines: list[str], *, as_json: bool) -> None:
     click.echo(dump_json(result), nl=False) if as_json else click.echo("\n".join(lines))
 
 
-def format_bytes(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def parse_bytes(text: str) -> int:
     """Bytes from '64MiB', '2GB', '512'. Decimal and binary units are kept apart."""
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}

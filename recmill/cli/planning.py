@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from recmill.artifacts import InputError, is_remote
-from recmill.cli.output import BYTES, emit, format_bytes, json_option, progress_for
+from recmill.cli.output import BYTES, emit, json_option, progress_for
+from recmill.sizes import format_bytes
 
 
 @click.command()

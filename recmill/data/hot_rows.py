@@ -15,7 +15,8 @@ from recmill.data.schema import Schema
 from recmill.data.transforms import Transforms
 
 Mask = npt.NDArray[np.bool_]
-Slots = dict[str, npt.NDArray[np.integer]]
+IdArray = npt.NDArray[np.integer]
+Slots = dict[str, IdArray]
 
 
 def list_parts(rows: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer]]:
@@ -50,15 +51,29 @@ def find_hot_samples(rows: pa.Table, schema: Schema, remap: HotRemap) -> tuple[M
 
 
 def take_samples(rows: pa.Table, schema: Schema, chosen_R: Mask, *, slots: Slots | None = None) -> pa.Table:
-    """The chosen samples in their order; with `slots`, these take the place of the ids."""
-    if slots:
-        for feature in schema.id_features:
-            _, offsets = list_parts(rows, feature.name)
-            lists = pa.ListArray.from_arrays(
-                pa.array(offsets.astype(np.int32, copy=False)), pa.array(slots[feature.name].astype(np.int64))
-            )
-            rows = rows.set_column(rows.schema.get_field_index(feature.name), feature.name, lists)
-    return rows.filter(pa.array(chosen_R)).cast(schema.arrow_schema())
+    """The chosen samples in their order; with `slots`, these take the place of the ids.
+
+    Column by column in numpy: Arrow's filter of a table makes an index of the mask and takes list after list, which
+    costs 4 times as much for lists of one id.
+    """
+    arrow, taken = schema.arrow_schema(), []
+    is_list = {feature.name for feature in schema.id_features}
+    for name in arrow.names:
+        if name in is_list:
+            ids, offsets = list_parts(rows, name)
+            taken.append(_choose_lists(slots[name] if slots else ids, offsets, chosen_R))
+        else:
+            taken.append(pa.array(rows.column(name).to_numpy()[chosen_R]))
+    return pa.Table.from_arrays(taken, schema=arrow)
+
+
+def _choose_lists(ids_N: IdArray, offsets: IdArray, chosen_R: Mask) -> pa.ListArray:
+    lengths_R = np.diff(offsets)
+    ends = np.zeros(np.count_nonzero(chosen_R) + 1, np.int32)
+    np.cumsum(lengths_R[chosen_R], out=ends[1:])
+    is_single = len(ids_N) == len(chosen_R) and bool((lengths_R == 1).all())
+    chosen_N = chosen_R if is_single else np.repeat(chosen_R, lengths_R)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(ids_N[chosen_N].astype(np.int64, copy=False)))
 
 
 def transform_rows(rows: pa.Table, schema: Schema) -> pa.Table:

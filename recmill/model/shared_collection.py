@@ -63,6 +63,7 @@ class _Lookup(torch.autograd.Function):
                 winners=ctx.winners,
                 output=gradients[0].contiguous(),
                 is_pooled=ctx.is_pooled,
+                lists=ctx.lists,
             )
         )
         return None, of_weights, None, None, None, None, None

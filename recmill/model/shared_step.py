@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import shared_adagrad, shared_scatter
-from kernels.shared_lookup import SharedFeatures
+from kernels.shared_lookup import SharedFeatures, calls
 from kernels.shared_lookup.calls import count_lines
 from recmill.artifacts import InputError
 from recmill.model.shared_array import SharedArray
@@ -41,6 +41,7 @@ class Gradient:
     winners: Tensor | None
     output: Tensor
     is_pooled: bool
+    lists: calls.Lists | None = None  # ids, offsets and weights once they are checked, if this rank looked them up
 
     def tensors(self) -> list[Tensor]:
         """What other ranks need to know to add this."""
@@ -149,6 +150,11 @@ class SharedStep:
         return self._scratch
 
     def _scatter(self, target: Tensor, gradient: Gradient, *, scale: float, touched: Tensor | None = None) -> None:
+        how: dict[str, Any] = {"winners": gradient.winners, "touched": touched, "scale": scale}
+        how["num_threads"] = self.num_threads
+        if gradient.lists is not None:
+            calls.scatter(target, gradient.output, gradient.lists, **how)
+            return
         shared_scatter(
             target,
             gradient.output,
@@ -157,11 +163,8 @@ class SharedStep:
             layout=self.array.layout,
             features=gradient.features,
             weights_N=gradient.weights,
-            winners=gradient.winners,
-            touched=touched,
-            scale=scale,
             is_pooled=gradient.is_pooled,
-            num_threads=self.num_threads,
+            **how,
         )
 
     def _is_dense(self, gradients: list[Gradient]) -> bool:

@@ -8,6 +8,7 @@ from recmill.planning.costs import KINDS, STATE_BYTES_PER_ROW, WEIGHT_BYTES, row
 from recmill.planning.tier_plan import binding_seconds, placements
 from recmill.planning.tier_problem import TierProblem, table_memory
 from recmill.planning.tier_solution import Solved, table_rows
+from recmill.sizes import format_bytes
 
 # C = classes of rows, P = lanes (phase and level)
 
@@ -33,7 +34,7 @@ def _reading(problem: TierProblem, t: int) -> str:
     table = problem.tables[t]
     distinct = float(-np.expm1(-table.reads_C) @ table.rows_C)
     return (
-        f"{table.num_rows:,} rows of {table.dim} ({format_size(table_memory(table))} with optimiser state); a rank "
+        f"{table.num_rows:,} rows of {table.dim} ({format_bytes(table_memory(table))} with optimiser state); a rank "
         f"looks up {table.ids_per_rank:,.0f} ids a step, {distinct:,.0f} distinct."
     )
 
@@ -48,8 +49,8 @@ def _alternatives(problem: TierProblem, t: int) -> str:
             found = row_bytes(kind, table.reads_C, table.dim, topology) @ table.rows_C
             sent[f"all {kind}"] = float(found.sum())
     _, owner = problem.whole_bytes
-    named = ", ".join(f"{name} {format_size(value)}" for name, value in sent.items())
-    return f"A rank would send, {named}; kept whole its owner would serve {format_size(float(owner[t].sum()))}."
+    named = ", ".join(f"{name} {format_bytes(value)}" for name, value in sent.items())
+    return f"A rank would send, {named}; kept whole its owner would serve {format_bytes(float(owner[t].sum()))}."
 
 
 def _choice(problem: TierProblem, t: int, rows: tuple[int, int, int], rank: int | None) -> str:
@@ -98,7 +99,7 @@ def _marginal(
     left = problem.memory_budget_bytes - float(solved.prediction.rank_memory.max())
     held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
     extra = float(costs[best].sum() - costs["global"].sum()) * topology.world_size
-    reason = f"memory: {format_size(max(left, 0))} of the budget is left" if left < held * 2 else ""
+    reason = f"memory: {format_bytes(max(left, 0))} of the budget is left" if left < held * 2 else ""
     group = next(tables for tables in problem.groups if t in tables)
     if not table_rows(problem, solved.placement)[group].any():
         latency = problem.latency("exchange", *(("reduce", "spread") if best == "replicated" else ()))
@@ -110,12 +111,3 @@ def _marginal(
         f"The next row ({reads[0]:.2g} reads) as {best} would save {saved[best] * 1e9:.3g} ns a step for {more:.0f} B "
         f"a rank; what stops it is {reason}."
     ]
-
-
-def format_size(num_bytes: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recmill.planning.explain import format_size
+from recmill.sizes import format_bytes
 
 
 def explain_plan(body: Mapping[str, Any]) -> list[str]:
@@ -33,7 +33,7 @@ def _memory(body: Mapping[str, Any]) -> str:
     largest, budget = max(body["rank_bytes"]), body["memory_budget_bytes"]
     ranks = len(body["rank_bytes"])
     return (
-        f"Memory: rows, optimiser state and finding rows take {format_size(largest)} of the {format_size(budget)} a "
+        f"Memory: rows, optimiser state and finding rows take {format_bytes(largest)} of the {format_bytes(budget)} a "
         f"rank may spend ({largest / budget:.0%}), on {ranks} {'rank' if ranks == 1 else 'ranks'}."
     )
 
@@ -63,7 +63,7 @@ def _hot(body: Mapping[str, Any]) -> str:
     if not hot:
         return "Hot batches: not asked for (--hot-budget)."
     verdict = "on" if hot["pays"] else "left off"
-    return f"Hot batches: {verdict}, with {format_size(hot['bytes'])} of hot rows a rank; {hot['reason']}."
+    return f"Hot batches: {verdict}, with {format_bytes(hot['bytes'])} of hot rows a rank; {hot['reason']}."
 
 
 def _shared(body: Mapping[str, Any]) -> str:
@@ -71,7 +71,8 @@ def _shared(body: Mapping[str, Any]) -> str:
     if not shared:
         return "Shared parameters: none; every table keeps rows of its own."
     return (
-        f"Shared parameters: {len(shared['tables'])} tables live in one array of {format_size(shared['array_bytes'])}: "
+        f"Shared parameters: {len(shared['tables'])} tables live in one array of "
+        f"{format_bytes(shared['array_bytes'])}: "
         f"{', '.join(list(shared['tables'])[:5])}{', ...' if len(shared['tables']) > 5 else ''}."
     )
 
@@ -89,8 +90,8 @@ def _step(body: Mapping[str, Any]) -> str:
     if not predicted:
         return ""
     return (
-        f"Prediction: rows take {format_size(predicted)} a step over all ranks and {body['objective'] * 1e3:.2f} ms on "
-        "the slowest; dense gradients come on top. The report sets it against what was measured."
+        f"Prediction: rows take {format_bytes(predicted)} a step over all ranks and {body['objective'] * 1e3:.2f} ms "
+        "on the slowest; dense gradients come on top. The report sets it against what was measured."
     )
 
 

@@ -47,8 +47,12 @@ def judge_hot_batches(
     is_hot_N: npt.NDArray[np.bool_],
     in_hot_session_N: npt.NDArray[np.bool_],
     sampled: Mapping[str, SampledRows],
+    cold_bytes_s: float | None = None,
 ) -> HotCost:
-    """Compare an epoch of TorchRec's exchanges with one of hot and cold batches."""
+    """Compare an epoch of exchanges with one of hot and cold batches.
+
+    `cold_bytes_s`: seconds that the bytes of a batch take where rows are placed in tiers; None: TorchRec's exchange.
+    """
     sample_share, session_share = _mean(is_hot_N), _mean(in_hot_session_N)
     sessions = "whole" if session_share >= WHOLE_SESSION_LOSS * sample_share else "split"
     share, chosen_N = (session_share, in_hot_session_N) if sessions == "whole" else (sample_share, is_hot_N)
@@ -61,7 +65,9 @@ def judge_hot_batches(
     speed = topology.link("all_to_all", level).bytes_per_s
     num_samples = profile.body.get("num_samples_total", profile.body["num_samples"])
     num_batches = max(1.0, num_samples / batch_size)
-    cold_s = EXCHANGE_OVERHEAD_S + _exchange_bytes(schema, profile, topology, batch_size) / speed
+    if cold_bytes_s is None:
+        cold_bytes_s = _exchange_bytes(schema, profile, topology, batch_size) / speed
+    cold_s = EXCHANGE_OVERHEAD_S + cold_bytes_s
     hot_s = HOT_OVERHEAD_S + _sync_bytes(schema, sampled, chosen_N, topology, batch_size) / speed
     # Rows come from the ranks that hold them; every rank has them when they leave, so nothing travels then.
     swaps_s = TURNS_PER_EPOCH * hot_bytes * (1 / speed + 4 / COPY_BYTES_PER_S)

@@ -112,6 +112,7 @@ def choose_hot_set(
     topology: Topology | None = None,
     batch_size: int = 2048,
     ignored: Collection[str] = (),
+    cold_bytes_s: float | None = None,
     confidence: float = 0.95,
     seed: int = 0,
 ) -> HotSet:
@@ -119,6 +120,7 @@ def choose_hot_set(
 
     `state_bytes_per_row` is 4 for row-wise Adagrad (None), 0 for SGD, 4 * dim for Adagrad. Without a `topology` two
     ranks on one machine are assumed. Tables that are `ignored` (every rank holds them anyway) make no sample cold.
+    `cold_bytes_s` are the seconds that a cold batch's bytes take by the plan it uses (None: by TorchRec's exchange).
     """
     profile = profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile)
     if budget_bytes <= 0 or not 0 < confidence < 1:
@@ -162,6 +164,7 @@ def choose_hot_set(
             is_hot_N=is_hot_N,
             in_hot_session_N=whole_sessions_N,
             sampled={name: _take_samples(own, measures_N) for name, own in sampled.items()},
+            cold_bytes_s=cold_bytes_s,
         ),
     )
 

@@ -104,7 +104,9 @@ def plan_shards(
     inputs = {"profile": request.profile.content_hash} | ({"previous": older.content_hash} if older else {})
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         if hot_budget_bytes is not None:
-            body["hot_set"] = _add_hot_set(request, schema, hot_budget_bytes, sharing.choice, folder)
+            tiers = body.get("prediction")  # of cold batches
+            cold_bytes_s = tiers["seconds"] - tiers["latency_seconds"] if tiers else None
+            body["hot_set"] = _add_hot_set(request, schema, hot_budget_bytes, sharing.choice, cold_bytes_s, folder)
         if sharing.choice.shared:
             sharing.choice.write_rows(folder)
         _write_all_rows(folder, schema, body["tables"], rows, progress)
@@ -244,7 +246,12 @@ def _choose_sharing(request: _Request, schema: Schema, compress: str | float | N
 
 
 def _add_hot_set(
-    request: _Request, schema: Schema, budget_bytes: int, choice: SharedChoice, folder: Path
+    request: _Request,
+    schema: Schema,
+    budget_bytes: int,
+    choice: SharedChoice,
+    cold_bytes_s: float | None,
+    folder: Path,
 ) -> dict[str, Any] | None:
     """The hot rows of tables that are not on every rank anyway; None where all of them share parameters."""
     from recmill.planning.hot_set import choose_hot_set
@@ -258,6 +265,7 @@ def _add_hot_set(
         topology=request.topology,
         batch_size=request.batch_size,
         ignored=shared,
+        cold_bytes_s=cold_bytes_s,
     )
     hot.write(folder)
     return hot.to_json()

@@ -30,9 +30,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def cluster() -> Cluster:
     if not os.environ.get("KUBECONFIG"):
         pytest.skip("KUBECONFIG names no cluster")
-    kubectl = find_kubectl()
+    kubectl = find_kubectl(ROOT / "manifests/overlays/kind")
     if not kubectl:
-        pytest.skip("kubectl is not installed")
+        pytest.skip("no kubectl on the PATH can render manifests/overlays/kind; 1.27 or newer does")
+    os.environ["KUBECTL"] = kubectl  # for prepare.sh
     found = Cluster(kubectl=kubectl)
     if not found.answers():
         pytest.skip(f"the cluster of KUBECONFIG={os.environ['KUBECONFIG']} does not answer")

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 
-def find_kubectl() -> str | None:
-    return os.environ.get("KUBECTL") or shutil.which("kubectl")
+def find_kubectl(overlay: Path) -> str | None:
+    """KUBECTL, or the first on the PATH that can render our overlays: that takes 1.27 or newer."""
+    if given := os.environ.get("KUBECTL"):
+        return given
+    for folder in os.get_exec_path():
+        found = shutil.which("kubectl", path=folder)
+        if found and not subprocess.run([found, "kustomize", overlay], capture_output=True, check=False).returncode:
+            return found
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

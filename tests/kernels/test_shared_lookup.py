@@ -14,6 +14,7 @@ from kernels.shared_lookup.calls import count_lines
 from kernels.shared_lookup.layout import mix_bits
 
 SIZE = 301
+EQUAL_PIECES = [(8, (8, 40)), (16, (16, 64)), (32, (32, 96)), (64, (64, 64)), (90, (64, 64))]  # block, dims
 IDS = [0, 1, 7, 40, -1, -(2**63), 2**63 - 1, 2**40, 2**41 + 3, 123_456_789_012]
 
 
@@ -108,6 +109,29 @@ def test_any_shape_matches_the_reference(lengths, mapping, block, dims, mode, se
     expected = gradients(array, ids, offsets, kernel="reference", **common)
     for found, wanted in zip(gradients(array, ids, offsets, **common), expected, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("block", "dims"), [(8, (8, 40)), (16, (16, 64)), (32, (32, 96)), (64, (64, 64)), (90, (64, 64))]
+)
+@pytest.mark.parametrize(("mode", "pooled"), [("sum", True), ("mean", True), ("sum", False)])
+def test_rows_in_equal_pieces_have_the_bits_of_the_general_walk(block, dims, dtype, mode, pooled):
+    layout, features, array, ids, offsets = make_case(
+        lengths=(3, 0, 2, 700, 1, 1), block=block, dims=dims if pooled else dims[1:] * 2, mode=mode, dtype=dtype
+    )
+    common = {"layout": layout, "features": features, "is_pooled": pooled}
+    walked = gradients(array, ids, offsets, kernel="cpu_portable", num_threads=1, **common)
+    for threads in (1, 3):
+        found = gradients(array, ids, offsets, kernel="cpu", num_threads=threads, **common)
+        assert all(map(torch.equal, found, walked))
+    touched = torch.zeros(2, count_lines(len(array)), dtype=torch.uint8)
+    few = (ids[:1], torch.tensor([0, 1, 1]))
+    for kernel, lines in zip(("cpu", "cpu_portable"), touched, strict=True):
+        target, output = torch.zeros_like(array), torch.ones_like(walked[0][:1])
+        shared_scatter(target, output, *few, kernel=kernel, touched=lines, **common)
+    assert torch.equal(*touched)
+    assert 0 < touched[0].sum() < len(touched[0])
 
 
 def test_gradients_are_right_in_float64():

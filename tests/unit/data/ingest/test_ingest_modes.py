@@ -4,6 +4,7 @@ import random
 import re
 import threading
 import time
+from copy import copy
 
 import numpy as np
 import pytest
@@ -186,13 +187,15 @@ def test_a_probe_that_sees_nothing_is_repeated_ever_more_rarely(dataset, monkeyp
     reader = PythonReader(dataset, Schema.load(dataset.path))
     group = IngestPipeline(dataset, batch_size=16)._groups[0]
     table = reader.decode(group, reader.read(group))
-    answers, seen, moved = iter([False, True, False, True, True]), [], []
+    answers, moved = iter([False, True, False, True, True]), []
     work = RowGroupWork(reader)
-    monkeypatch.setattr("recmill.data.ingest.work.is_gil_bound", lambda *_, **__: seen.append(item) or next(answers))
+    monkeypatch.setattr("recmill.data.ingest.work.is_gil_bound", lambda *_, **__: next(answers))
     monkeypatch.setattr(work, "_move", moved.append)
-    for item in range(1, 20):
+    num_left = []
+    for _ in range(20):
         work.do("transform", group, table, workers=2)
-    assert seen == [1, 3, 4, 8, 9]
+        num_left.append(len(list(copy(answers))))
+    assert num_left == [4, 4, 3, 2, 2, 2, 2, 1, 0, *[0] * 11]  # probed at the items 1, 3, 4, 8 and 9
     assert moved == ["transform"]
 
 
