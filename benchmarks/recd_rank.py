@@ -1,0 +1,74 @@
+"""One rank of benchmarks/recd.py: counts what the all-to-alls of training steps are handed, plain and deduplicated.
+
+    recd_rank.py JOB.json      {"batch_size", "num_batches", "seed", "sides": {name: {"data", "dedup"}}}
+
+Tables lie whole on one rank each, as they do when no plan is given. What stays on its own rank is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from flexshard_rank import Wire
+from shaped_network import write_result
+from torch.nn import functional
+
+from recmill.artifacts import Dataset
+from recmill.data.ingest import IngestPipeline
+from recmill.data.schema import Schema
+from recmill.planning.planner import Topology, default_plan
+from recmill.training.config import TrainConfig
+from recmill.training.dedup import choose_dedup_together
+from recmill.training.sharding import shard_model
+
+
+def count_bytes(job: dict[str, Any], side: dict[str, str], wire: Wire) -> dict[str, int]:
+    """Bytes that this rank handed over and samples that it trained on, in the first batches of an epoch."""
+    dataset, schema = Dataset.load(side["data"]), Schema.load(side["data"])
+    config = TrainConfig(batch_size=job["batch_size"], seed=job["seed"], dedup=side["dedup"], sequence_encoder="mean")
+    dedup = choose_dedup_together(dataset, schema, config)
+    plan = default_plan(schema, Topology.local(dist.get_world_size()))
+    sharded = shard_model(schema, config, plan, torch.device("cpu"), deduplicated=dedup.features)
+    distinct: dict[str, Any] = {"dedup": dedup.groups, "windows": dedup.windows} if dedup.groups else {}
+    batches = IngestPipeline(
+        dataset,
+        batch_size=config.batch_size,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        seed=config.seed,
+        **distinct,
+    )
+    wire.take()
+    num_samples = 0
+    with batches:
+        for batch in islice(batches, job["num_batches"]):
+            logits_B = sharded.module(batch.dense_BF, batch.ids)
+            loss = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+            torch.autograd.backward(loss / batch.num_global)
+            num_samples += len(batch)
+    return {"sent": int(wire.take()["sent"]), "num_samples": num_samples}
+
+
+def main(job_path: str) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    wire = Wire()
+    dist.all_to_all_single = wire.all_to_all_single
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    write_result({name: count_bytes(job, side, wire) for name, side in job["sides"].items()})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
