@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, write_folder
 from recmill.data.schema import Feature, Schema
+from recmill.planning.hot_cost import EXCHANGE_OVERHEAD_S
 from recmill.planning.hot_depths import choose_depths, served
 from recmill.planning.hot_set import choose_hot_set, share_interval
 from recmill.planning.hot_size import estimate_hot_rows
+from recmill.planning.planner import plan_shards
 from recmill.planning.topology import Topology
 from recmill.profiling.access import profile_access
 from recmill.profiling.samples import load_samples
@@ -113,6 +115,18 @@ def test_a_larger_budget_serves_more_samples(skewed):
         for budget in (200_000, 800_000, 3_000_000)
     ]
     assert shares[0] < shares[1] < shares[2]
+
+
+def test_hot_batches_are_judged_against_the_plan_of_cold_ones(skewed, tmp_path):
+    """Tiers make cold batches cheap, so hot ones gain less over them than over TorchRec's exchange."""
+    options = {"topology": NETWORK, "memory_budget_bytes": 10**8, "hot_budget_bytes": 2_000_000}
+    gains = {}
+    for strategy in ("torchrec", "tiers"):
+        body = plan_shards(skewed, out=tmp_path / strategy, strategy=strategy, **options).body
+        gains[strategy] = body["hot_set"]["expected_speed_up"]
+    assert 0 < gains["tiers"] < gains["torchrec"]
+    cold_ms = 1e3 * (body["prediction"]["seconds"] - body["prediction"]["latency_seconds"] + EXCHANGE_OVERHEAD_S)
+    assert f"instead of {cold_ms:.1f} ms" in body["hot_set"]["reason"]
 
 
 def test_strong_skew_pays_and_weak_skew_does_not(skewed, tmp_path):
