@@ -53,8 +53,7 @@ def find_hot_samples(rows: pa.Table, schema: Schema, remap: HotRemap) -> tuple[M
 def take_samples(rows: pa.Table, schema: Schema, chosen_R: Mask, *, slots: Slots | None = None) -> pa.Table:
     """The chosen samples in their order; with `slots`, these take the place of the ids.
 
-    Column by column in numpy: Arrow's filter of a table makes an index of the mask and takes list after list, which
-    costs 4 times as much for lists of one id.
+    Column by column in numpy: Arrow's filter of a table turns the mask into an index and takes list after list.
     """
     arrow, taken = schema.arrow_schema(), []
     is_list = {feature.name for feature in schema.id_features}
