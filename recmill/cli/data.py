@@ -26,7 +26,11 @@ from recmill.sizes import format_bytes
     help="A setting of Spark, e.g. spark.kubernetes.container.image=recmill/data:TAG. May be repeated.",
 )
 @click.option(
-    "--memory-limit", type=BYTES, default="2GB", show_default=True, help="Memory of the sort; it spills to disk."
+    "--memory-limit",
+    type=BYTES,
+    default="2GB",
+    show_default=True,
+    help="How far the process may grow; rows go to disk.",
 )
 @click.option(
     "--eval-fraction",

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
-from recmill.data.cluster_memory import MemoryPlan
+from recmill.data.cluster_memory import LeanArrow, MemoryPlan
 from recmill.data.cluster_query import Boundary, ClusterPlan, sampled, session_starts, with_split
 from recmill.data.duckdb_engine import DuckDBEngine
 from recmill.data.log import RawLog
@@ -69,8 +69,8 @@ def cluster_sessions(
 
     Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last,
     become "test". `rows_per_group` is 8192, or for the deduplicated layout up to four times that, or what the memory
-    allows. `memory_limit_bytes` is what the sort, which spills to disk, and the rows on their way are planned to take;
-    the process grows by more (cluster_memory.py says by how much).
+    allows. `memory_limit_bytes` bounds how far DuckDB's engine lets this process grow; rows that do not fit go to disk.
+    One session that is larger than the rest of the limit passes it: it stays whole, in one row group.
     """
     _check_choices(layout, engine, eval_fraction)
     refuse_foreign_folder(out, Dataset.manifest_name)
@@ -82,6 +82,8 @@ def cluster_sessions(
         rows_per_group=rows_per_group,
         rows_per_part=rows_per_part,
     )
+    if engine == "duckdb":
+        memory.check(memory_limit_bytes, layout=layout)
     rows_per_group = memory.rows_per_group
     if not 1 <= rows_per_group <= rows_per_part:
         raise InputError(
@@ -89,9 +91,9 @@ def cluster_sessions(
         )
     if SPLIT_COLUMN in log.schema.columns:
         raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a name of ours; rename that feature")
-    log.validate(progress=progress)
-    pa.default_memory_pool().release_unused()  # or what checking took stays resident beside the sort: 300 MB were seen
-    with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
+    with LeanArrow():
+        log.validate(progress=progress)
+    with LeanArrow(), write_folder(out, manifest_name=Dataset.manifest_name) as folder:
         plan = ClusterPlan(
             log=log,
             folder=folder,
@@ -168,6 +170,7 @@ def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[s
         plan.log.schema,
         num_rows=plan.log.num_rows,
         rows_per_group=plan.rows_per_group,
+        max_shared_ids=plan.memory.max_shared_ids,
         fetch_users=lambda user: fetch(sampled(engine.rows, engine.rows[user][0], share=share)),
     )
     return form, {"encoding": encoding.to_json()}

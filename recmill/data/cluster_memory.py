@@ -1,25 +1,42 @@
-"""How much of the memory limit of clustering goes to the sort, and how much to what is done with the sorted rows.
+"""How much of the memory limit of clustering goes to each thing that takes memory.
 
-Two things happen outside of DuckDB: a sample of rows is looked at, and row groups are cut, encoded and written. Their
-sizes are planned so that with DuckDB's own limit they stay below the limit that is given. What it does not cover: the
-program itself (420 MB with torch, which the deduplicated layout needs), what DuckDB takes beyond its limit, and memory
-that allocators keep. Measured: 100,000 rows of 3 kB, time layout, a limit of 300 MB: the process grew by 400 MB.
+The limit bounds how far the process grows. DuckDB reads the log and hands out its rows; it is done with that before the
+first range of keys is loaded, sorted and cut into row groups (range_sort.py, parquet_writer.py). Libraries that are not
+loaded yet, torch above all, are counted where the limit leaves room for them, and come on top where it does not.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+from recmill.artifacts import InputError
 from recmill.data.log import RawLog
 
 SAMPLE_ROWS = 32_768  # of these it is seen how much the features repeat
 MAX_BATCH_ROWS = 32_768
+MIN_BATCH_ROWS = 512
 MIN_ROWS_PER_GROUP = 1_024
 # Copies of its rows that live while a row group is cut and written (measured on `recd`: 2.7), and those of the sample.
 COPIES = {"time": 3, "session": 3, "deduplicated": 4}
 SAMPLE_COPIES = 5
-MAX_SHARE = 0.25  # of the limit, for what DuckDB does not count
-MIN_SHARE = 0.2
+# Ids of histories that sessions share are packed for the footer when a part is closed: an eighth of what is left.
+MAX_SHARED_IDS = 4_000_000  # 32 MB for whoever reads the part
+SHARED_ID_BYTES = 8 * 40
+# What the process grows by when it loads these (pandas for Arrow's numbers, torch for the deduplicated layout) and
+# opens a first connection.
+LIBRARY_BYTES = {"pandas": 40_000_000, "torch": 200_000_000, "ibis.backends.duckdb": 65_000_000}
+# What Arrow's pool and the C library keep of what was freed, whatever they are told.
+KEPT_BYTES = 50_000_000
+# DuckDB reads with one thread what a page of each column and 2048 rows take (44 MB for 33 columns and rows of 3 kB).
+PAGE_BYTES = 1_200_000
+VECTOR_ROWS = 2_048
+MIN_DUCKDB_BYTES = 24_000_000
+MAX_DUCKDB_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,31 +44,91 @@ class MemoryPlan:
     """Sizes that keep clustering inside its limit."""
 
     rows_per_group: int
-    batch_rows: int  # of the stream that comes out of the sort
+    batch_rows: int  # of the streams that go into the sort and come out of it
     sample_rows: int
-    sort_bytes: int  # DuckDB's own limit
+    duckdb_bytes: int  # DuckDB's own limit
+    range_bytes: int  # rows that are sorted at a time
+    max_shared_ids: int  # of the histories in a part's footer
+    least_bytes: int  # a limit below it cannot be kept
 
     @classmethod
     def of(
         cls, log: RawLog, *, layout: str, limit_bytes: int, rows_per_group: int | None, rows_per_part: int
     ) -> MemoryPlan:
         """A `rows_per_group` that is given is kept; else it is the usual one, or what the limit allows."""
-        row_bytes, spare = log.row_bytes, int(MAX_SHARE * limit_bytes)
+        row_bytes, copies = log.row_bytes, COPIES[layout]
+        reading = max(MIN_DUCKDB_BYTES, PAGE_BYTES * len(log.schema.columns) + 3 * VECTOR_ROWS * row_bytes)
+        usual = min(default_rows_per_group(layout, log.num_rows), rows_per_part)
+        least_rows = min(usual, MIN_ROWS_PER_GROUP) if rows_per_group is None else min(rows_per_group, log.num_rows)
+        # Two thirds are for the rows that are sorted, one for row groups, in which batches take half as much again.
+        least = max(reading + 3 * MIN_BATCH_ROWS * row_bytes, 9 * copies * least_rows * row_bytes // 2)
+        # What decides about the files must not depend on what happens to be loaded already.
+        spare = limit_bytes - KEPT_BYTES
+        left = max(spare - library_bytes(layout, is_fresh=False), least)
+        fresh = max(spare - library_bytes(layout, is_fresh=True), least)
         if rows_per_group is None:
-            usual = min(default_rows_per_group(layout, log.num_rows), rows_per_part)
-            affordable = spare * 2 // (3 * COPIES[layout] * row_bytes)  # the batches that come take half as much again
-            rows_per_group = max(min(usual, affordable), min(usual, MIN_ROWS_PER_GROUP))
-        batch_rows = max(2_048, min(MAX_BATCH_ROWS, rows_per_group // 2))
+            rows_per_group = max(min(usual, fresh * 2 // (9 * copies * row_bytes)), least_rows)
+        batch_rows = max(MIN_BATCH_ROWS, min(MAX_BATCH_ROWS, rows_per_group // 2))
+        held_bytes = copies * min(rows_per_group + batch_rows, log.num_rows) * row_bytes
         most = SAMPLE_ROWS if layout == "deduplicated" else SAMPLE_ROWS // 4
-        sample_rows = min(most, max(MIN_ROWS_PER_GROUP, spare // (SAMPLE_COPIES * row_bytes)))
-        held_rows = min(rows_per_group + batch_rows, log.num_rows)
-        needed = max(COPIES[layout] * held_rows * row_bytes, int(MIN_SHARE * limit_bytes))
         return cls(
             rows_per_group=rows_per_group,
             batch_rows=batch_rows,
-            sample_rows=sample_rows,
-            sort_bytes=max(limit_bytes - needed, int(MIN_SHARE * limit_bytes)),
+            sample_rows=min(most, max(MIN_ROWS_PER_GROUP, fresh // (2 * SAMPLE_COPIES * row_bytes))),
+            duckdb_bytes=min(max(left // 2, reading), MAX_DUCKDB_BYTES),
+            range_bytes=max((left - held_bytes) // 3, row_bytes),
+            max_shared_ids=min(MAX_SHARED_IDS, max(fresh // SHARED_ID_BYTES, 1)),
+            least_bytes=KEPT_BYTES + least,
         )
+
+    def check(self, limit_bytes: int, *, layout: str) -> None:
+        """Refuse a limit that cannot be kept."""
+        if limit_bytes < self.least_bytes:
+            raise InputError(
+                f"{limit_bytes:,} bytes of memory are too few for this log and layout {layout!r}, expected at least "
+                f"{self.least_bytes:,}; raise --memory-limit"
+            )
+
+
+def library_bytes(layout: str, *, is_fresh: bool) -> int:
+    """What the process will grow by for libraries that it has not loaded yet, or for all of them in a fresh one."""
+    return sum(
+        size
+        for name, size in LIBRARY_BYTES.items()
+        if (is_fresh or name not in sys.modules) and (name != "torch" or layout == "deduplicated")
+    )
+
+
+class LeanArrow:
+    """While entered, by one thread or several, Arrow allocates from the C library, which gives back what is freed.
+
+    Its own pools keep it: mimalloc 55 MB of a log of 50 MB, after all of it was freed and it was asked to let go.
+    """
+
+    _lock, _num_inside = threading.Lock(), 0
+    _before: pa.MemoryPool | None = None
+
+    def __enter__(self) -> None:
+        with LeanArrow._lock:
+            if LeanArrow._num_inside == 0:
+                LeanArrow._before = pa.default_memory_pool()
+                pa.set_memory_pool(pa.system_memory_pool())
+            LeanArrow._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with LeanArrow._lock:
+            LeanArrow._num_inside -= 1
+            if LeanArrow._num_inside == 0:
+                pa.set_memory_pool(LeanArrow._before)
+                give_back()
+
+
+def give_back() -> None:
+    """Return what allocators keep of freed memory, Arrow's and the C library's, or it stays beside what follows."""
+    pa.default_memory_pool().release_unused()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
 
 
 def default_rows_per_group(layout: str, num_rows: int) -> int:

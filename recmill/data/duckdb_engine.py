@@ -6,27 +6,35 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import duckdb
 import fsspec
 import ibis
+import numpy as np
 import pyarrow as pa
 
 from recmill.artifacts import InputError, is_remote
+from recmill.data.cluster_memory import give_back
 from recmill.data.cluster_query import ClusterPlan, canonical_rows
 from recmill.data.log import RawLog
 from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
+from recmill.data.range_sort import MAX_RANGES, RangeSort
 
 # Below this much memory a thread, a sort of rows with lists fails instead of spilling (measured: 100 MB works with one
 # thread and not with two).
 MEMORY_BYTES_A_THREAD = 100_000_000
 # And so does one of this many rows a thread: 230 MB are too few for two threads and rows of 3 kB.
 ROWS_A_THREAD = 65_536
-# A pass sorts as many rows as take this share of DuckDB's memory, one in three; more passes than that are refused.
-PASS_FACTOR = 3
-MAX_PASSES = 64
+
+# By default DuckDB reads all columns of a row group ahead and keeps what it has read: twice 44 MB where 44 MB will do.
+LEAN_SETTINGS = {
+    "disable_parquet_prefetching": "true",
+    "enable_external_file_cache": "false",
+    "streaming_buffer_size": "1MB",
+    "allocator_flush_threshold": "1MB",
+}
+IDLE_BYTES = 8_000_000
 
 
 def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -> Any:
@@ -89,10 +97,14 @@ class DuckDBEngine:
         self.plan = plan
         with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
             self.connection = connect(
-                memory_limit_bytes=plan.memory.sort_bytes,
+                memory_limit_bytes=plan.memory.duckdb_bytes,
                 spill_folder=str(plan.spill_folder),
                 row_bytes=plan.log.row_bytes,
             )
+            for setting, value in LEAN_SETTINGS.items():
+                self.connection.con.execute(f"SET {setting} = {value!r}")
+            if is_remote(plan.log.path):  # where reading ahead is worth its memory
+                self.connection.con.execute("SET disable_parquet_prefetching = false")
             self.rows = register_log(self.connection, plan.log)
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
@@ -128,43 +140,59 @@ class DuckDBEngine:
         return writer.close()
 
     def _sorted(self, query: Any, keys: list[str], *, num_splits: int) -> Iterator[pa.RecordBatch]:
-        """The rows by their keys; in several passes over the log where DuckDB cannot sort them all at once.
+        """The rows by their keys.
 
-        DuckDB's merge of wide rows needs memory for all of them at once: 600 MB of rows of 3 kB fail in 320 MB. A range
-        of the rows that fits is sorted without a merge.
+        DuckDB hands them out as they come: its own sort needs memory for all wide rows at once when it merges, 758 MB
+        for 600 MB of rows of 3 kB, and fails with less.
         """
-        plan = self.plan
-        batches = stream(self.connection, query.order_by(*keys), batch_rows=plan.memory.batch_rows)
-        try:
-            first = next(batches, None)
-        except duckdb.OutOfMemoryException:
-            num_passes = -(-PASS_FACTOR * plan.log.num_rows * plan.log.row_bytes // plan.memory.sort_bytes)
-            if num_passes > MAX_PASSES:
-                raise
-        else:
-            yield from () if first is None else (first,)
-            yield from batches
+        memory, log = self.plan.memory, self.plan.log
+        rows = stream(self.connection, query, batch_rows=memory.batch_rows)
+        sort = RangeSort(
+            self.plan.spill_folder,
+            keys=keys,
+            range_bytes=memory.range_bytes,
+            batch_rows=memory.batch_rows,
+            end_reading=self._give_back,
+        )
+        if log.num_rows * log.row_bytes <= memory.range_bytes:
+            yield from sort.in_memory(rows)
             return
-        for part in key_ranges(self.connection, query, keys, num_passes, num_splits):
-            yield from stream(self.connection, part.order_by(*keys), batch_rows=plan.memory.batch_rows)
+        edges = self._find_edges(query, keys, num_splits)
+        firsts = np.cumsum([0, *(len(own) + 1 for own in edges)])  # range of each split's lowest keys
+
+        def range_of(batch: pa.RecordBatch) -> np.ndarray:
+            key = batch.column(keys[-2]).to_numpy()
+            split = batch.column(SPLIT_COLUMN).to_numpy() if num_splits > 1 else np.zeros(len(key), np.int32)
+            ranges: np.ndarray = firsts[split]
+            for number, own in enumerate(edges):
+                ranges[split == number] += np.searchsorted(own, key[split == number], side="right")
+            return ranges
+
+        yield from sort.on_disk(rows, range_of=range_of, num_ranges=int(firsts[-1]))
+
+    def _find_edges(self, query: Any, keys: list[str], num_splits: int) -> list[np.ndarray]:
+        """Keys, for each split, between which there are about as many rows as may be in memory."""
+        found, log = [], self.plan.log
+        for number in range(num_splits):
+            own = query.filter(query[SPLIT_COLUMN] == number) if num_splits > 1 else query
+            key = own[keys[-2]]
+            num_rows = self.fetch_row(own.count().as_table())[0]
+            wanted = -(-num_rows * log.row_bytes // self.plan.memory.range_bytes)
+            num_ranges = min(wanted, MAX_RANGES // num_splits)
+            shares = [number / num_ranges for number in range(1, num_ranges)]
+            if not shares:
+                found.append(np.empty(0, np.int64))
+                continue
+            rows = self.connection.con.sql(self.connection.compile(own.select(key=key)))
+            edges = rows.aggregate(f"approx_quantile(key, {shares})").fetchall()[0][0]
+            found.append(np.unique(np.array(edges, np.int64)))
+        return found
+
+    def _give_back(self) -> None:
+        """Let DuckDB's allocator return what it keeps: it does so when its limit falls."""
+        for limit_bytes in (IDLE_BYTES, self.plan.memory.duckdb_bytes):
+            self.connection.con.execute(f"SET memory_limit = '{limit_bytes}B'")
+        give_back()
 
     def close(self) -> None:
         self.connection.disconnect()
-
-
-def key_ranges(connection: Any, query: Any, keys: list[str], count: int, num_splits: int) -> Iterator[Any]:
-    """The rows of each split in `count` ranges of the key that they are sorted by."""
-    is_split = keys[0] == SPLIT_COLUMN
-    shares = [number / count for number in range(1, count)] or [0.5]
-    for number in range(num_splits):
-        own = query.filter(query[SPLIT_COLUMN] == number) if is_split else query
-        key = own[keys[1] if is_split else keys[0]]
-        rows = connection.con.sql(connection.compile(own.select(key=key)))
-        edges = rows.aggregate(f"approx_quantile(key, {shares})").fetchall()
-        inner = sorted(set(edges[0][0] or []))
-        if not inner:
-            continue
-        yield own.filter(key < inner[0])
-        for low, high in pairwise(inner):
-            yield own.filter((key >= low) & (key < high))
-        yield own.filter(key >= inner[-1])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +23,7 @@ from recmill.progress import Progress, no_progress
 
 VALIDATE_BATCH_ROWS = 65_536
 VALIDATE_BATCH_BYTES = 8_000_000
+MAX_COLUMNS_AT_ONCE = 4
 READ_BYTES = 65_536  # of a column at a time: without it, Arrow holds all columns of a row group as they lie in the file
 
 
@@ -87,14 +90,27 @@ class RawLog:
 
     def validate(self, *, progress: Progress = no_progress) -> None:
         """Look at every value once, in bounded memory; the first that is wrong raises InputError."""
-        done, batch_rows = 0, max(1, min(VALIDATE_BATCH_ROWS, VALIDATE_BATCH_BYTES // self.row_bytes))
+        done = 0
         for file in self.files:
-            row = 0
-            for batch in read_file(file.path, columns=self.schema.columns, batch_rows=batch_rows):
-                _check_values(batch, self.schema, file=file.path, first_row=row)
-                row += batch.num_rows
-                progress("check the log", done + row, self.num_rows)
+            with _explain_read_errors(file.path), fsspec.open(file.path, "rb") as source:
+                opened = pq.ParquetFile(source if is_remote(file.path) else file.path, buffer_size=READ_BYTES)
+                first_row = 0
+                for number in range(opened.num_row_groups):
+                    self._check_group(opened, number, file=file.path, first_row=first_row)
+                    first_row += opened.metadata.row_group(number).num_rows
+                    progress("check the log", done + first_row, self.num_rows)
             done += file.num_rows
+
+    def _check_group(self, opened: pq.ParquetFile, number: int, *, file: str, first_row: int) -> None:
+        """Some columns at a time: a reader holds a page or two of each column it reads."""
+        names = self.schema.columns
+        at_once = min(len(os.sched_getaffinity(0)), MAX_COLUMNS_AT_ONCE)
+        batch_rows = max(1, min(VALIDATE_BATCH_ROWS, VALIDATE_BATCH_BYTES // self.row_bytes))
+        for start in range(0, len(names), at_once):
+            row, columns = first_row, names[start : start + at_once]
+            for batch in opened.iter_batches(batch_size=batch_rows, row_groups=[number], columns=columns):
+                _check_values(batch, self.schema, file=file, first_row=row)
+                row += batch.num_rows
 
 
 def read_file(
@@ -105,10 +121,15 @@ def read_file(
     batch_rows: int = 65_536,
 ) -> Iterator[pa.RecordBatch]:
     """Stream a local or remote Parquet file; data that cannot be decoded raises InputError naming the file."""
+    with _explain_read_errors(path), fsspec.open(path, "rb") as source:
+        file = pq.ParquetFile(path if not is_remote(path) else source, buffer_size=READ_BYTES)
+        yield from file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=row_groups)
+
+
+@contextmanager
+def _explain_read_errors(path: str) -> Iterator[None]:
     try:
-        with fsspec.open(path, "rb") as source:
-            file = pq.ParquetFile(path if not is_remote(path) else source, buffer_size=READ_BYTES)
-            yield from file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=row_groups)
+        yield
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path}: the Parquet data cannot be read ({_first_line(error)})") from None
 
@@ -190,8 +211,7 @@ def _expected_type(name: str, schema: Schema, found: pa.DataType) -> tuple[str, 
 
 
 def _check_values(batch: pa.RecordBatch, schema: Schema, *, file: str, first_row: int) -> None:
-    for name in schema.columns:
-        column = batch.column(name)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name in ("session_id", "timestamp"):
             fault = _whole_number_fault(column)
         elif name == "label":

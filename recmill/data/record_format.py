@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recmill.data.cluster_memory import MAX_SHARED_IDS
 from recmill.data.encoding import KEYS, MAX_SHARED, Encoding, choose_encoding, record_schema
 from recmill.data.parquet_writer import DICTIONARY, PartFormat, encoded_bytes, for_columns, run_starts
 from recmill.data.popular_ids import PopularIds
@@ -30,11 +31,13 @@ def choose_record_format(
     *,
     num_rows: int,
     rows_per_group: int,
+    max_shared_ids: int = MAX_SHARED_IDS,
     fetch_users: Callable[[str], pa.Table] | None = None,
 ) -> tuple[PartFormat, Encoding]:
     """Files of one record a row group for a log of `num_rows` rows, of which `sample` holds whole sessions, sorted.
 
-    `fetch_users` gives all sessions of some users, sorted, when told which feature says who the user is.
+    A part is full when the histories that its sessions share hold `max_shared_ids` ids. `fetch_users` gives all
+    sessions of some users, sorted, when told which feature says who the user is.
     """
     encoding = choose_encoding(sample, schema)
     if fetch_users and (key := find_user(sample, schema, encoding)):
@@ -45,7 +48,7 @@ def choose_record_format(
         for name, own in encoding.features.items()
     }
     encoding = Encoding(features=features)
-    make_encoder = partial(SessionEncoder, schema=schema, encoding=encoding, popular=popular)
+    make_encoder = partial(SessionEncoder, schema=schema, encoding=encoding, popular=popular, max_ids=max_shared_ids)
     group = first_sessions(sample, rows_per_group)
     form = PartFormat(
         schema=record_schema(schema, encoding),

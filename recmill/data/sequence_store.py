@@ -21,8 +21,6 @@ from recmill.data.popular_ids import Bytes, PopularIds
 
 IdArray = npt.NDArray[np.int64]
 METADATA_PREFIX = "recmill.sequences/"  # with the name of a feature, and what of it
-# A part is closed when its sequences hold so many ids: 32 MB for whoever reads it.
-MAX_IDS = 4_000_000
 # How far back from the end of a user's sequence a session may begin, besides its own length.
 SEARCH_IDS = 1_024
 ID_BYTES = 8

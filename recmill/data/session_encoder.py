@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from kernels import take_rows, take_windows, window_rows
+from recmill.data.cluster_memory import MAX_SHARED_IDS
 from recmill.data.encoding import (
     Column,
     Encoding,
@@ -28,7 +29,7 @@ from recmill.data.encoding import (
 )
 from recmill.data.popular_ids import Bytes, PopularIds, dump_popular_ids
 from recmill.data.schema import Schema
-from recmill.data.sequence_store import MAX_IDS, SequenceWriter
+from recmill.data.sequence_store import SequenceWriter
 
 NO_KEY = np.iinfo(np.int64).min  # of a session whose first row does not say whose it is
 
@@ -36,8 +37,11 @@ NO_KEY = np.iinfo(np.int64).min  # of a session whose first row does not say who
 class SessionEncoder:
     """Makes the records of one part; what they share goes into its footer."""
 
-    def __init__(self, *, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds]) -> None:
-        self.schema, self.encoding, self.popular = schema, encoding, popular
+    def __init__(
+        self, *, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds], max_ids: int = MAX_SHARED_IDS
+    ) -> None:
+        """`max_ids`: of histories that sessions share, after which the part is full."""
+        self.schema, self.encoding, self.popular, self._max_ids = schema, encoding, popular, max_ids
         self.arrow_schema = record_schema(schema, encoding)
         self._used = {table: np.zeros(len(own.ids), np.bool_) for table, own in popular.items()}
         self.sequences = {name: SequenceWriter() for name, own in encoding.features.items() if own.shared_by}
@@ -57,7 +61,7 @@ class SessionEncoder:
     @property
     def is_full(self) -> bool:
         """Whether the footer has become as large as a reader should have to hold."""
-        return sum(own.num_ids for own in self.sequences.values()) >= MAX_IDS
+        return sum(own.num_ids for own in self.sequences.values()) >= self._max_ids
 
     def metadata(self) -> dict[bytes, bytes]:
         """What the footer must say."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -15,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import Dataset, InputError
+from recmill.data import duckdb_engine, range_sort
 from recmill.data.cluster import cluster_sessions
+from recmill.data.cluster_memory import MemoryPlan
 from recmill.data.dataset import read_table
-from recmill.data.duckdb_engine import DuckDBEngine, key_ranges
 from recmill.data.log import RawLog
 from recmill.data.schema import Feature, Schema
 from tests.raw_logs import LOG_SCHEMA, lists_of, random_log, rows_of, write_log
@@ -231,19 +234,25 @@ def test_one_session_cannot_be_divided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["session", "time"])
-def test_rows_too_wide_for_one_sort_are_sorted_in_ranges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+@pytest.mark.parametrize("max_ranges", [256, 4])
+def test_rows_that_do_not_fit_are_sorted_in_ranges_of_their_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, max_ranges: int
 ) -> None:
-    """The ranges together are the order of one sort, split after split."""
+    """Ranges, and ranges that are cut once more, together are the order of one sort, split after split."""
     raw = write_log(tmp_path / "raw", random_log(900, max_time=50))
     options = {"layout": layout, "rows_per_group": 50, "eval_fraction": 0.3}
     whole = cluster_sessions(raw, out=tmp_path / "whole", **options)
-    sort = DuckDBEngine._sorted
+    plan, spilled = MemoryPlan.of, []
 
-    def in_ranges(self: DuckDBEngine, query, keys, *, num_splits):
-        for part in key_ranges(self.connection, query, keys, 5, num_splits):
-            yield from sort(self, part, keys, num_splits=num_splits)
+    def small(*args: Any, **kwargs: Any) -> MemoryPlan:
+        return replace(plan(*args, **kwargs), range_bytes=5_000, batch_rows=64)
 
-    monkeypatch.setattr(DuckDBEngine, "_sorted", in_ranges)
+    monkeypatch.setattr(MemoryPlan, "of", small)
+    for module in (duckdb_engine, range_sort):
+        monkeypatch.setattr(module, "MAX_RANGES", max_ranges)
+    spill = range_sort.RangeSort._spill
+    monkeypatch.setattr(range_sort.RangeSort, "_spill", lambda *args: spilled.append(found := spill(*args)) or found)
     pieces = cluster_sessions(raw, out=tmp_path / "pieces", **options)
     assert pieces.content_hash == whole.content_hash
+    assert (len(spilled) > 1) == (max_ranges == 4)
+    assert sum(len(found) for found in spilled) > 10

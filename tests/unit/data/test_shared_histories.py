@@ -74,7 +74,7 @@ def test_histories_are_shared_where_users_come_back(tmp_path: Path, rows_per_par
 
 def test_a_part_ends_when_its_sequences_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = write_log(tmp_path / "raw", clicks(), schema=SCHEMA)
-    monkeypatch.setattr("recmill.data.session_encoder.MAX_IDS", 300)
+    monkeypatch.setattr("recmill.data.cluster_memory.MAX_SHARED_IDS", 300)
     dataset = cluster_sessions(raw, out=tmp_path / "out", layout="deduplicated", rows_per_group=200)
     assert len(dataset.parts) > 2
     session = cluster_sessions(raw, out=tmp_path / "session", rows_per_group=200)
