@@ -6,7 +6,7 @@
 
 Row groups are admitted in sequence order, which is the order in which batches need them, and admission is where
 memory is charged. So the oldest row group always holds its credit already and a full budget cannot block the batch
-that would free it. Workers look at their stage's target between two items: a stage that shrinks drains.
+that would free it. A stage has at most as many items in hand as it has workers: one that shrinks drains.
 
 Without an order, batches are cut as their row groups arrive and handed out as they are made; admission stays the same.
 """
@@ -17,22 +17,22 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from recmill.artifacts import InputError
 from recmill.data.batch import Batch, RowBlock
 from recmill.data.distinct_batch import CutBlock
-from recmill.data.ingest.clock import Clock
+from recmill.data.ingest.clock import Clock, Taken
+from recmill.data.ingest.crew import WAKE_S, Crew
 from recmill.data.ingest.memory import Budget, MemoryGuard
 from recmill.data.ingest.schedule import Cut, Entry, Schedule
 from recmill.data.ingest.stages import STAGES, PlainReader
 from recmill.data.ingest.statistics import MemoryCounter, StageCounter
 from recmill.data.ingest.work import RowGroupWork
 
-# A worker that sleeps looks up this often, for the one case in which nobody wakes it: the pipeline was collected.
-WAKE_S = 1.0
+FOLLOWING = {"read": "decode", "decode": "transform"}
 
 
 @dataclass(kw_only=True)
@@ -49,6 +49,9 @@ class _Assembly:
     cut: Cut
     slices: list[tuple[RowBlock | CutBlock, int, int]]
     num_bytes: int
+
+
+Task = tuple[str, _Job | _Assembly]  # stage and what to do in it
 
 
 class Engine:
@@ -73,9 +76,9 @@ class Engine:
         self._prefetch, self._limit_bytes = prefetch, budget.limit_bytes
         # Re-entrant: a garbage collection under the lock may finalise the pipeline, which calls request_stop.
         self._lock = threading.RLock()
-        self._wake = {stage: threading.Condition(self._lock) for stage in STAGES}
         self._arrived = threading.Condition(self._lock)
         self._counters = {stage: StageCounter(workers=workers[stage]) for stage in STAGES}
+        self._num_active = dict.fromkeys(STAGES, 0)  # items in hand
         self._memory = MemoryCounter()
         self._queues: dict[str, list[tuple[int, _Job]]] = {"decode": [], "transform": []}
         self._num_admitted = self._num_ready = 0  # row groups admitted; ready without a gap
@@ -92,36 +95,34 @@ class Engine:
         self._pass_marks()
         self._error: BaseException | None = None
         self._is_stopped = False
-        self._alive: dict[str, set[int]] = {stage: set() for stage in STAGES}
-        self._threads: dict[tuple[str, int], threading.Thread] = {}
         self._started = time.perf_counter()
         self._stall_s = 0.0
         self._stalled_since: float | None = None
         self._rows_out = 0
-        self._spawn()
+        self._crew: Crew[Task] = Crew(
+            self._lock, take=self._take, has_task=self._has_task, do=self._do, is_over=self._is_over
+        )
+        self._crew.resize(self._num_workers())
 
     def set_workers(self, workers: Mapping[str, int]) -> None:
         with self._lock:
             for stage, count in workers.items():
                 self._counters[stage].resize(count)
-                self._wake[stage].notify_all()
-            self._wake["read"].notify_all()  # the read-ahead follows the number of workers
-        self._spawn()
+            self._crew.resize(self._num_workers())
 
     def set_budget(self, budget: Budget) -> None:
         with self._lock:
             self._limit_bytes = budget.limit_bytes
             self._schedule.set_budget(budget)
-            self._wake["read"].notify_all()
-            self._wake["batch"].notify_all()
+            self._crew.wake()
 
     def request_stop(self) -> None:
         """Tell the workers to end after the item in hand. Safe to call from anywhere, a finaliser included."""
         self._is_stopped = True
         if self._lock.acquire(blocking=False):
             try:
-                for condition in (*self._wake.values(), self._arrived):
-                    condition.notify_all()
+                self._crew.wake_all()
+                self._arrived.notify_all()
             finally:
                 self._lock.release()
 
@@ -129,29 +130,13 @@ class Engine:
         """End all workers and wait until they are gone."""
         with self._lock:
             self.request_stop()
-            threads = list(self._threads.values())
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        self._crew.join()
         with self._lock:
             self._blocks.clear()
             self._outputs.clear()
             for queue in self._queues.values():
                 queue.clear()
         self._work_on.close()
-
-    def _spawn(self) -> None:
-        with self._lock:
-            if self._is_stopped:
-                return
-            for stage, counter in self._counters.items():
-                for index in set(range(counter.workers)) - self._alive[stage]:
-                    thread = threading.Thread(
-                        target=self._work, args=(stage, index), name=f"ingest-{stage}-{index}", daemon=True
-                    )
-                    self._alive[stage].add(index)
-                    self._threads[stage, index] = thread
-                    thread.start()
 
     def _pass_marks(self) -> None:
         """Move each mark past the batches that are behind it already."""
@@ -194,8 +179,7 @@ class Engine:
             self._num_out += 1
             self._rows_out += len(batch)
             self._memory.add(batches=-num_bytes)
-            self._wake["batch"].notify()
-            self._wake["read"].notify()
+            self._crew.wake()
             return number, batch
 
     def stats(self) -> dict[str, Any]:
@@ -233,57 +217,89 @@ class Engine:
             }
             return summaries
 
-    def _work(self, stage: str, index: int) -> None:
-        take: Callable[[], Any] = {"read": self._admit, "batch": self._take_cut}.get(stage, lambda: self._pop(stage))
-        while True:
-            with self._lock:
-                task = self._await_task(stage, index, take)
-                if task is None:
-                    self._alive[stage].discard(index)
-                    return
-            try:
-                self._run(stage, task)
-            except BaseException as error:  # noqa: BLE001 - the consumer raises it
-                self._fail(stage, task, error)
+    def _num_workers(self) -> int:
+        return sum(counter.workers for counter in self._counters.values())
 
-    def _await_task(self, stage: str, index: int, take: Callable[[], Any]) -> Any:
-        while not self._is_stopped and self._error is None and index < self._counters[stage].workers:
-            try:
-                task = take()
-            except InputError as error:
-                self._fail(stage, None, error)
-                break
-            if task is not None:
-                if stage == "read":  # one credit given back may admit several row groups
-                    self._wake[stage].notify()
-                return task
-            self._wake[stage].wait(WAKE_S)
+    def _is_over(self) -> bool:
+        return self._is_stopped or self._error is not None
+
+    def _take(self) -> Task | None:
+        """Something to do, nearest to the consumer first."""
+        for stage in reversed(STAGES):
+            if self._has_room(stage):
+                try:
+                    task = self._take_from(stage)
+                except InputError as error:
+                    self._fail(stage, None, error)
+                    return None
+                if task is not None:
+                    self._num_active[stage] += 1
+                    return stage, task
         return None
+
+    def _take_from(self, stage: str) -> _Job | _Assembly | None:
+        if stage == "batch":
+            return self._take_cut()
+        return self._admit() if stage == "read" else self._pop(stage)
+
+    def _has_room(self, stage: str) -> bool:
+        return self._num_active[stage] < self._counters[stage].workers
+
+    def _has_task(self) -> bool:
+        """Whether `_take` would find something or fail; now and then it is mistaken and finds nothing."""
+        if any(queue and self._has_room(stage) for stage, queue in self._queues.items()):
+            return True
+        try:
+            return (self._has_room("batch") and self._can_cut()) or (self._has_room("read") and self._can_admit())
+        except InputError:
+            return True
+
+    def _can_cut(self) -> bool:
+        if self._next_cut >= self._schedule.batches.stop or self._num_open >= self._prefetch:
+            return False
+        is_next_ready = self._num_ready >= self._schedule.num_needed(self._next_cut)
+        return is_next_ready or (bool(self._blocks) and not self._is_ordered)
 
     def _fail(self, stage: str, task: _Job | _Assembly | None, error: BaseException) -> None:
         if isinstance(task, _Job) and not isinstance(error, InputError):
             error.add_note(f"in stage {stage!r} of {self._reader.describe(task.entry.group)}")
         with self._lock:
             self._error = self._error or error
-            for condition in (*self._wake.values(), self._arrived):
-                condition.notify_all()
+            self._crew.wake_all()
+            self._arrived.notify_all()
 
-    def _run(self, stage: str, task: _Job | _Assembly) -> None:
-        if isinstance(task, _Assembly):
-            clock = Clock()
-            result: Any = self._reader.assemble(task.slices, num_global=task.cut.num_global)
-            taken, rows, num_bytes = clock.lap(), len(result), min(task.num_bytes, result.size_in_bytes())
-        else:
-            group, workers = task.entry.group, self._counters[stage].workers
-            result, taken = self._work_on.do(stage, group, task.payload, workers=workers)
-            rows, num_bytes = group.num_rows, result.nbytes
+    def _do(self, task: Task) -> Task | None:
+        """Do it; gives the next stage of the same row group if there is room."""
+        stage, item = task
+        try:
+            result, rows, num_bytes, taken = self._perform(stage, item)
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
+            self._fail(stage, item, error)
+            return None
         with self._lock:
             self._counters[stage].add(rows=rows, num_bytes=num_bytes, taken=taken)
-            if isinstance(task, _Assembly):
-                self._finish_cut(task, result, num_bytes)
-            else:
-                task.payload = result
-                self._pass_on(stage, task)
+            self._num_active[stage] -= 1
+            if isinstance(item, _Assembly):
+                self._finish_cut(item, result, num_bytes)
+                return None
+            item.payload = result
+            if stage not in FOLLOWING:
+                self._settle(item)
+                return None
+            following = self._pass_on(FOLLOWING[stage], item)
+            self._crew.wake()
+            return following
+
+    def _perform(self, stage: str, item: _Job | _Assembly) -> tuple[Any, int, int, Taken]:
+        """The result, its rows and bytes, and what it took."""
+        if isinstance(item, _Assembly):
+            clock = Clock()
+            batch = self._reader.assemble(item.slices, num_global=item.cut.num_global)
+            taken = clock.lap()
+            return batch, len(batch), min(item.num_bytes, batch.size_in_bytes()), taken
+        group, workers = item.entry.group, self._counters[stage].workers
+        result, taken = self._work_on.do(stage, group, item.payload, workers=workers)
+        return result, group.num_rows, result.nbytes, taken
 
     def _read_ahead(self) -> int:
         """How many row groups beyond those the next batch needs may be on their way."""
@@ -294,20 +310,31 @@ class Engine:
             return self._num_admitted
         return self._schedule.num_needed(self._next_cut)
 
-    def _admit(self) -> _Job | None:
+    def _can_admit(self) -> bool:
+        """Whether the next row group may come in. Raises nothing: one that never can is found by `_admit`."""
         entry = None if self._is_batch_waiting else self._schedule.entry(self._num_admitted)
         if entry is None:
-            return None
-        item_bytes = self._schedule.item_bytes
-        free_bytes = min(item_bytes - self._memory.items, max(item_bytes, self._limit_bytes) - self._memory.total)
-        charge_bytes = math.ceil(entry.charge.admitted_bytes * self._expansion)
+            return False
         num_ahead = self._num_admitted - self._num_needed()
-        if charge_bytes > free_bytes:
-            if num_ahead < 0 and not self._num_unsettled and not self._num_open:
-                raise InputError(self._too_wide(entry, charge_bytes))
+        if self._charge_of(entry) > self._free_bytes():
+            return num_ahead < 0 and not self._num_unsettled and not self._num_open
+        return num_ahead < self._read_ahead() and not (num_ahead >= 0 and self._guard.is_short())
+
+    def _free_bytes(self) -> int:
+        item_bytes = self._schedule.item_bytes
+        return min(item_bytes - self._memory.items, max(item_bytes, self._limit_bytes) - self._memory.total)
+
+    def _charge_of(self, entry: Entry) -> int:
+        return math.ceil(entry.charge.admitted_bytes * self._expansion)
+
+    def _admit(self) -> _Job | None:
+        if not self._can_admit():
             return None
-        if num_ahead >= self._read_ahead() or (num_ahead >= 0 and self._guard.is_short()):
-            return None
+        entry = self._schedule.entry(self._num_admitted)
+        assert entry is not None
+        charge_bytes = self._charge_of(entry)
+        if charge_bytes > self._free_bytes():
+            raise InputError(self._too_wide(entry, charge_bytes))
         self._num_admitted += 1
         self._num_unsettled += 1
         self._memory.add(items=charge_bytes)
@@ -324,12 +351,17 @@ class Engine:
         queue = self._queues[stage]
         return heapq.heappop(queue)[1] if queue else None
 
-    def _pass_on(self, stage: str, job: _Job) -> None:
-        following = {"read": "decode", "decode": "transform"}.get(stage)
-        if following:
-            heapq.heappush(self._queues[following], (job.entry.sequence, job))
-            self._wake[following].notify()
-            return
+    def _pass_on(self, stage: str, job: _Job) -> Task | None:
+        """On to the stage at once if it has room and nothing older waits, else into its queue."""
+        queue = self._queues[stage]
+        if not queue and self._has_room(stage):
+            self._num_active[stage] += 1
+            return stage, job
+        heapq.heappush(queue, (job.entry.sequence, job))
+        return None
+
+    def _settle(self, job: _Job) -> None:
+        """Keep a row group whose work is done until the last batch that needs it."""
         settled_bytes, kept_bytes = job.entry.charge.settled_bytes, job.payload.nbytes
         if kept_bytes > settled_bytes:  # wider than the footer promised: the next ones are charged for that
             self._expansion = max(self._expansion, kept_bytes / settled_bytes)
@@ -340,16 +372,14 @@ class Engine:
             while self._num_ready in self._blocks:
                 self._num_ready += 1
             self._retire_blocks()
-            self._wake["batch"].notify_all()
 
     def _give_back(self, job: _Job, num_bytes: int) -> None:
         job.charge_bytes -= num_bytes
         self._memory.add(items=-num_bytes)
-        self._wake["read"].notify()
 
     def _take_cut(self) -> _Assembly | None:
         """A batch to assemble: the next one, or without an order any, whose row groups are ready and bytes fit."""
-        if self._next_cut >= self._schedule.batches.stop or self._num_open >= self._prefetch:
+        if not self._can_cut():
             return None
         self._schedule.forget(self._num_cut)
         if self._num_ready >= self._schedule.num_needed(self._next_cut):
@@ -378,14 +408,12 @@ class Engine:
         self._pass_marks()
         self._num_open += 1
         self._memory.add(batches=num_bytes)
-        self._wake["read"].notify()  # what the next batch needs is no longer read ahead
         return _Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
 
     def _finish_cut(self, assembly: _Assembly, batch: Batch, num_bytes: int) -> None:
         self._outputs[assembly.cut.batch] = (batch, num_bytes)
         self._memory.add(batches=num_bytes - assembly.num_bytes)  # it was charged for the most it could take
         self._arrived.notify()
-        self._wake["batch"].notify()
         self._done_cuts.add(assembly.cut.batch)
         self._pass_marks()
         self._retire_blocks()
