@@ -5,6 +5,7 @@ And arrays that are cheap to allocate again and again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,11 @@ def empty_array(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def join_arrays(pieces: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The pieces, all of one dtype and one dimension, one after another in a new array; at least one piece."""
-    return np.concatenate(pieces, out=empty_array(sum(map(len, pieces)), pieces[0].dtype))
+    """The pieces, equal in dtype and shape but for their lengths, one after another in a new array; at least one."""
+    num_rows, width = sum(map(len, pieces)), pieces[0].shape[1:]
+    return np.concatenate(
+        pieces, out=empty_array(num_rows * math.prod(width), pieces[0].dtype).reshape(num_rows, *width)
+    )
 
 
 def dtype_name(array: Array) -> str:

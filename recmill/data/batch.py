@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from kernels.buffers import join_arrays
+from kernels.buffers import empty_array, join_arrays
 from recmill.artifacts import InputError
 from recmill.data.distinct import DistinctBlock, is_packed, take_lists
 from recmill.data.distinct_batch import CutBlock, cut_ids
@@ -112,10 +112,11 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", check
     `checks_ranges` is for callers that look at the ids later, once repeats are gone or transforms have run.
     """
     num_rows = table.num_rows
-    dense_RF = np.empty((num_rows, len(schema.dense)), dtype=np.float32)
+    dense_RF = empty_array(num_rows * len(schema.dense), np.float32).reshape(num_rows, len(schema.dense))
     for position, feature in enumerate(schema.dense):
         dense_RF[:, position] = _dense_column(_column(table, feature.name, where), feature.name, where)
-    lengths_KR = np.empty((len(schema.id_features), num_rows), dtype=np.int32)
+    num_keys = len(schema.id_features)
+    lengths_KR = empty_array(num_keys * num_rows, np.int32).reshape(num_keys, num_rows)
     values: list[IdArray] = []
     offsets: list[npt.NDArray[np.integer]] = []
     for position, feature in enumerate(schema.id_features):
@@ -184,7 +185,7 @@ def assemble_batch(
     dense = [block.dense_RF[start:stop] for block, start, stop in slices]
     labels = [block.label_R[start:stop] for block, start, stop in slices]
     return Batch(
-        dense_BF=torch.from_numpy(np.concatenate(dense)) if dense else torch.empty(0, len(schema.dense)),
+        dense_BF=torch.from_numpy(join_arrays(dense)) if dense else torch.empty(0, len(schema.dense)),
         ids=ids,
         label_B=torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0),
         num_global=num_global,
@@ -202,7 +203,9 @@ def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> 
             pieces.append(block.values[key][first:last])
             num_values += last - first
         length_per_key.append(num_values)
-    lengths_KB = np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1)
+    num_rows = sum(stop - start for _, start, stop in slices)
+    lengths_KB = empty_array(len(keys) * num_rows, np.int32).reshape(len(keys), num_rows)
+    np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1, out=lengths_KB)
     return KeyedJaggedTensor(
         keys=keys,
         values=torch.from_numpy(join_arrays(pieces) if pieces else np.empty(0, dtype=np.int64)),

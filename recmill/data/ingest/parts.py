@@ -22,7 +22,7 @@ class RawGroup:
     """The bytes of a row group's columns as they lie in the file from `start` on."""
 
     start: int
-    data: bytes
+    data: bytes | pa.Buffer
 
     @property
     def nbytes(self) -> int:
@@ -106,10 +106,13 @@ class PartFile:
     def read(self, index: int) -> RawGroup:
         start, stop = self.byte_range(index)
         if self._file is not None:
-            data = os.pread(self._file.fileno(), stop - start, start)
+            # Arrow's pool keeps the pages for the next row group; a new bytes object faults in all of its own.
+            data: bytes | pa.Buffer = pa.allocate_buffer(stop - start)
+            num_read = os.preadv(self._file.fileno(), [memoryview(data)], start)
         else:
             data = self._filesystem.cat_file(self._name, start=start, end=stop)
-        if len(data) != stop - start:
+            num_read = len(data)
+        if num_read != stop - start:
             raise InputError(f"{self.path}, row group {index}: the file is truncated")
         return RawGroup(start=start, data=data)
 
