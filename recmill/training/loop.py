@@ -32,7 +32,6 @@ from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_a
 from recmill.training.feed import Feed
 from recmill.training.sharding import ShardedModel
 from recmill.training.usage import Meter, usage_of_all_ranks
-from recmill.tuning.cores import available_cores
 from recmill.tuning.online import OnlineTuner
 
 HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
@@ -179,9 +178,9 @@ class TrainingRun:
             if self.config.tune != "online":
                 yield []
                 return
-            cores = max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            num_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             yield [
-                stack.enter_context(OnlineTuner(pipeline, allocation=self.allocation, cores=cores))
+                stack.enter_context(OnlineTuner(pipeline, allocation=self.allocation, num_sharing=num_sharing))
                 for pipeline in self.ingest.pipelines
             ]
 

@@ -46,8 +46,10 @@ class OnlineTuner:
         controller: Controller | None = None,
         slots: int | None = None,
         learns: bool = False,
+        num_sharing: int = 1,
     ) -> None:
-        """`cores`: those that ingestion may keep busy (None: all this process has, looked up every interval).
+        """`cores`: those that ingestion may keep busy (None: all this process has, looked up every interval, or its
+        share of them where `num_sharing` processes have the same ones).
 
         `controller`: who decides (None: the agent with the policy that ships with the package, or the one of the
         allocation). `slots`: the most workers of all stages together. `learns`: the agent also tries actions and
@@ -56,7 +58,7 @@ class OnlineTuner:
         if interval_s <= 0:
             raise InputError(f"interval_s is {interval_s}, expected more than 0")
         self._pipeline, self._interval_s = pipeline, interval_s
-        self._fixed_cores, self._slots = cores, slots
+        self._fixed_cores, self._num_sharing, self._slots = cores, num_sharing, slots
         self._controller, self._allocation, self._learns = controller, allocation, learns
         self._history: list[dict[str, Any]] = []
         self._events: list[str] = []
@@ -119,7 +121,7 @@ class OnlineTuner:
         wait_s = self._interval_s
         while not self._stopped.wait(wait_s):
             self._follow_memory()
-            cores = self._fixed_cores or available_cores()
+            cores = self._fixed_cores or max(1, available_cores() // self._num_sharing)
             measured = meter.measure(cores=cores, slots=self._slots or default_slots(cores))
             if measured is None:
                 continue

@@ -25,14 +25,19 @@ def available_memory_bytes(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
     return min([int(psutil.virtual_memory().available), *_cgroup_headrooms(cgroup_root)])
 
 
-def _cgroup_headrooms(root: Path) -> list[int]:
-    """Limit less use of every control group that this process is in."""
+def control_groups(root: Path) -> list[Path]:
+    """The folders of the control groups that this process is in, its own first."""
     own = Path("/proc/self/cgroup")
     lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
     names = [line.split(":", 2)[2].strip("/") for line in lines if line.startswith("0::")] or [""]
     folders = [root / names[0], *(root / names[0]).parents]
+    return [folder for folder in folders if folder.is_relative_to(root)]
+
+
+def _cgroup_headrooms(root: Path) -> list[int]:
+    """Limit less use of every control group that this process is in."""
     headrooms = []
-    for folder in [folder for folder in folders if folder.is_relative_to(root)]:
+    for folder in control_groups(root):
         for limit_name, used_name in CGROUP_FILES:
             limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
             if limit is not None and used is not None:
