@@ -42,7 +42,7 @@ class Throughput:
     memory_bytes: int  # the peak that ingestion held
     num_rows: int
     seconds: float
-    cpu_seconds: float = 0.0  # of all stages
+    cpu_seconds: float = 0.0  # of all stages, for those rows
 
 
 class _Delayed(PlainReader):
@@ -122,15 +122,17 @@ def measure_throughput(
         memory_limit_bytes=memory_limit_bytes,
         reader=delayed_reader(dataset, delay_s) if delay_s else None,
     ) as pipeline:
-        started, num_rows, is_warm = time.perf_counter(), 0, False
+        started, num_rows, is_warm, cpu_before_s = time.perf_counter(), 0, False, 0.0
         for batch in pipeline:
             num_rows += len(batch)
             elapsed_s = time.perf_counter() - started
             if not is_warm and elapsed_s >= WARM_UP_S + 2 * delay_s:
+                cpu_before_s = _cpu_seconds(pipeline)
                 started, num_rows, is_warm = time.perf_counter(), 0, True
             elif is_warm and elapsed_s >= measure_s:
                 break
         seconds = time.perf_counter() - started
+        cpu_s = _cpu_seconds(pipeline) - cpu_before_s
         stats = pipeline.stats()
     return Throughput(
         stages=dict(workers),
@@ -138,5 +140,10 @@ def measure_throughput(
         memory_bytes=stats["memory"]["peak_bytes"],
         num_rows=num_rows,
         seconds=seconds,
-        cpu_seconds=sum(stats[stage]["cpu_seconds"] for stage in STAGES),
+        cpu_seconds=cpu_s,
     )
+
+
+def _cpu_seconds(pipeline: IngestPipeline) -> float:
+    """Of all stages since the iteration began."""
+    return sum(float(pipeline.stats()[stage]["cpu_seconds"]) for stage in STAGES)
