@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# As `recmill train` has it, for all loaders: the pages of one run serve the next instead of being faulted in again.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
 
 import numpy as np
 import torch
@@ -34,13 +36,13 @@ from intune_live import epoch_rate, hash_of, late_reads, live_events, two_stages
 from intune_peers import installed_peers
 from intune_simulation import describe, make_exam, sit
 
-from recmill.artifacts import Dataset, InputError
+from recmill.artifacts import Dataset, InputError, WorkerAllocation
 from recmill.tuning.agent import Agent
 from recmill.tuning.allocation import tune_ingest
-from recmill.tuning.calibration import POINTS, Calibration, calibrate
+from recmill.tuning.calibration import POINTS, Calibration, Point, calibrate, fit
 from recmill.tuning.controllers import Controller, baselines
 from recmill.tuning.cores import available_cores
-from recmill.tuning.stage_times import measure_stages
+from recmill.tuning.stage_times import StageTime, measure_stages
 
 NUM_SEEDS = 5
 CORES = (32, 64, 128)
@@ -53,7 +55,7 @@ class Sizes:
     """How much is measured."""
 
     groups: int  # row groups of 8,192 rows
-    epochs: int  # of our own runs, which start threads and fill queues once
+    epochs: int  # of a run, which starts threads and fills queues once, ours and the peers' alike
     turns: int
     worlds: int  # a seed, a multiple of 48: every kind of world with every event at every number of cores
     late_s: float
@@ -64,8 +66,8 @@ class Sizes:
 
 SIZES = {
     "tiny": Sizes(groups=3, epochs=1, turns=1, worlds=48, late_s=2, two_stage_epochs=1, phase_s=0.5, tune_s=2),
-    "quick": Sizes(groups=16, epochs=2, turns=2, worlds=96, late_s=8, two_stage_epochs=20, phase_s=1.2, tune_s=6),
-    "full": Sizes(groups=48, epochs=2, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=20),
+    "quick": Sizes(groups=16, epochs=4, turns=3, worlds=96, late_s=6, two_stage_epochs=20, phase_s=1.2, tune_s=8),
+    "full": Sizes(groups=48, epochs=4, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=20),
 }
 BATCH_SIZE = 4096
 
@@ -88,21 +90,25 @@ def main() -> None:
             Path(folder, "idle"), num_groups=128, rows_per_group=8, seed=options.seed, num_dense=1, num_lists=1
         )
         agent = Agent()
-        metrics["local_vs_best_peer"], extra["local"], skipped = against_peers(local, Path(folder), sizes)
+        say("(a) tune our pipeline")
+        allocation = tune_ingest(
+            local, out=Path(folder, "allocation"), batch_size=BATCH_SIZE, memory_limit_bytes=2**31, seconds=sizes.tune_s
+        )
+        metrics["local_vs_best_peer"], extra["local"], skipped = against_peers(local, allocation, sizes)
         metrics["latency_speedup"], extra["late_reads"] = against_late_reads(small, agent, sizes)
         metrics["two_stage_vs_preset"], extra["two_stages"] = against_preset(idle, agent, sizes)
         say("events during a run")
         extra["events"] = live_events(small, agent, phase_s=sizes.phase_s, interval_s=sizes.phase_s / 10)
-        simulated, extra["simulation"] = in_simulation(local, agent, sizes, options)
+        simulated, extra["simulation"] = in_simulation(local, allocation, agent, sizes, options)
         metrics |= simulated
     skipped_metrics = {} if simulated else dict.fromkeys(SIMULATED, str(extra["simulation"]["refused"]))
     finish(options, metrics, skipped=skipped_metrics | skipped, extra={"details": extra})
 
 
-def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> tuple[Metric, dict[str, Any], dict[str, str]]:
+def against_peers(
+    dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes
+) -> tuple[Metric, dict[str, Any], dict[str, str]]:
     peers, missing = installed_peers()
-    say("(a) tune our pipeline")
-    allocation = tune_ingest(dataset, out=folder / "allocation", batch_size=BATCH_SIZE, seconds=sizes.tune_s)
     workers, crowded = allocation.stages, dict.fromkeys(allocation.stages, 8)
     expected = hash_of(dataset, batch_size=BATCH_SIZE, workers=workers)
     ours: list[float] = []
@@ -116,10 +122,10 @@ def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> tuple[Metric,
             for count in counts:
                 say(f"(a) {name}, {count} workers, turn {turn + 1} of {sizes.turns}")
                 began = time.perf_counter()
-                num_rows = sum(map(len, loader(dataset, BATCH_SIZE, count)))
+                num_rows = sum(map(len, loader(dataset, BATCH_SIZE, count, sizes.epochs)))
                 rates.setdefault(f"{name} ({count})", []).append(num_rows / (time.perf_counter() - began))
                 if turn == 0:
-                    equal[f"{name} ({count})"] = hash_rows(loader(dataset, BATCH_SIZE, count)) == expected
+                    equal[f"{name} ({count})"] = hash_rows(loader(dataset, BATCH_SIZE, count, 1)) == expected
     best = max(rates, key=lambda name: statistics.median(rates[name]))
     over = epoch_rate(dataset, crowded, batch_size=BATCH_SIZE, epochs=sizes.epochs)
     counts = "/".join(str(count) for count in workers.values())
@@ -163,20 +169,22 @@ def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric
 SIMULATED = ("sim_oracle_share", "sim_after_event", "sim_vs_lp", "sim_vs_even", "sim_oom")
 
 
-def calibrated(dataset: Dataset, sizes: Sizes) -> Calibration:
-    """Up to three tries: other work on the machine spoils a calibration, and then it refuses itself."""
+def calibrated(dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes) -> Calibration:
+    """What `tune` measured in (a), or up to two tries more: other work spoils a calibration, and it refuses itself."""
     error: InputError | None = None
     for attempt in range(3):
-        say(f"(e) calibrate the simulator, try {attempt + 1}")
-        times = measure_stages(dataset, batch_size=BATCH_SIZE)
-        found = calibrate(
-            dataset,
-            times,
-            cores=available_cores(),
-            batch_size=BATCH_SIZE,
-            memory_limit_bytes=2 * 2**30,
-            measure_s=(1 + attempt) * 0.4 * sizes.tune_s / len(POINTS),
-        )
+        if attempt == 0:
+            found = calibration_of(allocation)
+        else:
+            say(f"(e) calibrate the simulator, try {attempt + 1}")
+            found = calibrate(
+                dataset,
+                measure_stages(dataset, batch_size=BATCH_SIZE),
+                cores=available_cores(),
+                batch_size=BATCH_SIZE,
+                memory_limit_bytes=2 * 2**30,
+                measure_s=(1 + attempt) * 0.3 * sizes.tune_s / len(POINTS),
+            )
         try:
             found.check()
         except InputError as refused:
@@ -187,12 +195,21 @@ def calibrated(dataset: Dataset, sizes: Sizes) -> Calibration:
     raise error
 
 
+def calibration_of(allocation: WorkerAllocation) -> Calibration:
+    """The fit to the points that `tune` kept."""
+    times = {stage: StageTime(**taken) for stage, taken in allocation.body["stage_times"].items()}
+    points = [
+        Point(**{**point, "workers": tuple(point["workers"])}) for point in allocation.body["calibration"]["points"]
+    ]
+    return fit(points, times, cores=allocation.body["cores"])
+
+
 def in_simulation(
-    dataset: Dataset, agent: Agent, sizes: Sizes, options: Options
+    dataset: Dataset, allocation: WorkerAllocation, agent: Agent, sizes: Sizes, options: Options
 ) -> tuple[dict[str, Metric], dict[str, Any]]:
     refused = ""
     try:
-        calibration = calibrated(dataset, sizes)
+        calibration = calibrated(dataset, allocation, sizes)
     except InputError as error:
         if not STORED_CALIBRATION.exists():
             return {}, {"refused": str(error)}
@@ -200,17 +217,14 @@ def in_simulation(
         calibration = Calibration.from_json(json.loads(STORED_CALIBRATION.read_text(encoding="utf-8")))
         calibration.check()
     say(f"(e) simulate: held-out error {calibration.error:.1%}")
-    exams = [
-        make_exam(calibration, size=sizes.worlds, cores=CORES, seed=1000 * options.seed + seed)
-        for seed in range(NUM_SEEDS)
-    ]
+    seeds = [1000 * options.seed + seed for seed in range(NUM_SEEDS)]
+    exam = make_exam(calibration, size=sizes.worlds, cores=CORES, seeds=seeds)
     controllers: list[Controller] = [*baselines(), agent]
-    marks = {controller.name: [sit(exam, controller) for exam in exams] for controller in controllers}
-    found = {name: describe(exams, own) for name, own in marks.items()}
+    found = {controller.name: describe(exam, sit(exam, controller)) for controller in controllers}
     ours, programme, even, unguarded = (
         found[name] for name in ("agent", "LP re-profiled", "even split", "AUTOTUNE-like")
     )
-    where = f"{len(exams)} seeds x {sizes.worlds} worlds at 32, 64 and 128 cores{refused}"
+    where = f"{NUM_SEEDS} seeds x {sizes.worlds} worlds at 32, 64 and 128 cores{refused}"
     kinds = ", ".join(f"{kind} {ours['by_kind'][kind] / programme['by_kind'][kind]:.3f}" for kind in ours["by_kind"])
     metrics = {
         "sim_oracle_share": _share(ours["seeds"], f"{where}; p10 {ours['p10']:.3f}; 95% {_text(ours['interval_95'])}"),

@@ -1,7 +1,7 @@
 """The same row groups and the same work through other loaders. Each gives Batches; what is not installed is skipped.
 
 Every peer maps `load_group` (read, decode, transform, cut into batches: the functions our own stages call) over the row
-groups; only who runs it, and on how many workers, differs.
+groups of all epochs in one go, so that workers start once; only who runs it, and on how many workers, differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recmill.artifacts import Dataset
 from recmill.data.batch import Batch, assemble_batch, decode_block
 from recmill.data.schema import Schema
 
-Loader = Callable[[Dataset, int, int], Iterable[Batch]]  # dataset, batch size, workers
+Loader = Callable[[Dataset, int, int, int], Iterable[Batch]]  # dataset, batch size, workers, epochs
 
 
 @cache
@@ -40,52 +40,55 @@ def load_group(index: int, *, path: str, batch_size: int) -> list[Batch]:
     ]
 
 
-def _num_groups(dataset: Dataset) -> int:
-    return len(dataset.parts[0]["row_group_rows"])
+def _groups(dataset: Dataset, epochs: int) -> list[int]:
+    return list(range(len(dataset.parts[0]["row_group_rows"]))) * epochs
 
 
-def plain_loop(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
-    for index in range(_num_groups(dataset)):
+def plain_loop(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+    for index in _groups(dataset, epochs):
         yield from load_group(index, path=dataset.path, batch_size=batch_size)
 
 
 class _Groups(torch.utils.data.Dataset[list[Batch]]):
-    def __init__(self, dataset: Dataset, batch_size: int) -> None:
-        self._path, self._batch_size, self._size = dataset.path, batch_size, _num_groups(dataset)
+    def __init__(self, dataset: Dataset, batch_size: int, epochs: int) -> None:
+        self._path, self._batch_size, self._groups = dataset.path, batch_size, _groups(dataset, epochs)
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._groups)
 
     def __getitem__(self, index: int) -> list[Batch]:
-        return load_group(index, path=self._path, batch_size=self._batch_size)
+        return load_group(self._groups[index], path=self._path, batch_size=self._batch_size)
 
 
-def torch_dataloader(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+def torch_dataloader(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
     loader = torch.utils.data.DataLoader(
-        _Groups(dataset, batch_size), batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
+        _Groups(dataset, batch_size, epochs),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
     )
     for batches in loader:
         yield from batches
 
 
-def torchdata_nodes(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+def torchdata_nodes(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
     from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
     work = partial(load_group, path=dataset.path, batch_size=batch_size)
     node = ParallelMapper(
-        IterableWrapper(range(_num_groups(dataset))), work, num_workers=workers, method="thread", prebatch=None
+        IterableWrapper(_groups(dataset, epochs)), work, num_workers=workers, method="thread", prebatch=None
     )
     for batches in Loader(node):
         yield from batches
 
 
-def spdl(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+def spdl(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
     from spdl.pipeline import PipelineBuilder
 
     work = partial(load_group, path=dataset.path, batch_size=batch_size)
     pipeline = (
         PipelineBuilder()
-        .add_source(range(_num_groups(dataset)))
+        .add_source(_groups(dataset, epochs))
         .pipe(work, concurrency=workers)
         .add_sink(4)
         .build(num_threads=workers)
@@ -95,17 +98,17 @@ def spdl(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
             yield from batches
 
 
-def grain(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+def grain(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
     import grain.python as pygrain
 
     work = partial(load_group, path=dataset.path, batch_size=batch_size)
     options = pygrain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers)
-    source = pygrain.MapDataset.range(_num_groups(dataset)).map(lambda index: work(int(index)))
+    source = pygrain.MapDataset.source(_groups(dataset, epochs)).map(work)
     for batches in source.to_iter_dataset(options):
         yield from batches
 
 
-def tf_data(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
+def tf_data(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
     """`workers` 0 lets AUTOTUNE decide."""
     import tensorflow as tf
 
@@ -125,7 +128,7 @@ def tf_data(dataset: Dataset, batch_size: int, workers: int) -> Iterator[Batch]:
     rows = dataset.parts[0]["row_group_rows"][0]
     kinds = [tf.float32, tf.float32, tf.int64, tf.int32] * -(-rows // batch_size)
     calls = workers or tf.data.AUTOTUNE
-    source = tf.data.Dataset.range(_num_groups(dataset)).map(
+    source = tf.data.Dataset.from_tensor_slices(_groups(dataset, epochs)).map(
         lambda index: tf.py_function(work, [index], kinds), num_parallel_calls=calls
     )
     keys = [feature.name for feature in Schema.load(dataset.path).id_features]
