@@ -99,6 +99,22 @@ def test_sessions_stay_in_one_row_group(dataset, plan, tmp_path):
             seen |= sessions
 
 
+def test_row_groups_that_are_nearly_full_keep_the_boundaries_of_their_source(dataset, tmp_path):
+    schema = ranking_schema()
+    every_row = {table.name: list(range(table.num_rows)) for table in schema.tables}
+    plan = write_plan(tmp_path / "plan", every_row, schema)
+    stored = [rows for part in dataset.split_parts("train") for rows in part["row_group_rows"]]
+    assert set(stored) == {200}
+
+    def hot_groups(rows_per_group: int) -> list[int]:
+        laid = layout_hot(dataset, plan, out=tmp_path / "out", rows_per_group=rows_per_group)
+        assert "cold" not in laid.splits
+        return [rows for part in laid.split_parts("hot") for rows in part["row_group_rows"]]
+
+    assert hot_groups(256) == stored  # 78% full: all samples are hot and come in the very order of the source
+    assert hot_groups(300) == [400] * (len(stored) // 2)  # 67%: too small to be read alone
+
+
 def test_batches_of_the_hot_split_are_all_hot_and_every_sample_comes_once(dataset, plan, tmp_path):
     laid = layout_hot(dataset, plan, out=tmp_path / "out", rows_per_group=64)
     hot = Schema.load(Path(laid.path) / "hot")
