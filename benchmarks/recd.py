@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class Sizes:
     globo_users: int  # of the one that is trained pooled
     sequence_globo_users: int
     batch_size: int
-    sequence_batch_size: int
+    sequence_batch_size: int  # on `recd`, whose histories are always 64 long
     repeats: int
     preprocess_repeats: int
     globo_repeats: int
@@ -83,7 +84,7 @@ SIZES = {
         storage_rows=1_000,
         storage_globo_users=20_000,
         globo_users=20_000,
-        sequence_globo_users=40_000,
+        sequence_globo_users=20_000,
         batch_size=128,
         sequence_batch_size=128,
         repeats=1,
@@ -98,11 +99,11 @@ SIZES = {
         rows=8_400,
         sequence_rows=8_400,
         sequence_batches=1,
-        control_rows=2_150,
+        control_rows=4_300,
         storage_rows=50_000,
         storage_globo_users=40,
         globo_users=200,
-        sequence_globo_users=600,
+        sequence_globo_users=200,
         batch_size=2048,
         sequence_batch_size=1024,
         repeats=3,
@@ -110,7 +111,7 @@ SIZES = {
         globo_repeats=4,
         sequence_repeats=3,
         control_repeats=3,
-        wire_batches=2,
+        wire_batches=1,
         kernel=(8192, 5),
     ),
     "full": Sizes(
@@ -121,7 +122,7 @@ SIZES = {
         storage_rows=198_000,
         storage_globo_users=20,
         globo_users=20,
-        sequence_globo_users=400,
+        sequence_globo_users=40,
         batch_size=2048,
         sequence_batch_size=2048,
         repeats=7,
@@ -196,10 +197,16 @@ def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
 
 
 def make_trainers(
-    layouts: Layouts, encoder: str, sizes: Sizes, seed: int, *, num_batches: int | None = None
+    layouts: Layouts,
+    encoder: str,
+    sizes: Sizes,
+    seed: int,
+    *,
+    batch_size: int | None = None,
+    num_batches: int | None = None,
 ) -> tuple[Trainer, Trainer]:
     """The baseline and ours: the same model, the same weights to begin with."""
-    batch_size = sizes.sequence_batch_size if encoder == "transformer" else sizes.batch_size
+    batch_size = batch_size or sizes.batch_size
     config = TrainConfig(sequence_encoder=encoder, batch_size=batch_size, seed=seed, dedup="false")
     ours = replace(config, dedup="auto")
     return (
@@ -265,11 +272,20 @@ def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dic
     return found
 
 
-def make_logs(logs: Logs, sizes: Sizes, *, has_globo: bool) -> None:
-    """Everything that is measured, but the curve."""
-    recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.storage_rows, sizes.rows, sizes.sequence_rows)]
-    globo = [sizes.storage_globo_users, sizes.globo_users, sizes.sequence_globo_users] if has_globo else []
+def make_logs(logs: Logs, sizes: Sizes, seed: int, *, has_globo: bool) -> dict[str, Metric]:
+    """Everything that is measured, but the curve; while the large logs are written, two ranks count their bytes."""
+    recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.rows, sizes.sequence_rows)]
+    globo = [sizes.globo_users, sizes.sequence_globo_users] if has_globo else []
     logs.make_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo)
+    wired = {"wire_bytes": logs.recd(sizes.rows)}
+    if has_globo:
+        wired["wire_bytes_globo"] = logs.globo(sizes.globo_users)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        shape = {"batch_size": sizes.batch_size, "num_batches": sizes.wire_batches, "seed": seed}
+        counted = pool.submit(count_wire_bytes, wired, **shape)
+        stored = [sizes.storage_globo_users] if has_globo else []
+        logs.make_ahead(recd=[(sizes.storage_rows, SAMPLES_PER_SESSION)], globo=stored)
+        return counted.result()
 
 
 def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
@@ -294,7 +310,8 @@ def run_recd(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
     metrics["reader_bytes"] = measure_reader_bytes(main, sizes, seed)
     say("train with a transformer")
     layouts = logs.recd(sizes.sequence_rows)
-    trainers = make_trainers(layouts, "transformer", sizes, seed, num_batches=sizes.sequence_batches)
+    shape = {"batch_size": sizes.sequence_batch_size, "num_batches": sizes.sequence_batches}
+    trainers = make_trainers(layouts, "transformer", sizes, seed, **shape)
     metrics["train_sequence"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=1)
     memory_repeats = max(1, sizes.sequence_repeats // 3)
     metrics["peak_memory"] = measure_memory(trainers, repeats=memory_repeats)
@@ -318,7 +335,7 @@ def run_globo(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
     say("train globo with a transformer")
     layouts = logs.globo(sizes.sequence_globo_users)
     trainers = make_trainers(layouts, "transformer", sizes, seed)
-    metrics["train_sequence_globo"] = measure_training(layouts, trainers, repeats=sizes.globo_repeats, num_steps=3)
+    metrics["train_sequence_globo"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=3)
     say("train globo pooled")
     trainers = make_trainers(main, "mean", sizes, seed)
     metrics["train_pooled_globo"] = measure_training(main, trainers, repeats=sizes.globo_repeats, num_steps=3)
@@ -333,7 +350,8 @@ def run_curve(logs: Logs, sizes: Sizes, seed: int) -> list[dict[str, Any]]:
     for samples in CURVE:
         say(f"{samples} samples a session")
         main, short = (logs.recd(rows, samples) for rows in (sizes.rows // 4, sizes.sequence_rows // 2))
-        pooled, sequence = make_trainers(main, "mean", sizes, seed), make_trainers(short, "transformer", sizes, seed)
+        pooled = make_trainers(main, "mean", sizes, seed)
+        sequence = make_trainers(short, "transformer", sizes, seed, batch_size=sizes.sequence_batch_size)
         session, deduplicated = measure_storage(main, "session", "deduplicated")
         metrics = {
             "storage_session": session,
@@ -359,19 +377,13 @@ def main() -> None:
     skipped: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="recd-") as folder, one_rank():
         logs = Logs(Path(folder), options.seed)
-        make_logs(logs, sizes, has_globo=not why_no_globo())
+        wired = make_logs(logs, sizes, options.seed, has_globo=not why_no_globo())
         metrics = run_recd(logs, sizes, options)
         if reason := why_no_globo():
             skipped = dict.fromkeys(GLOBO_METRICS, reason)
         else:
             metrics |= run_globo(logs, sizes, options)
-        say("count bytes between ranks")
-        wired = {"wire_bytes": logs.recd(sizes.rows)}
-        if not why_no_globo():
-            wired["wire_bytes_globo"] = logs.globo(sizes.globo_users)
-        metrics |= count_wire_bytes(
-            wired, batch_size=sizes.batch_size, num_batches=sizes.wire_batches, seed=options.seed
-        )
+        metrics |= wired
         series: dict[str, Any] = {"bytes_per_sample": moved_bytes(metrics)}
         num_rows, repeats = sizes.kernel
         generator = torch.Generator().manual_seed(options.seed)

@@ -50,8 +50,9 @@ class Logs:
     def make_ahead(self, *, recd: Sequence[tuple[int, float]] = (), globo: Sequence[int] = ()) -> None:
         """Make several logs on all cores: nothing is timed meanwhile."""
         names = [*(_recd_name(*shape) for shape in recd), *(f"globo-{one_in}" for one_in in globo)]
-        names = list(dict.fromkeys(names))
-        say(f"write {', '.join(names)}")
+        names = [name for name in dict.fromkeys(names) if name not in self._made]
+        if names:
+            say(f"write {', '.join(names)}")
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             raw = dict(zip(names, pool.map(self._make_raw, names), strict=True))
             wanted = [(name, layout) for name in raw for layout in LAYOUTS]
