@@ -9,6 +9,7 @@ about 1/r turns and moves the hot rows twice a turn. Long runs of either kind dr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -88,13 +89,9 @@ class HotSchedule:
         if self.is_epoch_over:
             return None
         state = self._state
-        is_hot = state.is_hot_next
-        done, total = (state.hot_done, self.num_hot) if is_hot else (state.cold_done, self.num_cold)
-        count = min(max(1, round(state.rate * total)), total - done)
-        if count <= 0:  # this kind has run out: what is left of the other is one block
-            is_hot = not is_hot
-            done, total = (state.hot_done, self.num_hot) if is_hot else (state.cold_done, self.num_cold)
-            count = total - done
+        is_hot = (state.is_hot_next and state.hot_done < self.num_hot) or state.cold_done >= self.num_cold
+        done = state.hot_done if is_hot else state.cold_done
+        count = self._turn_of_hot() if is_hot else self._turn_of_cold()
         if is_hot:
             state.hot_done += count
             state.num_swaps += 2
@@ -102,6 +99,21 @@ class HotSchedule:
             state.cold_done += count
         state.is_hot_next = not is_hot
         return Block(is_hot=is_hot, start=done, count=count)
+
+    def _turn_of_hot(self) -> int:
+        """Hot batches of this turn. No more turns than there are batches of the rarer kind, so that each has some."""
+        left, fewest = self.num_hot - self._state.hot_done, min(self.num_hot, self.num_cold)
+        if self._state.cold_done >= self.num_cold:
+            return left
+        return min(left, max(1, _round(max(self._state.rate, 1 / fewest) * self.num_hot)))
+
+    def _turn_of_cold(self) -> int:
+        """Cold batches until as much of them is trained as of the hot ones: both end together."""
+        state = self._state
+        left = self.num_cold - state.cold_done
+        if state.hot_done >= self.num_hot:
+            return left
+        return min(left, max(1, _round(self.num_cold * state.hot_done / self.num_hot) - state.cold_done))
 
     def blocks(self) -> Iterator[Block]:
         """The blocks that are left of the epoch, at the rate each is reached with."""
@@ -141,6 +153,11 @@ class HotSchedule:
             if state.get(name) != expected:
                 raise InputError(f"the saved schedule has {name} {state.get(name)!r}, this run has {expected}")
         self._state = _State(**{name: state[name] for name in _State.__dataclass_fields__})
+
+
+def _round(number: float) -> int:
+    """Halves go up; Python's own rounding would take 2 of 5 batches as half of them, and 4 of 7."""
+    return math.floor(number + 0.5)
 
 
 @dataclass(kw_only=True)

@@ -22,6 +22,26 @@ def test_half_of_the_hot_batches_then_half_of_the_cold_ones():
     assert schedule.next_block() is None
 
 
+def test_both_kinds_end_together_however_fine_the_turns():
+    rare = HotSchedule(num_hot=8, num_cold=2, rate=0.01)
+    assert [(block.is_hot, block.count) for block in rare.blocks()] == [(True, 4), (False, 1)] * 2
+    even = HotSchedule(num_hot=90, num_cold=30, rate=0.1)
+    assert [(block.is_hot, block.count) for block in even.blocks()] == [(True, 9), (False, 3)] * 10
+    uneven = HotSchedule(num_hot=5, num_cold=7, rate=0.5)
+    assert [(block.is_hot, block.count) for block in uneven.blocks()] == [(True, 3), (False, 4), (True, 2), (False, 3)]
+
+
+@given(num_hot=st.integers(1, 200), num_cold=st.integers(1, 200), rate=st.floats(0.01, 1))
+def test_cold_batches_follow_the_hot_ones_within_a_batch(num_hot, num_cold, rate):
+    schedule = HotSchedule(num_hot=num_hot, num_cold=num_cold, rate=rate)
+    done = {True: 0, False: 0}
+    for block in schedule.blocks():
+        done[block.is_hot] += block.count
+        if not block.is_hot:
+            lag = done[True] / num_hot - done[False] / num_cold
+            assert abs(lag) <= 1 / min(num_hot, num_cold) + 1e-9
+
+
 def test_the_rate_halves_when_the_loss_rises_and_doubles_after_it_fell_three_times():
     schedule = HotSchedule(num_hot=100, num_cold=100)
     rates = [schedule.observe(loss) for loss in (0.6, 0.7, 0.6, 0.5, 0.4, 0.45, 0.44, 0.43, 0.42)]
