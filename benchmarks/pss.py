@@ -5,7 +5,7 @@
 Steps are forward, backward and SGD of one table of 4M rows, in turns with FBGEMM's full table and with PSS in plain
 torch. AUC is that of the test split where the validation split is best, of all ways to shrink tables in one harness
 (pss_quality.py), three seeds or more; bytes count weights, optimiser state and the ids of exact rows. The whole curve
-stands in `curves` of the JSON. --quick trains on a sixth of frappe for two epochs: compare ways, not values.
+stands in `curves` of the JSON. --quick trains on a sixth of frappe for three epochs: compare ways, not values.
 """
 
 from __future__ import annotations
@@ -18,34 +18,23 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from harness import Metric, Options, finish, parse_options, plain_value, say, warn_if_busy
-from pss_data import load_frappe, load_globo, make_synthetic, why_no
+from pss_curve import PEERS, SHARED, Training, Way, all_ways, measure_curve
+from pss_data import why_no
 from pss_memory import measure_resident
-from pss_quality import Exact, Make, Way, full, hash_rows, measure_ways, narrow, quotient_remainder, shared
+from pss_quality import Exact
 from pss_speed import measure_steps
 
 FRAPPE_METRICS = ("frappe_auc_full", "frappe_auc_10x", "frappe_auc_100x", "frappe_auc_100x_hot", "best_peer_auc_100x")
-LR = 0.03  # of the rows; better than 0.01 on the validation split for full tables, hot and narrow (quick, one seed)
-EPOCHS = {"tiny": 1, "quick": 2, "full": 8}
+LR = 0.03  # of the rows, in --quick: better on validation than 0.01 and 0.1 for full tables and hot (one seed each)
+EPOCHS = {"tiny": 1, "quick": 3, "full": 8}
 TRAIN_ROWS = {"tiny": 2_000, "quick": 35_000, "full": None}
 BATCH_SIZE = {"tiny": 256, "quick": 512, "full": 1024}  # few rows still need some hundred steps
-SHARED: dict[str, Make] = {f"shared {block}": shared(block) for block in (1, 16, 64)}
-PEERS: dict[str, Make] = {"hash": hash_rows, "quotient": quotient_remainder, **SHARED}
-PEERS["randomfold"] = shared(1, mapping="randomfold")
 
 
-def way(name: str, compression: float) -> Way:
-    makes = {**PEERS, "full": full, "narrow": narrow}
-    make = shared(1, exact=Exact.planned(compression)) if name == "hot" else makes[name]
-    return Way(name=name, compression=compression, make=make, lr=LR)
-
-
-def ways_for(size: str, *, factors: tuple[float, ...] = (10.0, 100.0, 1_000.0, 10_000.0)) -> list[Way]:
-    """Everything that is trained."""
-    names = [("full", 1.0), ("shared 1", 10.0)]
-    names += [(name, 100.0) for name in ("shared 1", "hot", "hash", "quotient")]
-    if size == "full":
-        names += [("narrow", 10.0), *((name, factor) for factor in factors for name in ("hot", *PEERS))]
-    return [way(name, compression) for name, compression in dict.fromkeys(names)]
+def quick_ways() -> list[Way]:
+    """What the metrics need, at one rate each."""
+    names = [("full", 1.0), ("hot", 10.0), *((name, 100.0) for name in ("shared 1", "hot", "hash", "quotient"))]
+    return [Way(name=name, compression=compression, rates=(LR,)) for name, compression in names]
 
 
 def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metric]:
@@ -62,13 +51,15 @@ def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metri
         known = [name for name in names if (name, compression) in found]
         return max(known, key=lambda way: statistics.median(found[way, compression][by]))
 
-    chosen = "; chosen on the validation split"
-    hot = Exact.planned(100)
+    def of_exact(compression: float) -> str:
+        planned = Exact.planned(compression)
+        return f"; exact rows of {planned.width} take {planned.share:.0%} of the bytes"
+
     return {
         "frappe_auc_full": value("full", 1),
-        "frappe_auc_10x": value(best_of(10, "hot", *SHARED), 10, chosen),
-        "frappe_auc_100x": value(best_of(100, *SHARED), 100, chosen),
-        "frappe_auc_100x_hot": value("hot", 100, f"; exact rows of {hot.width} take {hot.share:.0%} of the bytes"),
+        "frappe_auc_10x": value("hot", 10, of_exact(10)),
+        "frappe_auc_100x": value(best_of(100, *SHARED), 100, "; chosen on the validation split"),
+        "frappe_auc_100x_hot": value("hot", 100, of_exact(100)),
         "best_peer_auc_100x": value(
             best_of(100, *PEERS, by="best"), 100, "; the best of all other ways, by its test AUC"
         ),
@@ -84,18 +75,19 @@ def measure_quality(options: Options) -> tuple[dict[str, Metric], list[dict[str,
     if reason := why_no("frappe", "train.parquet"):
         skipped |= dict.fromkeys(FRAPPE_METRICS, reason)
     else:
-        frappe = load_frappe(TRAIN_ROWS[size])
-        curve += measure_ways(frappe, ways_for(size), seeds=seeds, epochs=EPOCHS[size], batch_size=BATCH_SIZE[size])
+        how = {"epochs": EPOCHS[size], "batch_size": BATCH_SIZE[size]}
+        training = Training(data="frappe", rows=TRAIN_ROWS[size], **how)
+        curve += measure_curve(training, all_ways() if size == "full" else quick_ways(), seeds=seeds)
         part = "all rows" if TRAIN_ROWS[size] is None else f"{TRAIN_ROWS[size]:,} rows"
         metrics = frappe_metrics(curve, note=f"{part}, {EPOCHS[size]} epochs, {len(seeds)} seeds")
     if size == "full":
-        others = [make_synthetic()]
+        others = ["synthetic"]
         if reason := why_no("globo", "clicks.parquet"):
             say(f"globo is left out: {reason}")
         else:
-            others.append(load_globo())
-        for samples in others:
-            curve += measure_ways(samples, ways_for("full"), seeds=seeds, epochs=3, batch_size=1024)
+            others.append("globo")
+        for data in others:
+            curve += measure_curve(Training(data=data, epochs=3, batch_size=1024), all_ways(), seeds=seeds)
     return metrics, curve, skipped
 
 

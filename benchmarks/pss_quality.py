@@ -16,15 +16,12 @@ out, it is the same for all. Learning rates rise for a tenth of the steps and fa
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from harness import say
 from pss_data import Samples
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
@@ -130,16 +127,6 @@ class Shared(nn.Module):
 Make = Callable[[Samples, int, int], nn.Module]  # (samples, weights there is room for, seed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """A way to make tables smaller, by how much, and the learning rates of its rows that are tried."""
-
-    name: str
-    compression: float
-    make: Make
-    rates: tuple[float, ...]
-
-
 def full(samples: Samples, num_weights: int, seed: int) -> nn.Module:
     return Rows(samples, sum(samples.num_rows))
 
@@ -229,29 +216,3 @@ def _auc(network: Network, split: tuple[Tensor, Tensor]) -> float:
     logits = torch.cat([network(part) for part in split[0].split(8192)])
     network.train()
     return float(roc_auc_score(split[1], logits))
-
-
-def measure_way(
-    samples: Samples, way: Way, *, seeds: list[int], epochs: int, batch_size: int
-) -> dict[str, Any]:
-    """Bytes and AUC of all seeds, at the rate that suits the way best: the first seed tries them all."""
-    start = time.perf_counter()
-    how = {"compression": way.compression, "epochs": epochs, "batch_size": batch_size}
-    tried = {lr: train_once(samples, way.make, seed=seeds[0], lr=lr, **how) for lr in way.rates}
-    lr = max(tried, key=lambda rate: tried[rate]["best_valid"])
-    runs = [tried[lr]] + [train_once(samples, way.make, seed=seed, lr=lr, **how) for seed in seeds[1:]]
-    took, middle = time.perf_counter() - start, statistics.median(run["best"] for run in runs)
-    say(f"{samples.name} {way.name} {way.compression:g}x: AUC {middle:.4f}, {runs[0]['bytes']:,} B ({took:.0f} s)")
-    return {
-        "data": samples.name,
-        "way": way.name,
-        "compression": way.compression,
-        "bytes": runs[0]["bytes"],
-        "epochs": epochs,
-        "lr": lr,
-        "rates": {str(rate): run["best_valid"] for rate, run in tried.items()},
-        "best": [run["best"] for run in runs],
-        "best_valid": [run["best_valid"] for run in runs],
-        "best_epoch": [run["best_epoch"] for run in runs],
-        "one_epoch": [run["one_epoch"] for run in runs],
-    }
