@@ -66,7 +66,7 @@ class Sizes:
 
 SIZES = {
     "tiny": Sizes(groups=3, epochs=1, turns=1, worlds=48, late_s=2, two_stage_epochs=1, phase_s=0.5, tune_s=2),
-    "quick": Sizes(groups=16, epochs=4, turns=3, worlds=96, late_s=6, two_stage_epochs=20, phase_s=1.2, tune_s=8),
+    "quick": Sizes(groups=16, epochs=4, turns=2, worlds=96, late_s=6, two_stage_epochs=18, phase_s=1.0, tune_s=8),
     "full": Sizes(groups=48, epochs=4, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=20),
 }
 BATCH_SIZE = 4096
