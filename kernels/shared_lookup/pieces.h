@@ -1,6 +1,7 @@
 // The common case in a hurry: rows of robe that are cut into equal pieces, without exact rows, weights, signs or max.
-// The same sums in the same order as the walk, so the same bits, in half of its instructions: hashes of many rows are
-// taken first, then all that is left are loads and additions of a length the compiler knows.
+// The same sums in the same order as the walk, so the same bits, in less time (a step of 8,192 rows of 64: 0.88 ms, with
+// the walk 1.45 ms in another run): hashes of many rows are taken first, then all that is left are loads and additions of
+// a length the compiler knows.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +11,7 @@
 namespace recmill::shared {
 
 constexpr int64_t kTile = 512;        // pieces hashed before the first is used: they stay in L1
-constexpr int64_t kPiecesAhead = 16;  // on their way into the cache
+constexpr int64_t kPiecesAhead = 16;  // on their way into the cache; chosen without a sweep
 
 // How long the pieces of all rows are, or 0 if this job needs the walk.
 template <typename Value>
