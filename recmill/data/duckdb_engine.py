@@ -41,12 +41,15 @@ def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -
     """An Ibis connection to a DuckDB in memory that works out of core; `row_bytes` of the rows it will sort."""
     affordable = memory_limit_bytes // max(MEMORY_BYTES_A_THREAD, ROWS_A_THREAD * row_bytes)
     threads = max(1, min(len(os.sched_getaffinity(0)), affordable))
-    return ibis.duckdb.connect(
+    connection = ibis.duckdb.connect(
         memory_limit=f"{memory_limit_bytes}B",
         temp_directory=spill_folder,
         threads=threads,
         preserve_insertion_order=False,
     )
+    # Its bar would go to standard output, between the lines of a result.
+    connection.con.execute("SET enable_progress_bar = false")
+    return connection
 
 
 def stream(connection: Any, query: Any, *, batch_rows: int = 32_768) -> Iterator[pa.RecordBatch]:
