@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,6 @@ class Workload:
     plan: ShardPlan
     hot_set: HotSet
     laid_out: Dataset
-    layout_s: float
 
 
 def click_log(zipf: float, num_samples: int, *, seed: int, dim: int = DIM) -> SyntheticConfig:
@@ -86,17 +84,8 @@ def prepare(
     profile = profile_access(data, out=place / "profile")
     hot_set = choose_hot_set(profile, budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
     plan = write_plan(place / "plan", Schema.load(data.path), hot_set, topology)
-    start = time.perf_counter()
     laid_out = layout_hot(data, plan, out=place / "hot")
-    return Workload(
-        name=name,
-        data=data,
-        profile=profile,
-        plan=plan,
-        hot_set=hot_set,
-        laid_out=laid_out,
-        layout_s=time.perf_counter() - start,
-    )
+    return Workload(name=name, data=data, profile=profile, plan=plan, hot_set=hot_set, laid_out=laid_out)
 
 
 def write_plan(out: Path, schema: Schema, hot_set: HotSet, topology: Topology) -> ShardPlan:

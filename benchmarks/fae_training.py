@@ -112,8 +112,11 @@ class Variant:
         return float(roc_auc_score(truth.numpy().astype(np.int64), scores.numpy())), loss
 
 
-def auc_after_epoch(data: str, plan: str, laid_out: str | None, batch_size: int, seed: int) -> float:
-    """AUC after an epoch of one process: in hot and cold turns as the scheduler sets them, or in random order."""
+def auc_after_epoch(data: str, plan: str, laid_out: str | None, batch_size: int, seed: int, *, order: int = 0) -> float:
+    """AUC after an epoch of one process: in hot and cold turns as the scheduler sets them, or in random order.
+
+    `order` is added to the seed of the order; the model starts the same.
+    """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
@@ -125,6 +128,7 @@ def auc_after_epoch(data: str, plan: str, laid_out: str | None, batch_size: int,
     with one_rank():
         laid = Dataset.load(laid_out) if laid_out else None
         variant = make_variant(dataset, laid, chosen, config)
+        variant.num_epochs = order
         variant.train_epoch(held_out=dataset if laid else None)
         return variant.evaluate(dataset)[0]
 

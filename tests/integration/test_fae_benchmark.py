@@ -13,6 +13,7 @@ METRICS = {
     "layout_ids_per_s",
     "swap_rows",
     "auc_difference",
+    "auc_random_orders",
     "low_skew",
     "beyond_memory_samples_per_s",
 }
