@@ -18,40 +18,18 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from recmill.artifacts import InputError
-from recmill.data.batch import Batch, RowBlock
-from recmill.data.distinct_batch import CutBlock
+from recmill.data.batch import Batch
 from recmill.data.ingest.clock import Clock, Taken
 from recmill.data.ingest.crew import WAKE_S, Crew
 from recmill.data.ingest.memory import Budget, MemoryGuard
-from recmill.data.ingest.schedule import Cut, Entry, Schedule
+from recmill.data.ingest.schedule import Entry, Schedule
 from recmill.data.ingest.stages import STAGES, PlainReader
 from recmill.data.ingest.statistics import MemoryCounter, StageCounter
+from recmill.data.ingest.tasks import FOLLOWING, Assembly, Job, Task
 from recmill.data.ingest.work import RowGroupWork
-
-FOLLOWING = {"read": "decode", "decode": "transform"}
-
-
-@dataclass(kw_only=True)
-class _Job:
-    """A row group on its way, with what the last stage made of it and what it is charged."""
-
-    entry: Entry
-    payload: Any = None
-    charge_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Assembly:
-    cut: Cut
-    slices: list[tuple[RowBlock | CutBlock, int, int]]
-    num_bytes: int
-
-
-Task = tuple[str, _Job | _Assembly]  # stage and what to do in it
 
 
 class Engine:
@@ -80,11 +58,11 @@ class Engine:
         self._counters = {stage: StageCounter(workers=workers[stage]) for stage in STAGES}
         self._num_active = dict.fromkeys(STAGES, 0)  # items in hand
         self._memory = MemoryCounter()
-        self._queues: dict[str, list[tuple[int, _Job]]] = {"decode": [], "transform": []}
+        self._queues: dict[str, list[tuple[int, Job]]] = {"decode": [], "transform": []}
         self._num_admitted = self._num_ready = 0  # row groups admitted; ready without a gap
         self._num_unsettled = 0  # row groups between admission and the end of their transformation
         self._is_batch_waiting = False  # for bytes
-        self._blocks: dict[int, _Job] = {}
+        self._blocks: dict[int, Job] = {}
         self._retire: list[tuple[int, int]] = []  # heap of (last batch that needs it, sequence)
         self._expansion = 1.0  # bytes of the widest row group so far over what its footer promised
         self._next_cut = self._num_cut = self._next_out = schedule.batches.start
@@ -237,7 +215,7 @@ class Engine:
                     return stage, task
         return None
 
-    def _take_from(self, stage: str) -> _Job | _Assembly | None:
+    def _take_from(self, stage: str) -> Job | Assembly | None:
         if stage == "batch":
             return self._take_cut()
         return self._admit() if stage == "read" else self._pop(stage)
@@ -260,8 +238,8 @@ class Engine:
         is_next_ready = self._num_ready >= self._schedule.num_needed(self._next_cut)
         return is_next_ready or (bool(self._blocks) and not self._is_ordered)
 
-    def _fail(self, stage: str, task: _Job | _Assembly | None, error: BaseException) -> None:
-        if isinstance(task, _Job) and not isinstance(error, InputError):
+    def _fail(self, stage: str, task: Job | Assembly | None, error: BaseException) -> None:
+        if isinstance(task, Job) and not isinstance(error, InputError):
             error.add_note(f"in stage {stage!r} of {self._reader.describe(task.entry.group)}")
         with self._lock:
             self._error = self._error or error
@@ -279,7 +257,7 @@ class Engine:
         with self._lock:
             self._counters[stage].add(rows=rows, num_bytes=num_bytes, taken=taken)
             self._num_active[stage] -= 1
-            if isinstance(item, _Assembly):
+            if isinstance(item, Assembly):
                 self._finish_cut(item, result, num_bytes)
                 return None
             item.payload = result
@@ -290,9 +268,9 @@ class Engine:
             self._crew.wake()
             return following
 
-    def _perform(self, stage: str, item: _Job | _Assembly) -> tuple[Any, int, int, Taken]:
+    def _perform(self, stage: str, item: Job | Assembly) -> tuple[Any, int, int, Taken]:
         """The result, its rows and bytes, and what it took."""
-        if isinstance(item, _Assembly):
+        if isinstance(item, Assembly):
             clock = Clock()
             batch = self._reader.assemble(item.slices, num_global=item.cut.num_global)
             taken = clock.lap()
@@ -327,7 +305,7 @@ class Engine:
     def _charge_of(self, entry: Entry) -> int:
         return math.ceil(entry.charge.admitted_bytes * self._expansion)
 
-    def _admit(self) -> _Job | None:
+    def _admit(self) -> Job | None:
         if not self._can_admit():
             return None
         entry = self._schedule.entry(self._num_admitted)
@@ -339,7 +317,7 @@ class Engine:
         self._num_unsettled += 1
         self._memory.add(items=charge_bytes)
         heapq.heappush(self._retire, (entry.last_batch, entry.sequence))
-        return _Job(entry=entry, charge_bytes=charge_bytes)
+        return Job(entry=entry, charge_bytes=charge_bytes)
 
     def _too_wide(self, entry: Entry, charge_bytes: int) -> str:
         return (
@@ -347,11 +325,11 @@ class Engine:
             f"{charge_bytes:,} bytes, {self._expansion:.2f} times what its footer says, beside what its batch holds"
         )
 
-    def _pop(self, stage: str) -> _Job | None:
+    def _pop(self, stage: str) -> Job | None:
         queue = self._queues[stage]
         return heapq.heappop(queue)[1] if queue else None
 
-    def _pass_on(self, stage: str, job: _Job) -> Task | None:
+    def _pass_on(self, stage: str, job: Job) -> Task | None:
         """On to the stage at once if it has room and nothing older waits, else into its queue."""
         queue = self._queues[stage]
         if not queue and self._has_room(stage):
@@ -360,7 +338,7 @@ class Engine:
         heapq.heappush(queue, (job.entry.sequence, job))
         return None
 
-    def _settle(self, job: _Job) -> None:
+    def _settle(self, job: Job) -> None:
         """Keep a row group whose work is done until the last batch that needs it."""
         settled_bytes, kept_bytes = job.entry.charge.settled_bytes, job.payload.nbytes
         if kept_bytes > settled_bytes:  # wider than the footer promised: the next ones are charged for that
@@ -373,11 +351,11 @@ class Engine:
                 self._num_ready += 1
             self._retire_blocks()
 
-    def _give_back(self, job: _Job, num_bytes: int) -> None:
+    def _give_back(self, job: Job, num_bytes: int) -> None:
         job.charge_bytes -= num_bytes
         self._memory.add(items=-num_bytes)
 
-    def _take_cut(self) -> _Assembly | None:
+    def _take_cut(self) -> Assembly | None:
         """A batch to assemble: the next one, or without an order any, whose row groups are ready and bytes fit."""
         if not self._can_cut():
             return None
@@ -394,7 +372,7 @@ class Engine:
                     return found
         return None
 
-    def _try_cut(self, number: int, *, is_first: bool) -> _Assembly | None:
+    def _try_cut(self, number: int, *, is_first: bool) -> Assembly | None:
         cut = self._schedule.cut(number)
         slices = [(self._blocks[sequence].payload, start, stop) for sequence, start, stop in cut.slices]
         num_bytes = sum(block.batch_bytes(start, stop) for block, start, stop in slices)
@@ -408,9 +386,9 @@ class Engine:
         self._pass_marks()
         self._num_open += 1
         self._memory.add(batches=num_bytes)
-        return _Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
+        return Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
 
-    def _finish_cut(self, assembly: _Assembly, batch: Batch, num_bytes: int) -> None:
+    def _finish_cut(self, assembly: Assembly, batch: Batch, num_bytes: int) -> None:
         self._outputs[assembly.cut.batch] = (batch, num_bytes)
         self._memory.add(batches=num_bytes - assembly.num_bytes)  # it was charged for the most it could take
         self._arrived.notify()
