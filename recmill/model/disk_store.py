@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +79,10 @@ class _DiskTable:
         self.weights, self.state = self.tables.weights(0), list(self.tables.state(0).values())
         if held is not None:
             self._place(0, held)
+
+    def set_lr(self, lr: float) -> None:
+        self.optimiser = replace(self.optimiser, lr=lr)  # for tables that are made larger
+        self.tables.set_lr(lr)
 
     def _memory(self, stop: int, start: int = 0) -> Tensor:
         """[stop - start, D + S] copied from memory."""
@@ -293,6 +297,11 @@ class DiskStore(nn.Module):
         self._reader[0].shutdown()
         for table in self._tables.values():
             table.rows.close()
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        for table in self._tables.values():
+            table.set_lr(lr)
 
     def start(self, initial_rows: InitialRows) -> None:
         """Every row as a fresh run starts it; of tables above EAGER_ROWS rows, hashed ones of the same spread."""

@@ -128,6 +128,11 @@ class HotEmbeddingCollection(nn.Module):
         self._groups, self._place = tuple(groups), place
         self.anchor = torch.zeros((), requires_grad=True)  # not a Parameter: it only makes autograd call us
 
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        for group in self._groups:
+            group.tables.set_lr(lr)
+
     @property
     def tables(self) -> tuple[str, ...]:
         """Logical names of the tables whose hot rows are held here."""

@@ -58,6 +58,9 @@ class FusedTables:
     def num_tables(self) -> int:
         return len(self.bases) - 1
 
+    def set_lr(self, lr: float) -> None:
+        self.module.set_learning_rate(lr)
+
     def weights(self, table: int) -> Tensor:
         """[H, D], a view of the live rows."""
         return self.module.split_embedding_weights()[table]

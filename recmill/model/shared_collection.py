@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -221,6 +222,10 @@ class SharedEmbeddingBagCollection(nn.Module):
     def materialise(self, table: str, rows: Tensor | range | Sequence[int]) -> Tensor:
         """[R, D]: rows of a logical table as lookups see them."""
         return self.array.materialise(table, rows).detach()
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on, for all tables of the array."""
+        self.step.optimiser = replace(self.step.optimiser, lr=lr)
 
     @torch.no_grad()
     def start(self, initial_rows: InitialRows) -> None:

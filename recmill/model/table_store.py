@@ -61,6 +61,10 @@ class TableStore(Protocol):
         """Take over a state of the form `state()` gives, after a checkpoint has been read into it."""
         ...
 
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        ...
+
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(weights [R, D], {state name: [R] or [R, D]}) of rows by their ids, the same on every rank."""
         ...

@@ -166,6 +166,11 @@ class TieredEmbeddingCollection(nn.Module):
         for exchange in self._exchanges.values():
             exchange.finish()
 
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        for exchange in self._exchanges.values():
+            exchange.set_lr(lr)
+
     def traffic(self) -> dict[str, int]:
         """{"phase/level": bytes this rank has sent}; level is intra (its node) or inter."""
         return grid_summary(self.grid)

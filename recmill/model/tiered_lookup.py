@@ -99,6 +99,10 @@ class RowExchange:
         """Send gradients, summed over this rank's ids, to the holders, which take one step on every touched row."""
         self._submit(self._update, request, answer, gradients_UD)
 
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of updates that are asked for from now on; those on their way keep theirs."""
+        self._submit(self.store.set_lr, lr)
+
     def finish(self) -> None:
         """Wait until every update is in the rows; one that was put off by `sync_every` is made up for."""
         if self._last is not None:

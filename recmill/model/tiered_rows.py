@@ -127,6 +127,9 @@ class RowStore:
             with torch.enable_grad():
                 self._tables(keys_K, self._offsets(keys_K)).backward(gradients_KD)
 
+    def set_lr(self, lr: float) -> None:
+        self._tables.set_learning_rate(lr)
+
     def _offsets(self, keys_K: Tensor) -> Tensor:
         return keys_K.new_tensor([0, len(keys_K)])
 

@@ -31,16 +31,24 @@ class TorchRecStore:
         optimiser_state: Mapping[str, Mapping[str, Any]],
         *,
         state_names: tuple[str, ...] = ("momentum1",),
+        optimiser: torch.optim.Optimizer | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._weights, self._state = dict(weights), {name: dict(own) for name, own in optimiser_state.items()}
-        self._state_names, self._group = state_names, process_group
+        self._state_names, self._optimiser, self._group = state_names, optimiser, process_group
         self._wide: dict[tuple[str, str], bool] = {}
         self._overlaps: dict[tuple[str, int, int], tuple[Tensor, Tensor | None, Tensor]] = {}
 
     @property
     def tables(self) -> tuple[str, ...]:
         return tuple(self._weights)
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        assert self._optimiser is not None, "the store was made without the tables' optimiser"
+        for group in self._optimiser.param_groups:
+            group["lr"] = lr
+        self._optimiser.step()  # of a fused optimiser: hands the rate to its tables
 
     @torch.no_grad()
     def start(self, initial_rows: InitialRows) -> None:

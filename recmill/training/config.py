@@ -15,6 +15,7 @@ TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
 SWITCH = ("auto", "true", "false")
 TUNE = ("fixed", "online")
 HOT_SYNC = ("reduced", "raw")
+LR_SCHEDULES = ("constant", "linear")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class TrainConfig:
     dense_weight_decay: float = 0.0
     table_optimiser: str = "rowwise_adagrad"
     table_lr: float = 0.05
+    lr_schedule: str = "constant"  # "linear": both learning rates fall to 0, in equal parts a step
     table_init_scale: float = 0.0  # rows start uniform in +-scale; 0 means 1/sqrt(num_rows of the table), at least 0.01
     seed: int = 0
 
@@ -79,6 +81,7 @@ class TrainConfig:
             **dict.fromkeys(("dedup", "tiers", "hot_batches", "sharing"), SWITCH),
             "tune": TUNE,
             "hot_sync": HOT_SYNC,
+            "lr_schedule": LR_SCHEDULES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -76,6 +76,15 @@ class ShardedModel:
             for collection in self.hot:
                 collection.leave(self.stores)
 
+    def set_lr(self, share: float, config: TrainConfig) -> None:
+        """Take the steps from now on with this share of the learning rates."""
+        for group in self.dense_optimiser.param_groups:
+            group["lr"] = share * config.dense_lr
+        for store in self.stores:
+            store.set_lr(share * config.table_lr)
+        for collection in self.hot:
+            collection.set_lr(share * config.table_lr)
+
     def table_states(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of the tables, one state a store."""
         self.write_hot_back()
@@ -158,7 +167,8 @@ def _torchrec_store(module: DistributedModelParallel, schema: Schema, config: Tr
         table_of(path): {key.split(".")[-1]: value for key, value in entry.items()}
         for path, entry in module.fused_optimizer.state_dict()["state"].items()
     }
-    return TorchRecStore(weights, state, state_names=table_optimiser(config).state_names)
+    names_of_state = table_optimiser(config).state_names
+    return TorchRecStore(weights, state, state_names=names_of_state, optimiser=module.fused_optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)

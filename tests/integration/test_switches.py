@@ -32,6 +32,7 @@ CONFIG = TrainConfig(
     tiers="false",
     hot_batches="false",
     sharing="false",
+    lr_schedule="linear",  # every kind of table must follow it
     seed=1,  # with 0 one weight of the shared array has a gradient of rounding only, which Adagrad makes a whole step
 )
 COMBINATIONS = [

@@ -31,6 +31,7 @@ CONFIG = TrainConfig(
     threads=1,
     table_lr=0.1,
     dense_lr=5e-3,
+    lr_schedule="linear",
 )
 
 
