@@ -26,6 +26,7 @@ from recmill.artifacts import InputError
 Follow = Callable[[str, str], None]  # step, what it says
 SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")
 EXCEPTION = re.compile(r"[A-Za-z_.]+(Error|Exception)(:|$)")
+STOP_S = 10.0  # for steps that were interrupted to end by themselves
 
 
 class StepFailed(RuntimeError):
@@ -118,10 +119,13 @@ def run_locally(
 
 @contextmanager
 def steps_stopped_by_sigterm() -> Iterator[None]:
-    """Hand SIGTERM on to the steps as the interrupt that Ctrl-C is: kfp waits for them, and orphans would go on."""
+    """Hand SIGTERM on to the steps as the interrupt that Ctrl-C is, and wait for them: orphans would go on."""
+    earlier = set(psutil.Process().children(recursive=True))
+    told: set[psutil.Process] = set()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for child in psutil.Process().children(recursive=True):
+        told.update(set(psutil.Process().children(recursive=True)) - earlier)
+        for child in told:
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGINT)
         raise KeyboardInterrupt
@@ -131,6 +135,10 @@ def steps_stopped_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        for child in psutil.wait_procs(told, timeout=STOP_S)[1]:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(told, timeout=STOP_S)
 
 
 @contextmanager
