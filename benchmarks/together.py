@@ -85,7 +85,7 @@ def workloads(options: Options) -> dict[str, Workload]:
     accurate = replace(
         globo,
         data_settings={"one_in": one_in_accurate},
-        config=replace(globo.config, eval_every=20),
+        config=replace(globo.config, eval_every=60),
         is_all_only=True,
     )
     return {"globo": globo, "recd": recd, "accuracy": accurate}
