@@ -82,8 +82,7 @@ class Variant:
         start, num_samples, paused = time.perf_counter(), 0, 0.0
         with self.open_feed() as feed:
             for number, (batch, is_hot) in enumerate(feed):
-                if self.config.lr_schedule == "linear":
-                    self.model.set_lr(1 - number / len(feed), self.config)
+                self.model.schedule_lr(self.config, step=number, num_steps=len(feed))
                 self.step(batch, is_hot)
                 num_samples += batch.num_global
                 if feed.wants_loss:

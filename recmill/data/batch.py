@@ -112,11 +112,10 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", check
     `checks_ranges` is for callers that look at the ids later, once repeats are gone or transforms have run.
     """
     num_rows = table.num_rows
-    dense_RF = empty_array(num_rows * len(schema.dense), np.float32).reshape(num_rows, len(schema.dense))
+    dense_RF = empty_array((num_rows, len(schema.dense)), np.float32)
     for position, feature in enumerate(schema.dense):
         dense_RF[:, position] = _dense_column(_column(table, feature.name, where), feature.name, where)
-    num_keys = len(schema.id_features)
-    lengths_KR = empty_array(num_keys * num_rows, np.int32).reshape(num_keys, num_rows)
+    lengths_KR = empty_array((len(schema.id_features), num_rows), np.int32)
     values: list[IdArray] = []
     offsets: list[npt.NDArray[np.integer]] = []
     for position, feature in enumerate(schema.id_features):
@@ -204,7 +203,7 @@ def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> 
             num_values += last - first
         length_per_key.append(num_values)
     num_rows = sum(stop - start for _, start, stop in slices)
-    lengths_KB = empty_array(len(keys) * num_rows, np.int32).reshape(len(keys), num_rows)
+    lengths_KB = empty_array((len(keys), num_rows), np.int32)
     np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1, out=lengths_KB)
     return KeyedJaggedTensor(
         keys=keys,

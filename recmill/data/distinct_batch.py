@@ -141,7 +141,7 @@ def _single_ids(groups: Sequence[DistinctGroup], num_rows: int) -> CutGroup | No
     if any((lengths_U != 1).any() for group in groups for lengths_U in group.lengths):
         return None
     num_features = sum(len(group.keys) for group in groups)
-    ids_FR = empty_array(num_features * num_rows, np.int64).reshape(num_features, num_rows)
+    ids_FR = empty_array((num_features, num_rows), np.int64)
     position = 0
     for group in groups:
         inverse_R = None if group.inverse_R is None else group.inverse_R.astype(np.intp)

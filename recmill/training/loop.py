@@ -200,8 +200,7 @@ class TrainingRun:
             self.sharded.leave_hot()
         if self.device.type != "cpu":  # batches are on the CPU, and rows read ahead belong to the very batch
             batch = batch.to(self.device)
-        if self.config.lr_schedule == "linear":
-            self.sharded.set_lr(1 - self.state.step / self.num_steps, self.config)
+        self.sharded.schedule_lr(self.config, step=self.state.step, num_steps=self.num_steps)
         logits_B = self._forward(batch, is_hot=is_hot)
         loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
         # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.

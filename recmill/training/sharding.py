@@ -76,8 +76,11 @@ class ShardedModel:
             for collection in self.hot:
                 collection.leave(self.stores)
 
-    def set_lr(self, share: float, config: TrainConfig) -> None:
-        """Take the steps from now on with this share of the learning rates."""
+    def schedule_lr(self, config: TrainConfig, *, step: int, num_steps: int) -> None:
+        """Give the step that begins the learning rates of the config's schedule; `step` are behind it."""
+        if config.lr_schedule == "constant":
+            return
+        share = 1 - step / num_steps
         for group in self.dense_optimiser.param_groups:
             group["lr"] = share * config.dense_lr
         for store in self.stores:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from recmill.artifacts import Dataset
 from recmill.data.batch import assemble_batch
@@ -127,12 +128,11 @@ def measure_throughput(
             num_rows += len(batch)
             elapsed_s = time.perf_counter() - started
             if not is_warm and elapsed_s >= WARM_UP_S + 2 * delay_s:
-                cpu_before_s = _cpu_seconds(pipeline)
+                cpu_before_s = _cpu_seconds(pipeline.stats())
                 started, num_rows, is_warm = time.perf_counter(), 0, True
             elif is_warm and elapsed_s >= measure_s:
                 break
         seconds = time.perf_counter() - started
-        cpu_s = _cpu_seconds(pipeline) - cpu_before_s
         stats = pipeline.stats()
     return Throughput(
         stages=dict(workers),
@@ -140,10 +140,10 @@ def measure_throughput(
         memory_bytes=stats["memory"]["peak_bytes"],
         num_rows=num_rows,
         seconds=seconds,
-        cpu_seconds=cpu_s,
+        cpu_seconds=_cpu_seconds(stats) - cpu_before_s,
     )
 
 
-def _cpu_seconds(pipeline: IngestPipeline) -> float:
+def _cpu_seconds(stats: Mapping[str, Any]) -> float:
     """Of all stages since the iteration began."""
-    return sum(float(pipeline.stats()[stage]["cpu_seconds"]) for stage in STAGES)
+    return sum(float(stats[stage]["cpu_seconds"]) for stage in STAGES)
