@@ -189,10 +189,9 @@ def pipeline_section(runs: Sequence[Run]) -> Section:
             blocks += [*heading(run.label if len(runs) > 1 else ""), *pipeline_blocks(run)]
         elif run.steps:
             blocks.append(Details(summary=f"The pipeline of {run.label}", blocks=pipeline_blocks(run)))
-        else:
-            blocks.append(
-                Note(text=f"{run.label}: no steps were recorded (steps/*.json), so there are no times to show.")
-            )
+    if untimed := [run.label for run in runs if not run.steps]:
+        names = ", ".join(untimed)
+        blocks.append(Note(text=f"No steps were recorded (steps/*.json), so there are no times to show: {names}."))
     return Section(
         id="pipeline",
         title="What ran",
