@@ -5,9 +5,11 @@ namespace nb = nanobind;
 
 namespace recmill {
 void bind_count_rows(nb::module_& m);
+void bind_decode_pages(nb::module_& m);
 void bind_decode_streams(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
 void bind_expand_rows(nb::module_& m);
+void bind_join_lists(nb::module_& m);
 void bind_merge_windows(nb::module_& m);
 void bind_move_rows(nb::module_& m);
 void bind_pool_windows(nb::module_& m);
@@ -22,9 +24,11 @@ void bind_window_rows(nb::module_& m);
 NB_MODULE(_cpu, m) {
   m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/.";
   recmill::bind_count_rows(m);
+  recmill::bind_decode_pages(m);
   recmill::bind_decode_streams(m);
   recmill::bind_dedup_rows(m);
   recmill::bind_expand_rows(m);
+  recmill::bind_join_lists(m);
   recmill::bind_merge_windows(m);
   recmill::bind_move_rows(m);
   recmill::bind_pool_windows(m);

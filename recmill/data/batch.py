@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from kernels.buffers import empty_array, join_arrays
+from kernels.join_lists import ListBlock, join_lists, scan_lists
 from recmill.artifacts import InputError
 from recmill.data.distinct import DistinctBlock, is_packed, take_lists
 from recmill.data.distinct_batch import CutBlock, cut_ids
@@ -27,7 +28,6 @@ from recmill.data.schema import Feature, Schema
 
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
-LengthArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,15 +79,21 @@ class Batch:
 class RowBlock:
     """Decoded rows of one row group; batches are slices of it.
 
-    The ids stay in Arrow's own buffers: row r of feature k is values[k][offsets[k][r] : offsets[k][r + 1]].
+    The ids stay where they were decoded: row r of feature k is values[k][offsets[k][r] : offsets[k][r + 1]].
     """
 
     dense_RF: FloatArray
     label_R: FloatArray
-    values: tuple[IdArray, ...]
-    offsets: tuple[npt.NDArray[np.integer], ...]
-    lengths_KR: LengthArray
+    lists: ListBlock
     num_values_R: IdArray  # ids of all features in the rows before r; one entry more than rows
+
+    @property
+    def values(self) -> tuple[IdArray, ...]:
+        return self.lists.values
+
+    @property
+    def offsets(self) -> tuple[npt.NDArray[np.integer], ...]:
+        return self.lists.offsets
 
     def __len__(self) -> int:
         return int(self.label_R.shape[0])
@@ -99,7 +105,7 @@ class RowBlock:
 
     @property
     def nbytes(self) -> int:
-        plain = (self.dense_RF, self.label_R, self.lengths_KR, self.num_values_R)
+        plain = (self.dense_RF, self.label_R, self.num_values_R)
         return sum(int(array.nbytes) for array in plain) + sum(
             int(values.nbytes + offsets.nbytes) for values, offsets in zip(self.values, self.offsets, strict=True)
         )
@@ -115,32 +121,28 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", check
     dense_RF = empty_array((num_rows, len(schema.dense)), np.float32)
     for position, feature in enumerate(schema.dense):
         dense_RF[:, position] = _dense_column(_column(table, feature.name, where), feature.name, where)
-    lengths_KR = empty_array((len(schema.id_features), num_rows), np.int32)
-    values: list[IdArray] = []
-    offsets: list[npt.NDArray[np.integer]] = []
-    for position, feature in enumerate(schema.id_features):
-        column = _column(table, feature.name, where)
-        column_values, column_offsets = _id_column(column, feature.name, where)
-        np.subtract(column_offsets[1:], column_offsets[:-1], out=lengths_KR[position], casting="unsafe")
-        if checks_ranges:
-            _check_range(column_values, column_offsets, feature, where)
-        values.append(column_values)
-        offsets.append(column_offsets)
-    num_values_R = np.zeros(num_rows + 1, dtype=np.int64)
-    np.cumsum(lengths_KR.sum(axis=0, dtype=np.int64), out=num_values_R[1:])
+    columns = [_id_column(_column(table, feature.name, where), feature.name, where) for feature in schema.id_features]
+    lists = _list_block(columns, num_rows)
+    bounds = [feature.num_rows for feature in schema.id_features] if checks_ranges else None
+    num_values_R, wrong = scan_lists(lists, bounds)
+    if wrong is not None:
+        _refuse_range(*columns[wrong], schema.id_features[wrong], where)
     return RowBlock(
         dense_RF=dense_RF,
         label_R=_label_column(_column(table, "label", where), where),
-        values=tuple(values),
-        offsets=tuple(offsets),
-        lengths_KR=lengths_KR,
+        lists=lists,
         num_values_R=num_values_R,
     )
 
 
+def _list_block(columns: Sequence[tuple[IdArray, npt.NDArray[np.integer]]], num_rows: int) -> ListBlock:
+    values, offsets = zip(*columns, strict=True) if columns else ((), ())
+    return ListBlock(values=values, offsets=offsets, num_rows=num_rows)
+
+
 def expand_block(block: DistinctBlock, keys: Sequence[str]) -> RowBlock:
     """The block with a list a sample. Lists that never repeat and lie one after another stay where they are."""
-    lists: dict[str, tuple[IdArray, IdArray, LengthArray]] = {}
+    lists: dict[str, tuple[IdArray, IdArray]] = {}
     for group in block.groups:
         is_own = group.inverse_R is None or group.num_distinct == len(block)  # distinct rows are in order of first use
         columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
@@ -150,18 +152,10 @@ def expand_block(block: DistinctBlock, keys: Sequence[str]) -> RowBlock:
             if not is_packed(starts, lengths):
                 values = take_lists(values, starts, lengths)
                 starts = np.cumsum(lengths, dtype=np.int64) - lengths
-            lists[key] = values, np.append(starts, starts[-1:] + lengths[-1:]), lengths
-    lengths_KR = np.stack([lists[key][2] for key in keys]) if keys else np.empty((0, len(block)), np.int32)
-    num_values_R = np.zeros(len(block) + 1, dtype=np.int64)
-    np.cumsum(lengths_KR.sum(axis=0, dtype=np.int64), out=num_values_R[1:])
-    return RowBlock(
-        dense_RF=block.dense_RF,
-        label_R=block.label_R,
-        values=tuple(lists[key][0] for key in keys),
-        offsets=tuple(lists[key][1] for key in keys),
-        lengths_KR=lengths_KR,
-        num_values_R=num_values_R,
-    )
+            lists[key] = values, np.append(starts, starts[-1] + lengths[-1] if len(starts) else 0)
+    joined = _list_block([lists[key] for key in keys], len(block))
+    num_values_R, _ = scan_lists(joined)
+    return RowBlock(dense_RF=block.dense_RF, label_R=block.label_R, lists=joined, num_values_R=num_values_R)
 
 
 def assemble_batch(
@@ -192,22 +186,12 @@ def assemble_batch(
 
 
 def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> KeyedJaggedTensor:
-    pieces: list[IdArray] = []
-    length_per_key: list[int] = []
-    for key in range(len(keys)):
-        num_values = 0
-        for block, start, stop in slices:
-            offsets = block.offsets[key]
-            first, last = offsets.item(start), offsets.item(stop)
-            pieces.append(block.values[key][first:last])
-            num_values += last - first
-        length_per_key.append(num_values)
-    num_rows = sum(stop - start for _, start, stop in slices)
-    lengths_KB = empty_array((len(keys), num_rows), np.int32)
-    np.concatenate([block.lengths_KR[:, start:stop] for block, start, stop in slices], axis=1, out=lengths_KB)
+    num_values = sum(int(block.num_values_R[stop] - block.num_values_R[start]) for block, start, stop in slices)
+    pieces = [(block.lists, start, stop) for block, start, stop in slices]
+    values_N, lengths_KB, length_per_key = join_lists(pieces, num_values=num_values)
     return KeyedJaggedTensor(
         keys=keys,
-        values=torch.from_numpy(join_arrays(pieces) if pieces else np.empty(0, dtype=np.int64)),
+        values=torch.from_numpy(values_N),
         lengths=torch.from_numpy(lengths_KB.reshape(-1)),
         stride=lengths_KB.shape[1],
         length_per_key=length_per_key,
@@ -266,11 +250,9 @@ def _id_column(column: pa.Array, name: str, where: str) -> tuple[IdArray, npt.ND
     return ids, offsets
 
 
-def _check_range(values: IdArray, offsets: npt.NDArray[np.integer], feature: Feature, where: str) -> None:
-    """Raise for ids outside the table: an embedding lookup would read or write foreign memory."""
+def _refuse_range(values: IdArray, offsets: npt.NDArray[np.integer], feature: Feature, where: str) -> NoReturn:
+    """Say which id lies outside the table: an embedding lookup would read or write foreign memory."""
     used = values[offsets[0] : offsets[-1]]
-    if not used.size or (int(used.min()) >= 0 and int(used.max()) < feature.num_rows):
-        return
     position = int(np.flatnonzero((used < 0) | (used >= feature.num_rows))[0])
     row = int(np.searchsorted(offsets, position + offsets[0], side="right")) - 1
     raise InputError(

@@ -107,7 +107,7 @@ def _plain_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int])
         keys=tuple(keys),
         values=tuple(block.values[position] for position in positions),
         starts=tuple(block.offsets[position][:-1].astype(np.int64) for position in positions),
-        lengths=tuple(block.lengths_KR[position] for position in positions),
+        lengths=tuple(np.diff(block.offsets[position]).astype(np.int32, copy=False) for position in positions),
     )
 
 

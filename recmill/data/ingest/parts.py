@@ -12,6 +12,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kernels.decode_pages import GroupDecoder, first_page
 from recmill.artifacts import InputError, is_remote
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.splits import RowGroup
@@ -32,7 +33,8 @@ class RawGroup:
 class PartFile:
     """A part that several threads read at once: positioned reads, no shared cursor."""
 
-    def __init__(self, path: str, *, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, *, columns: Sequence[str], decodes_pages: bool = True) -> None:
+        """Without `decodes_pages` Arrow decodes all columns, else only those that our kernel leaves to it."""
         self.path = path
         self.columns = list(columns)
         self._filesystem: Any = None
@@ -49,6 +51,7 @@ class PartFile:
             self.close()
             raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
         self._leaves = self._find_leaves()
+        self._decoder = GroupDecoder(self.metadata, self._leaves, kernel=None if decodes_pages else "reference")
         self._ranges: dict[int, tuple[int, int]] = {}
 
     def _find_leaves(self) -> list[int]:
@@ -76,7 +79,7 @@ class PartFile:
         if index not in self._ranges:  # a row group is read every epoch
             row_group = self.metadata.row_group(index)
             chunks = [row_group.column(leaf) for leaf in self._leaves]
-            starts = [_first_page(chunk) for chunk in chunks]
+            starts = [first_page(chunk) for chunk in chunks]
             stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
             self._ranges[index] = min(starts), max(stops)
         return self._ranges[index]
@@ -117,31 +120,11 @@ class PartFile:
         return RawGroup(start=start, data=data)
 
     def decode(self, index: int, raw: RawGroup) -> pa.Table:
-        reader = pq.core.ParquetReader()
-        # ParquetFile would look up all columns by name again, a tenth of the time of a small row group.
-        reader.open(_window(raw), metadata=self.metadata, pre_buffer=False, arrow_extensions_enabled=True)
-        return reader.read_row_group(index, column_indices=self._leaves, use_threads=False)
+        return self._decoder.decode(raw.data, raw.start, index)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def _first_page(chunk: Any) -> int:
-    """Where Arrow begins to read a column chunk."""
-    pages = (chunk.data_page_offset, chunk.dictionary_page_offset)
-    return min(int(page) for page in pages if page is not None)
-
-
-def _window(raw: RawGroup) -> pa.BufferReader:
-    """The file that Arrow sees: it has the bytes of one row group, at their place, and no others.
-
-    A buffer that begins where byte 0 of the file would lie if all of it were in memory. Arrow reads whole column
-    chunks, all of which lie within `raw`, so what is before it is never touched. A file object in Python would do the
-    same, but every seek and read of a column takes the GIL.
-    """
-    data = pa.py_buffer(raw.data)
-    return pa.BufferReader(pa.foreign_buffer(data.address - raw.start, raw.start + data.size, base=data))
 
 
 def first_line(error: BaseException) -> str:

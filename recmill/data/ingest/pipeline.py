@@ -56,6 +56,7 @@ class IngestPipeline:
         is_ordered: bool = True,
         in_process: bool = True,
         trainer_reserve_bytes: int = 0,
+        decodes_pages: bool = True,
         reader: PlainReader | None = None,
     ) -> None:
         """`batch_size` counts the samples of all ranks together; `prefetch` the batches that may wait for the consumer.
@@ -70,6 +71,7 @@ class IngestPipeline:
         Without `is_ordered` batches come as they are made: each once, in any order (one rank only, for ranks would
         mix batches). Without `in_process` the workers live in a process of their own, batches come through shared
         memory. No limit passes what the machine or its control group has left beyond `trainer_reserve_bytes`.
+        Parquet is decoded by a kernel, or without `decodes_pages` by Arrow, into the same batches.
         `reader` replaces the stages by your own, a subclass of PlainReader.
         """
         _check_counts(
@@ -97,7 +99,9 @@ class IngestPipeline:
         self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
         self._prefetch = prefetch
         self._guard = MemoryGuard(reserve_bytes=memory_reserve_bytes)
-        self._reader = reader or open_reader(self.dataset, self.schema, dedup=dedup, windows=windows)
+        self._reader = reader or open_reader(
+            self.dataset, self.schema, dedup=dedup, windows=windows, decodes_pages=decodes_pages
+        )
         self._charges = self._reader.charges(self._groups)
         self._hard_cap_bytes = hard_memory_cap(world_size, reserve_bytes=trainer_reserve_bytes)
         self._limit_bytes = min(memory_limit_bytes or default_memory_limit(world_size), self._hard_cap_bytes)

@@ -36,7 +36,7 @@ class PlainReader:
     """The stages for the layouts that store one record a sample (`time`, `session`).
 
     With `dedup`, groups of features, the repeats of each group are found once a row group and batches hold distinct
-    lists; those of the features `windows` as windows where that saves values.
+    lists; those of the features `windows` as windows where that saves values. Without `decodes_pages` Arrow decodes.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class PlainReader:
         *,
         dedup: Sequence[Sequence[str]] | None = None,
         windows: Sequence[str] = (),
+        decodes_pages: bool = True,
     ) -> None:
         self._dataset = dataset
         self._schema = schema
-        self._dedup = dedup
+        self._dedup, self._decodes_pages = dedup, decodes_pages
         self._windows = tuple(windows) if dedup is not None else ()
         self._transforms = Transforms(schema)
         self._keys = [feature.name for feature in schema.id_features]
@@ -77,7 +78,8 @@ class PlainReader:
                 self._parts.move_to_end(name)
                 return self._parts[name]
         # Opened outside of the lock: a remote footer takes long, and two threads that open the same part do no harm.
-        opened = PartFile(join_path(self._dataset.path, name), columns=self._columns)
+        path = join_path(self._dataset.path, name)
+        opened = PartFile(path, columns=self._columns, decodes_pages=self._decodes_pages)
         with self._lock:
             self._parts[name] = opened
             if len(self._parts) > MAX_OPEN_PARTS:
@@ -180,14 +182,19 @@ READERS: dict[str, type[PlainReader]] = {
 
 
 def open_reader(
-    dataset: Dataset, schema: Schema, *, dedup: Sequence[Sequence[str]] | None = None, windows: Sequence[str] = ()
+    dataset: Dataset,
+    schema: Schema,
+    *,
+    dedup: Sequence[Sequence[str]] | None = None,
+    windows: Sequence[str] = (),
+    decodes_pages: bool = True,
 ) -> PlainReader:
     """The reader of the dataset's layout."""
     if dataset.layout not in READERS:
         known = " or ".join(READERS)
         raise InputError(f"{dataset.path}: layout {dataset.layout!r} cannot be read, expected {known}")
     _check_groups(dedup or (), windows, schema)
-    return READERS[dataset.layout](dataset, schema, dedup=dedup, windows=windows)
+    return READERS[dataset.layout](dataset, schema, dedup=dedup, windows=windows, decodes_pages=decodes_pages)
 
 
 def _check_groups(dedup: Sequence[Sequence[str]], windows: Sequence[str], schema: Schema) -> None:

@@ -191,4 +191,4 @@ def test_an_expanded_block_has_the_list_of_every_sample():
     rows = expand_block(block, ["own", "again", "window"])
     for key, values, offsets in zip(("own", "again", "window"), rows.values, rows.offsets, strict=True):
         assert [values[start:stop].tolist() for start, stop in pairwise(offsets)] == expected[key]
-    assert rows.lengths_KR.tolist() == [[1, 0, 2], [2, 2, 1], [2, 2, 2]]
+    assert rows.num_values_R.tolist() == [0, 5, 9, 14]

@@ -45,6 +45,25 @@ def assert_same(plain, deduplicated) -> None:
     assert torch.equal(expanded.lengths(), plain.ids.lengths())
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dedup", [None, GROUPS])
+def test_the_kernel_that_decodes_pages_gives_the_batches_of_arrow(datasets, layout, dedup):
+    found = []
+    for decodes_pages in (True, False):
+        with IngestPipeline(datasets[layout], batch_size=64, dedup=dedup, decodes_pages=decodes_pages) as pipeline:
+            assert pipeline._reader.part(pipeline._groups[0].file)._decoder._is_reference is not decodes_pages
+            found.append([(batch.dense_BF, batch.label_B, *_id_tensors(batch.ids)) for batch in pipeline])
+    for ours, arrows in zip(*found, strict=True):
+        assert all(
+            torch.equal(mine, other) and mine.dtype == other.dtype for mine, other in zip(ours, arrows, strict=True)
+        )
+
+
+def _id_tensors(ids) -> list[torch.Tensor]:
+    plain = ids.to_kjt() if isinstance(ids, InverseKeyedJaggedTensor) else ids
+    return [plain.values(), plain.lengths()]
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     layout=st.sampled_from(LAYOUTS),

@@ -1,0 +1,125 @@
+"""A row group of a Parquet file as an Arrow table, decoded in one call that holds no GIL.
+
+For what tables of features are made of: numbers of 4 and 8 bytes and lists of them, without missing values, plain, by
+dictionary or with bytes split, zstd or not compressed. Whatever else a row group holds, Arrow reads: columns of strings
+or booleans, those with missing values, and those in which something is wrong.
+
+Shape suffixes: C = columns, X = what the kernel is told of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kernels import _cpu
+from kernels.decode_pages import reference
+
+BACKENDS = ("reference", "cpu")
+ENCODINGS = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"}
+NUMBERS = {pa.float32(): ("FLOAT", 4), pa.int32(): ("INT32", 4), pa.int64(): ("INT64", 8)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where the columns of a row group lie that the kernel decodes."""
+
+    positions: list[int]  # among the columns that are wanted
+    columns_CX: npt.NDArray[np.int64]  # as struct Column in cpu.cpp, addresses not filled in
+
+
+class GroupDecoder:
+    """Decodes row groups of one file, the columns with the given leaves. Threads may share it."""
+
+    def __init__(self, metadata: pq.FileMetaData, leaves: Sequence[int], *, kernel: str | None = None) -> None:
+        if kernel not in (None, *BACKENDS):
+            raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(BACKENDS)}")
+        self._metadata, self._leaves, self._is_reference = metadata, list(leaves), kernel == "reference"
+        self._names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in leaves]
+        stored = metadata.schema.to_arrow_schema()
+        self._schema = pa.schema([stored.field(name) for name in self._names], metadata=stored.metadata)
+        self._for_arrow: set[int] = set()  # positions of columns that the kernel refused
+        self._layouts: dict[int, _Layout] = {}  # a row group is decoded every epoch
+
+    def decode(self, data: bytes | pa.Buffer, start: int, index: int) -> pa.Table:
+        """Row group `index`; `data` are the file's bytes from `start` on, as far as its columns reach."""
+        if self._is_reference:
+            return reference.read_columns(data, start, self._metadata, index, self._leaves)
+        if index not in self._layouts:
+            self._layouts[index] = self._describe(index)
+        arrays = self._decode_pages(pa.py_buffer(data), start, self._layouts[index])
+        missing = [position for position in range(len(self._leaves)) if position not in arrays]
+        if missing:
+            leaves = [self._leaves[position] for position in missing]
+            table = reference.read_columns(data, start, self._metadata, index, leaves)
+            arrays |= {position: table.column(self._names[position]) for position in missing}
+        return pa.Table.from_arrays([arrays[position] for position in range(len(arrays))], schema=self._schema)
+
+    def _decode_pages(self, data: pa.Buffer, start: int, layout: _Layout) -> dict[int, Any]:
+        """The columns that the kernel could decode."""
+        columns_CX = layout.columns_CX.copy()
+        columns_CX[:, 0] -= start
+        buffers = []
+        for (_, _, num_levels, num_rows, item_bytes, _, _, is_list, *_), addresses in zip(
+            columns_CX.tolist(), columns_CX[:, -2:], strict=True
+        ):
+            values = pa.allocate_buffer(num_levels * item_bytes)
+            offsets = pa.allocate_buffer(4 * (num_rows + 1)) if is_list else None
+            addresses[:] = values.address, 0 if offsets is None else offsets.address
+            buffers.append((values, offsets, num_rows))
+        counts_C = np.empty(len(columns_CX), np.int64)
+        _cpu.decode_pages(data.address, data.size, columns_CX.ctypes.data, len(columns_CX), counts_C.ctypes.data)
+        arrays = {}
+        for position, count, own in zip(layout.positions, counts_C.tolist(), buffers, strict=True):
+            if count < 0:
+                self._for_arrow.add(position)
+                self._layouts = {}
+            else:
+                arrays[position] = _array(self._schema.field(position).type, count, *own)
+        return arrays
+
+    def _describe(self, index: int) -> _Layout:
+        row_group, found = self._metadata.row_group(index), {}
+        for position, (leaf, field) in enumerate(zip(self._leaves, self._schema, strict=True)):
+            column = _describe_column(self._metadata.schema.column(leaf), row_group.column(leaf), field)
+            if column is not None and position not in self._for_arrow:
+                chunk = row_group.column(leaf)
+                place = (first_page(chunk), chunk.total_compressed_size, chunk.num_values, row_group.num_rows)
+                found[position] = (*place, *column, chunk.compression != "UNCOMPRESSED", 0, 0)
+        columns_CX = np.array(list(found.values()), dtype=np.int64).reshape(len(found), 11)
+        return _Layout(positions=list(found), columns_CX=columns_CX)
+
+
+def first_page(chunk: Any) -> int:
+    """Where Arrow begins to read a column chunk."""
+    pages = (chunk.data_page_offset, chunk.dictionary_page_offset)
+    return min(int(page) for page in pages if page is not None)
+
+
+def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int, int, bool] | None:
+    """Item bytes, level of a value, level of an empty list, whether it is a list; None if Arrow has to read it."""
+    is_list = pa.types.is_list(field.type)
+    values = field.type.value_field if is_list else field
+    physical_type, item_bytes = NUMBERS.get(values.type, ("", 0))
+    empty = int(field.nullable) if is_list else 0
+    most = empty + is_list + int(values.nullable)
+    is_known = (
+        chunk.physical_type == physical_type
+        and (stored.max_definition_level, stored.max_repetition_level) == (most, int(is_list))
+        and set(chunk.encodings) <= ENCODINGS
+        and (chunk.compression == "UNCOMPRESSED" or (chunk.compression == "ZSTD" and _cpu.has_zstd()))
+    )
+    return (item_bytes, most, empty, is_list) if is_known else None
+
+
+def _array(kind: pa.DataType, count: int, values: pa.Buffer, offsets: pa.Buffer | None, num_rows: int) -> pa.Array:
+    if offsets is None:
+        return pa.Array.from_buffers(kind, count, [None, values], null_count=0)
+    items = pa.Array.from_buffers(kind.value_type, count, [None, values], null_count=0)
+    return pa.Array.from_buffers(kind, num_rows, [None, offsets], null_count=0, children=[items])

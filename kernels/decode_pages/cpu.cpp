@@ -1,0 +1,303 @@
+// Column chunks of a Parquet row group as Arrow's buffers: values, and offsets of lists. One call, no GIL, one thread.
+#include <nanobind/nanobind.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+
+#include "decode_pages/pages.h"
+#include "decode_pages/zstd.h"
+#include "parallel.h"
+
+namespace nb = nanobind;
+
+namespace recmill {
+namespace {
+
+// As kernels/decode_pages/__init__.py lays it out, int64 each.
+struct Column {
+  int64_t begin, size;           // of the chunk in `data`
+  int64_t num_levels, num_rows;  // values with those that are empty lists; lists, or values of a flat column
+  int64_t item_bytes;
+  int64_t max_definition, empty_definition;  // levels of a value and of an empty list; others are absent values
+  int64_t is_list, is_compressed;
+  Address values, offsets;  // room for num_levels values and num_rows + 1 int32
+};
+
+struct Buffers {
+  Scratch page, dictionary, levels;
+  Zstd::Context zstd;
+};
+
+int bit_width(int64_t most) { return most == 0 ? 0 : 64 - __builtin_clzll(static_cast<uint64_t>(most)); }
+
+template <typename Number>
+void unpack(const Run& run, int width, Number* out) {
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  for (int64_t i = 0, bit = 0; i < run.count; ++i, bit += width)
+    out[i] = static_cast<Number>((load(run.bits + (bit >> 3)) >> (bit & 7)) & mask);
+}
+
+void unpack_levels(Cursor in, int width, int64_t count, uint8_t* out) {
+  while (count > 0) {
+    const Run run = next_run(in, width, count);
+    if (run.bits) unpack(run, width, out);
+    else std::memset(out, static_cast<int>(run.value), run.count);
+    out += run.count;
+    count -= run.count;
+  }
+}
+
+bool are_all(Cursor in, int width, int64_t count, uint32_t level) {
+  while (count > 0) {
+    const Run run = next_run(in, width, count);
+    if (run.bits || run.value != level) return false;
+    count -= run.count;
+  }
+  return true;
+}
+
+// Turns levels of one page after another into offsets.
+class Rows {
+ public:
+  Rows(int32_t* offsets, int64_t num_rows) : offsets_(offsets), num_rows_(num_rows) {}
+
+  void add(int64_t value) {
+    expect(row_ < num_rows_);
+    offsets_[row_++] = static_cast<int32_t>(value);
+  }
+  // Every level is a value: a row begins where the repetition level is 0.
+  void add_runs(Cursor in, int64_t count, int64_t value) {
+    while (count > 0) {
+      const Run run = next_run(in, 1, count);
+      if (run.bits) {
+        add_bits(run, value);
+      } else if (run.value == 0) {
+        for (int64_t i = 0; i < run.count; ++i) add(value + i);
+      }
+      value += run.count;
+      count -= run.count;
+    }
+  }
+  bool are_complete() const { return row_ == num_rows_ && (row_ == 0 || offsets_[0] == 0); }
+
+ private:
+  void add_bits(const Run& run, int64_t value) {
+    for (int64_t i = 0; i < run.count; i += 64) {
+      uint64_t begins = ~load(run.bits + (i >> 3));
+      if (run.count - i < 64) begins &= (uint64_t{1} << (run.count - i)) - 1;
+      expect(__builtin_popcountll(begins) <= num_rows_ - row_);
+      for (; begins; begins &= begins - 1)
+        offsets_[row_++] = static_cast<int32_t>(value + i + __builtin_ctzll(begins));
+    }
+  }
+
+  int32_t* offsets_;
+  int64_t num_rows_, row_ = 0;
+};
+
+template <typename Value>
+void take_plain(Cursor in, int64_t count, Value* out) {
+  std::memcpy(out, in.take(count * static_cast<int64_t>(sizeof(Value))).at, count * sizeof(Value));
+}
+
+// Byte b of all values lies together, the next byte of all values after it.
+template <typename Value>
+void take_split(Cursor in, int64_t count, Value* out) {
+  constexpr int kBytes = sizeof(Value);
+  expect(in.left() == count * kBytes);
+  const uint8_t* planes = in.at;
+  int64_t i = 0;
+#ifdef __SSE2__
+  for (; i + 16 <= count; i += 16) {
+    // Interleaving byte b with byte b + kBytes / 2 of 16 values, again and again, brings all bytes of a value together.
+    __m128i from[kBytes], to[kBytes];
+    for (int b = 0; b < kBytes; ++b)
+      from[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(planes + b * count + i));
+    for (int step = 1; step < kBytes; step *= 2) {
+      for (int b = 0; b < kBytes / 2; ++b) {
+        to[2 * b] = _mm_unpacklo_epi8(from[b], from[b + kBytes / 2]);
+        to[2 * b + 1] = _mm_unpackhi_epi8(from[b], from[b + kBytes / 2]);
+      }
+      std::copy(to, to + kBytes, from);
+    }
+    for (int b = 0; b < kBytes; ++b) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i) + b, from[b]);
+  }
+#endif
+  for (; i < count; ++i) {
+    Value value = 0;
+    for (int b = 0; b < kBytes; ++b) value |= static_cast<Value>(planes[b * count + i]) << (8 * b);
+    out[i] = value;
+  }
+}
+
+template <typename Value>
+class Chunk {
+ public:
+  Chunk(const Column& column, const uint8_t* data, Buffers& buffers)
+      : column_(column), in_{data + column.begin, data + column.begin + column.size}, buffers_(buffers),
+        rows_(pointer<int32_t>(column.offsets), column.num_rows), out_(pointer<Value>(column.values)) {}
+
+  // The number of values.
+  int64_t decode() {
+    while (num_levels_ < column_.num_levels) {
+      const PageHeader page = read_header(in_);
+      Cursor body = open(page);
+      if (page.type == kDictionaryPage) take_dictionary(page, body);
+      else take_page(page, body);
+    }
+    if (column_.is_list) {
+      expect(rows_.are_complete() && (column_.num_rows > 0 || num_values_ == 0));
+      pointer<int32_t>(column_.offsets)[column_.num_rows] = static_cast<int32_t>(num_values_);
+    }
+    return num_values_;
+  }
+
+ private:
+  // In memory of our own, with room behind it.
+  Cursor open(const PageHeader& page) {
+    expect(page.size <= 1024 + 2 * column_.num_levels * (column_.item_bytes + 4));  // no page of these values is larger
+    const Cursor stored = in_.take(page.stored_size);
+    uint8_t* bytes = buffers_.page.get(page.size);
+    if (column_.is_compressed) expect(buffers_.zstd.decompress(stored.at, stored.left(), bytes, page.size));
+    else expect(page.size == page.stored_size), std::memcpy(bytes, stored.at, page.size);
+    return {bytes, bytes + page.size};
+  }
+
+  void take_dictionary(const PageHeader& page, Cursor body) {
+    expect(page.encoding == kPlain || page.encoding == kPlainDictionary);
+    expect(page.num_values * static_cast<int64_t>(sizeof(Value)) <= body.left());
+    num_distinct_ = page.num_values;
+    // As many entries as an index of its width can name: one that is wrong is found afterwards and reads nothing else.
+    num_entries_ = int64_t{1} << bit_width(std::max<int64_t>(1, num_distinct_ - 1));
+    auto* entries = reinterpret_cast<Value*>(buffers_.dictionary.get(num_entries_ * sizeof(Value)));
+    std::memcpy(entries, body.at, num_distinct_ * sizeof(Value));
+    std::fill(entries + num_distinct_, entries + num_entries_, Value{0});
+    dictionary_ = entries;
+  }
+
+  void take_page(const PageHeader& page, Cursor body) {
+    const int64_t count = page.num_values;
+    expect(count <= column_.num_levels - num_levels_);
+    expect(page.definition_encoding == kRuns && page.repetition_encoding == kRuns);
+    Cursor repetition{nullptr, nullptr}, definition{nullptr, nullptr};
+    if (column_.is_list) repetition = take_levels(body);
+    if (column_.max_definition) definition = take_levels(body);
+    const int width = bit_width(column_.max_definition);
+    int64_t num_new = count;
+    if (!column_.max_definition || are_all(definition, width, count, column_.max_definition)) {
+      if (column_.is_list) rows_.add_runs(repetition, count, num_values_);
+    } else {
+      num_new = add_levels(repetition, definition, width, count);
+    }
+    take_values(page.encoding, body, num_new);
+    num_values_ += num_new;
+    num_levels_ += count;
+  }
+
+  static Cursor take_levels(Cursor& body) {
+    uint32_t num_bytes;
+    std::memcpy(&num_bytes, body.take(4).at, 4);
+    return body.take(num_bytes);
+  }
+
+  // Some lists are empty, or values absent: those are for Arrow. Gives the number of values.
+  int64_t add_levels(Cursor repetition, Cursor definition, int width, int64_t count) {
+    uint8_t* repeated = buffers_.levels.get(2 * count);
+    uint8_t* defined = repeated + count;
+    unpack_levels(definition, width, count, defined);
+    if (column_.is_list) unpack_levels(repetition, 1, count, repeated);
+    int64_t num_new = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (column_.is_list && repeated[i] == 0) rows_.add(num_values_ + num_new);
+      if (defined[i] == column_.max_definition) ++num_new;
+      else expect(column_.is_list && defined[i] == column_.empty_definition && repeated[i] == 0);
+    }
+    return num_new;
+  }
+
+  void take_values(int64_t encoding, Cursor body, int64_t count) {
+    Value* out = out_ + num_values_;
+    if (encoding == kPlain) take_plain(body, count, out);
+    else if (encoding == kByteStreamSplit) take_split(body, count, out);
+    else if (encoding == kDictionary || encoding == kPlainDictionary) take_indices(body, count, out);
+    else throw NotForUs{};
+  }
+
+  void take_indices(Cursor in, int64_t count, Value* out) {
+    if (count == 0) return;
+    const int width = in.byte();
+    expect(dictionary_ && width < 32 && (int64_t{1} << width) <= num_entries_);
+    uint64_t most = 0;
+    while (count > 0) {
+      const Run run = next_run(in, width, count);
+      if (run.bits) {
+        most = std::max(most, look_up(run, width, out));
+      } else {
+        expect(run.value < num_distinct_);
+        std::fill(out, out + run.count, dictionary_[run.value]);
+      }
+      out += run.count;
+      count -= run.count;
+    }
+    expect(most < static_cast<uint64_t>(num_distinct_));
+  }
+
+  // Gives the highest index.
+  uint64_t look_up(const Run& run, int width, Value* out) const {
+    const uint64_t mask = (uint64_t{1} << width) - 1;
+    const Value* dictionary = dictionary_;
+    uint64_t most = 0;
+    for (int64_t i = 0, bit = 0; i < run.count; ++i, bit += width) {
+      const uint64_t index = (load(run.bits + (bit >> 3)) >> (bit & 7)) & mask;
+      most = std::max(most, index);
+      out[i] = dictionary[index];
+    }
+    return most;
+  }
+
+  const Column& column_;
+  Cursor in_;
+  Buffers& buffers_;
+  Rows rows_;
+  Value* out_;
+  const Value* dictionary_ = nullptr;
+  int64_t num_distinct_ = 0, num_entries_ = 0, num_values_ = 0, num_levels_ = 0;
+};
+
+int64_t decode_column(const Column& column, const uint8_t* data, int64_t num_bytes, Buffers& buffers) {
+  try {
+    expect(column.begin >= 0 && column.size >= 0 && column.begin + column.size <= num_bytes);
+    expect(column.num_levels >= 0 && column.num_levels < (int64_t{1} << 31));
+    expect(column.is_list || column.num_levels == column.num_rows);
+    if (column.item_bytes == 8) return Chunk<uint64_t>(column, data, buffers).decode();
+    expect(column.item_bytes == 4);
+    return Chunk<uint32_t>(column, data, buffers).decode();
+  } catch (const NotForUs&) {
+    return -1;
+  }
+}
+
+// `counts`: how many values each column has, or -1 where Arrow has to read it.
+void decode_pages(Address data, int64_t num_bytes, Address columns, int64_t num_columns, Address counts) {
+  thread_local Buffers buffers;
+  for (int64_t i = 0; i < num_columns; ++i)
+    pointer<int64_t>(counts)[i] =
+        decode_column(pointer<const Column>(columns)[i], pointer<const uint8_t>(data), num_bytes, buffers);
+  buffers.page.trim();
+  buffers.dictionary.trim();
+  buffers.levels.trim();
+}
+
+bool has_zstd() { return Zstd::get().is_there(); }
+
+}  // namespace
+
+void bind_decode_pages(nb::module_& m) {
+  m.def("decode_pages", &decode_pages, nb::call_guard<nb::gil_scoped_release>());
+  m.def("has_zstd", &has_zstd);
+}
+
+}  // namespace recmill

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kernels.decode_pages import GroupDecoder
+
+NUM_ROWS = 1000
+
+
+def make_lists(rng: np.random.Generator, kind: pa.DataType, *, num_rows: int, most: int, shortest: int = 0) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(shortest, 7, num_rows))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rng.integers(0, most, offsets[-1])).cast(kind))
+
+
+def make_table(num_rows: int = NUM_ROWS, *, seed: int = 0) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "dense": pa.array(rng.normal(size=num_rows).astype(np.float32)),
+            "label": pa.array(rng.integers(0, 2, num_rows).astype(np.float32)),
+            "one": pa.array(np.ones(num_rows, np.int64)),
+            "short": pa.array(rng.integers(0, 9, num_rows), pa.int32()),
+            "ids": make_lists(rng, pa.int64(), num_rows=num_rows, most=10**12),
+            "full": make_lists(rng, pa.int64(), num_rows=num_rows, most=300, shortest=1),
+            "small": make_lists(rng, pa.int32(), num_rows=num_rows, most=20),
+            "weights": make_lists(rng, pa.float32(), num_rows=num_rows, most=1000),
+            "empty": pa.array([[]] * num_rows, pa.list_(pa.int64())),
+        }
+    )
+
+
+def write(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **({"compression": "zstd", "row_group_size": 600} | options))
+    return sink.getvalue()
+
+
+def decode_all(stored: bytes, *, kernel: str | None = None) -> tuple[pa.Table, set[str]]:
+    """All rows, and the columns that Arrow decoded."""
+    metadata = pq.read_metadata(io.BytesIO(stored))
+    decoder = GroupDecoder(metadata, range(metadata.num_columns), kernel=kernel)
+    tables = [decoder.decode(stored, 0, index) for index in range(metadata.num_row_groups)]
+    names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in range(metadata.num_columns)]
+    decoded = {position for layout in decoder._layouts.values() for position in layout.positions}
+    return pa.concat_tables(tables), set(names) - {names[position] for position in decoded}
+
+
+SPLIT = {"use_dictionary": False, "column_encoding": dict.fromkeys(("dense", "short"), "BYTE_STREAM_SPLIT")}
+LISTS = [f"{name}.list.element" for name in ("ids", "full", "small", "weights", "empty")]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dictionary": {},
+    "plain": {"use_dictionary": False},
+    "split bytes": {"use_dictionary": False, "column_encoding": dict.fromkeys(LISTS, "BYTE_STREAM_SPLIT")},
+    "split bytes of numbers": SPLIT,
+    "not compressed": {"compression": "none"},
+    "many pages": {"data_page_size": 200, "write_batch_size": 50},
+    "many pages, plain": {"data_page_size": 200, "write_batch_size": 50, "use_dictionary": False},
+    "dictionary given up": {"dictionary_pagesize_limit": 300, "write_batch_size": 64},
+    "checksums": {"write_page_checksum": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_kernel_decodes_what_arrow_does(name: str) -> None:
+    table = make_table()
+    found, by_arrow = decode_all(write(table, **OPTIONS[name]))
+    found.validate(full=True)
+    assert found.equals(table)
+    assert found.schema.equals(table.schema)
+    assert by_arrow == set()
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 63, 64, 65])
+def test_few_rows_decode(num_rows: int) -> None:
+    table = make_table(num_rows)
+    assert decode_all(write(table)) == (table, set())
+
+
+def test_columns_without_missing_values_by_declaration_decode() -> None:
+    table = make_table()
+    kinds = [
+        pa.field(
+            field.name,
+            pa.list_(pa.field("element", field.type.value_type, nullable=False))
+            if pa.types.is_list(field.type)
+            else field.type,
+            nullable=field.name == "ids",
+        )
+        for field in table.schema
+    ]
+    table = table.cast(pa.schema(kinds))
+    found, by_arrow = decode_all(write(table))
+    assert found.equals(table)
+    assert by_arrow == set()
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        (pa.array([[1], None, [2, 3]]), {}),
+        (pa.array([[1], [None, 4], [2, 3]]), {}),
+        (pa.array([1.0, None, 2.0], pa.float32()), {}),
+        (pa.array(["a", "b", "c"]), {}),
+        (pa.array([True, False, True]), {}),
+        (pa.array([1.0, 2.0, 3.0]), {}),
+        (pa.array([[[1]], [[2], [3]], []]), {}),
+        (pa.array([1, 2, 3]), {"compression": "snappy"}),
+        (pa.array([1, 2, 3]), {"data_page_version": "2.0"}),
+        (pa.array([1, 2, 3]), {"use_dictionary": False, "column_encoding": {"other": "DELTA_BINARY_PACKED"}}),
+    ],
+)
+def test_arrow_decodes_the_rest(column: pa.Array, options: dict[str, Any]) -> None:
+    table = pa.table({"before": pa.array([1, 2, 3]), "other": column, "after": pa.array([[4], [], [5]])})
+    found, by_arrow = decode_all(write(table, row_group_size=2, **options))
+    assert found.equals(table)
+    assert "other" in by_arrow
+
+
+def test_the_reference_is_arrow() -> None:
+    table = make_table()
+    assert decode_all(write(table), kernel="reference")[0].equals(table)
+    with pytest.raises(ValueError, match="kernel is 'gpu'"):
+        decode_all(write(table), kernel="gpu")
+
+
+def test_damaged_bytes_end_in_an_error_or_in_numbers() -> None:
+    """Never in a crash: levels, indices and sizes of pages are checked before memory is touched."""
+    rng = np.random.default_rng(0)
+    for compression in ("none", "zstd"):
+        stored = write(make_table(200), compression=compression)
+        metadata = pq.read_metadata(io.BytesIO(stored))
+        end = len(stored) - 8 - metadata.serialized_size
+        num_refused = 0
+        for _ in range(100):
+            damaged = bytearray(stored)
+            for place in rng.integers(4, end, 3):
+                damaged[place] = rng.integers(0, 256)
+            try:
+                table = GroupDecoder(metadata, range(metadata.num_columns)).decode(bytes(damaged), 0, 0)
+            except (OSError, pa.ArrowException):
+                num_refused += 1
+            else:
+                table.validate(full=True)
+        assert num_refused > 0
