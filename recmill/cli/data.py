@@ -37,7 +37,14 @@ from recmill.sizes import format_bytes
     type=float,
     default=0.0,
     show_default=True,
-    help="Share of the sessions, those that start last, held out as 'test'; ignored if the schema names splits.",
+    help="Share of the sessions held out as 'test'; ignored if the schema names splits.",
+)
+@click.option(
+    "--eval-sessions",
+    type=click.Choice(["last", "random"]),
+    default="last",
+    show_default=True,
+    help="Which ones: those that start last, or some of all times.",
 )
 @click.option(
     "--rows-per-group", type=int, help="Samples of a Parquet row group; 8192, or up to 32768 for 'deduplicated'."
@@ -53,6 +60,7 @@ def cluster(
     spark_flags: tuple[str, ...],
     memory_limit: int,
     eval_fraction: float,
+    eval_sessions: str,
     rows_per_group: int | None,
     schema_path: str | None,
     as_json: bool,
@@ -77,6 +85,7 @@ def cluster(
             engine=engine,
             memory_limit_bytes=memory_limit,
             eval_fraction=eval_fraction,
+            eval_sessions=eval_sessions,
             rows_per_group=rows_per_group,
             rows_per_part=max(1_000_000, rows_per_group or 0),
             progress=progress_for(as_json),

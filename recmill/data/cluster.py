@@ -4,7 +4,7 @@ What is done to the rows is written once, in Ibis (cluster_query.py); DuckDB run
 cluster:
 
     canonical_rows   one type a column, a plain id becomes a list of one
-    with_split       a session belongs to the split of its first timestamp
+    with_split       a session belongs to the split of its first timestamp, or is held out at random
     SORT_KEYS        the order of the layout
 
 The deduplicated layout has one record a session (session_encoder.py); which features repeat is measured on a sample of
@@ -24,7 +24,14 @@ import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
 from recmill.data.cluster_memory import LeanArrow, MemoryPlan
-from recmill.data.cluster_query import Boundary, ClusterPlan, sampled, session_starts, with_split
+from recmill.data.cluster_query import (
+    Boundary,
+    ClusterPlan,
+    sampled,
+    session_starts,
+    with_random_split,
+    with_split,
+)
 from recmill.data.duckdb_engine import DuckDBEngine
 from recmill.data.log import RawLog
 from recmill.data.parquet_writer import SORT_KEYS, SPLIT_COLUMN, PartFormat
@@ -33,6 +40,7 @@ from recmill.progress import Progress, no_progress
 
 CLUSTER_LAYOUTS = tuple(SORT_KEYS)
 ENGINES = ("duckdb", "spark")
+EVAL_SESSIONS = ("last", "random")
 
 
 class Engine(Protocol):
@@ -62,17 +70,19 @@ def cluster_sessions(
     rows_per_group: int | None = None,
     rows_per_part: int = 1_000_000,
     eval_fraction: float = 0.0,
+    eval_sessions: str = "last",
     schema: Schema | str | Path | None = None,
     progress: Progress = no_progress,
 ) -> Dataset:
     """Write the log as a dataset in the given layout.
 
-    Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last,
-    become "test". `rows_per_group` is 8192, or for the deduplicated layout up to four times that, or what the memory
-    allows. `memory_limit_bytes` bounds how far DuckDB's engine lets this process grow; rows that do not fit go to disk.
-    One session that is larger than the rest of the limit passes it: it stays whole, in one row group.
+    Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last (with
+    `eval_sessions="random"`: drawn by their ids, the same ones in every layout), become "test". `rows_per_group` is
+    8192, or for the deduplicated layout up to four times that, or what the memory allows. `memory_limit_bytes` bounds
+    how far DuckDB's engine lets this process grow; rows that do not fit go to disk. One session that is larger than the
+    rest of the limit passes it: it stays whole, in one row group.
     """
-    _check_choices(layout, engine, eval_fraction)
+    _check_choices(layout, engine, eval_fraction, eval_sessions)
     refuse_foreign_folder(out, Dataset.manifest_name)
     log = raw if isinstance(raw, RawLog) else RawLog.open(raw, schema)
     memory = MemoryPlan.of(
@@ -106,7 +116,7 @@ def cluster_sessions(
             progress=progress,
         )
         with explain_write_errors(out):
-            parts, found = _run(plan, engine, eval_fraction)
+            parts, found = _run(plan, engine, eval_fraction, eval_sessions)
         body = {
             **found,
             "layout": layout,
@@ -120,22 +130,29 @@ def cluster_sessions(
     return Dataset.load(out)
 
 
-def _check_choices(layout: str, engine: str, eval_fraction: float) -> None:
+def _check_choices(layout: str, engine: str, eval_fraction: float, eval_sessions: str) -> None:
     if layout not in CLUSTER_LAYOUTS:
         raise InputError(f"layout is {layout!r}, expected one of {', '.join(CLUSTER_LAYOUTS)}")
     if engine not in ENGINES:
         raise InputError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
     if not 0 <= eval_fraction < 1:
         raise InputError(f"eval_fraction is {eval_fraction}, expected at least 0 and less than 1")
+    if eval_sessions not in EVAL_SESSIONS:
+        raise InputError(f"eval_sessions is {eval_sessions!r}, expected one of {', '.join(EVAL_SESSIONS)}")
 
 
-def _run(plan: ClusterPlan, engine_name: str, eval_fraction: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _run(
+    plan: ClusterPlan, engine_name: str, eval_fraction: float, eval_sessions: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The parts, and what else the manifest says of them."""
     plan.spill_folder.mkdir()
     engine = _open_engine(plan, engine_name)
     try:
-        split_names, boundaries = find_splits(engine, plan.log, eval_fraction)
-        query = with_split(engine.rows, boundaries) if boundaries else engine.rows
+        if eval_sessions == "random" and eval_fraction and not plan.log.schema.splits:
+            split_names, query = ["train", "test"], draw_test(engine, plan.log, eval_fraction)
+        else:
+            split_names, boundaries = find_splits(engine, plan.log, eval_fraction)
+            query = with_split(engine.rows, boundaries) if boundaries else engine.rows
         form, found = choose_format(plan, engine)
         parts = engine.write_parts(query, split_names=split_names, form=form)
         found["num_sessions"] = sum(part["num_sessions"] for part in parts)
@@ -205,3 +222,15 @@ def find_splits(engine: Engine, log: RawLog, eval_fraction: float) -> tuple[list
     ordered = starts.order_by("start", "session_id").limit(1, offset=num_sessions - num_test)
     start, session = engine.fetch_row(ordered.select("start", "session_id"))
     return ["train", "test"], [(int(start), int(session))]
+
+
+def draw_test(engine: Engine, log: RawLog, eval_fraction: float) -> Any:
+    """The rows, about `eval_fraction` of their sessions in the second split."""
+    query = with_random_split(engine.rows, share=eval_fraction)
+    split = query[SPLIT_COLUMN]
+    if engine.fetch_row(query.aggregate(first=split.min(), last=split.max())) != (0, 1):
+        raise InputError(
+            f"{log.path}: eval_fraction {eval_fraction} of its sessions, drawn at random, are none or all of them; "
+            "give a larger log or another fraction"
+        )
+    return query

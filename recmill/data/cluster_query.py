@@ -77,9 +77,20 @@ def with_split(rows: Any, boundaries: Sequence[Boundary]) -> Any:
     return rows.join(starts.select("session_id", **{SPLIT_COLUMN: split}), "session_id")
 
 
+def with_random_split(rows: Any, *, share: float) -> Any:
+    """The rows with SPLIT_COLUMN: 1 for about this share of the sessions, the same ones on every engine, else 0."""
+    is_held_out = _mixed(rows.session_id) < share * MIXING_PRIME
+    return rows.mutate(**{SPLIT_COLUMN: ibis.cases((is_held_out, 1), else_=0).cast("int32")})
+
+
 def sampled(rows: Any, key: Any, *, share: float) -> Any:
     """The rows of about this share of the values of `key`, the same ones on every engine."""
-    # A prime, so that ids with a step of their own are drawn evenly; small, so that no product overflows.
-    prime = 1_000_003
-    mixed = ((key % prime).abs() * 7_919) % prime
-    return rows.filter(mixed < share * prime)
+    return rows.filter(_mixed(key) < share * MIXING_PRIME)
+
+
+# A prime, so that ids with a step of their own are drawn evenly; small, so that no product overflows.
+MIXING_PRIME = 1_000_003
+
+
+def _mixed(key: Any) -> Any:
+    return ((key % MIXING_PRIME).abs() * 7_919) % MIXING_PRIME

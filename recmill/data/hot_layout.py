@@ -65,7 +65,7 @@ def layout_hot(
     out: str | Path,
     sessions: str | None = None,
     keep_ids: Collection[str] | None = None,
-    rows_per_group: int = ROWS_PER_GROUP,
+    rows_per_group: int | None = None,
     rows_per_part: int = ROWS_PER_PART,
     progress: Progress = no_progress,
 ) -> Dataset:
@@ -75,7 +75,8 @@ def layout_hot(
     plan's choice unless given. Tables named in `keep_ids` (None: those that the plan lets share parameters) are on
     every rank anyway: they make no sample cold and their ids stay. Transforms of ids that the schema declares are
     applied here, once, and leave the schema. A deduplicated dataset comes out in the session layout: readers find its
-    repeats again.
+    repeats again. Row groups are as large as the source's, at most 8,192 rows, unless `rows_per_group` is given: epochs
+    permute row groups, so larger ones would mix samples less than the source does.
     """
     dataset = open_dataset(dataset)
     plan = plan if isinstance(plan, ShardPlan) else ShardPlan.load(plan)
@@ -130,11 +131,14 @@ class _HotLayout:
         *,
         sessions: str,
         keep_ids: frozenset[str],
-        rows_per_group: int,
+        rows_per_group: int | None,
         rows_per_part: int,
     ) -> None:
         self.dataset, self.sessions = dataset, sessions
-        self.rows_per_group, self.rows_per_part = rows_per_group, rows_per_part
+        self.groups = split_groups(dataset, "train")
+        largest = max((group.num_rows for group in self.groups), default=ROWS_PER_GROUP)
+        self.rows_per_group = rows_per_group or min(largest, ROWS_PER_GROUP)
+        self.rows_per_part = rows_per_part
         self.stored = Schema.load(dataset.path)
         hot_rows = {name: rows for name, rows in load_hot_rows(plan).items() if name not in keep_ids}
         missing = [table.name for table in self.stored.tables if table.name not in {*hot_rows, *keep_ids}]
@@ -150,9 +154,8 @@ class _HotLayout:
     def write(self, folder: Path, progress: Progress) -> list[dict[str, Any]]:
         """Write all files; the parts as the manifest lists them, hot ones first."""
         writers = {split: self._open(folder, split, split) for split in (HOT, COLD)}
-        groups = split_groups(self.dataset, "train")
-        done, total = 0, sum(group.num_rows for group in groups)
-        for rows in self._read(groups):
+        done, total = 0, sum(group.num_rows for group in self.groups)
+        for rows in self._read(self.groups):
             is_hot, slots = find_hot_samples(rows, self.schema, self.remap)
             if self.sessions == "whole":
                 is_hot = _only_whole_sessions(rows.column("session_id").to_numpy(), is_hot)

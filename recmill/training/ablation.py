@@ -83,6 +83,8 @@ class Ablation:
     hot_budget_bytes: int = 2**24
     compress: str = "auto"
     eval_fraction: float = 0.1
+    eval_sessions: str = "last"  # or "random": `cluster_sessions`
+    rows_per_group: int | None = None
     tune_seconds: float = DEFAULT_SECONDS
     repeats: int = 1
     switches: tuple[str, ...] = tuple(SWITCHES)
@@ -99,6 +101,8 @@ class Ablation:
             "hot_budget_bytes": self.hot_budget_bytes,
             "compress": self.compress,
             "eval_fraction": self.eval_fraction,
+            "eval_sessions": self.eval_sessions,
+            "rows_per_group": self.rows_per_group,
             "tune_seconds": self.tune_seconds,
             "repeats": self.repeats,
             "switches": list(self.switches),
@@ -172,8 +176,15 @@ class _Shared:
         target = self.folder / "data" / layout
         if (target / Dataset.manifest_name).exists():
             return Dataset.load(target)
-        fraction = self.ablation.eval_fraction
-        return cluster_sessions(self._raw(), out=target, layout=layout, eval_fraction=fraction, progress=self.progress)
+        return cluster_sessions(
+            self._raw(),
+            out=target,
+            layout=layout,
+            rows_per_group=self.ablation.rows_per_group,
+            eval_fraction=self.ablation.eval_fraction,
+            eval_sessions=self.ablation.eval_sessions,
+            progress=self.progress,
+        )
 
     def profile(self, switches: frozenset[str]) -> AccessProfile:
         """How often rows are read in the order in which the variant reads them: sessions together, or by time."""

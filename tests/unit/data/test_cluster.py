@@ -108,6 +108,32 @@ def test_the_share_that_starts_last_is_held_out_in_whole_sessions(tmp_path: Path
     assert set(session_of(rows_of(read_table(dataset, split="train")))) == set(starts) - set(last)
 
 
+def test_a_random_share_is_held_out_in_whole_sessions_the_same_in_every_layout(tmp_path: Path) -> None:
+    table = random_log(2_000, num_sessions=400, max_time=300)
+    raw = write_log(tmp_path / "raw", table)
+    held_out = []
+    for layout in ("session", "time", "deduplicated"):
+        dataset = cluster_sessions(raw, out=tmp_path / layout, layout=layout, eval_fraction=0.2, eval_sessions="random")
+        test, train = (set(session_of(rows_of(read_table(dataset, split=name)))) for name in ("test", "train"))
+        assert test | train == set(session_of(rows_of(table)))
+        assert not test & train
+        held_out.append(test)
+    assert held_out[0] == held_out[1] == held_out[2]
+    assert 50 <= len(held_out[0]) <= 110  # about a fifth of 400
+    starts = (
+        read_table(cluster_sessions(raw, out=tmp_path / "all")).group_by("session_id").aggregate([("timestamp", "min")])
+    )
+    early = {session for session, time in zip(*starts.to_pydict().values(), strict=True) if time < 30}
+    assert early & held_out[0]
+    assert early - held_out[0]
+
+
+def test_a_random_share_that_divides_nothing_is_refused(tmp_path: Path) -> None:
+    raw = write_log(tmp_path / "raw", random_log(9, num_sessions=1))
+    with pytest.raises(InputError, match="none or all"):
+        cluster_sessions(raw, out=tmp_path / "out", eval_fraction=0.1, eval_sessions="random")
+
+
 @pytest.mark.parametrize("layout", ["session", "time"])
 def test_splits_of_the_schema_go_by_the_start_of_the_session(tmp_path: Path, layout: str) -> None:
     schema = Schema(features=LOG_SCHEMA.features, splits={"valid": 100, "test": 200})
@@ -218,7 +244,13 @@ def test_names_that_look_like_patterns_are_read_as_names(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"layout": "random"}, {"engine": "pandas"}, {"eval_fraction": 1.0}, {"rows_per_group": 0}],
+    [
+        {"layout": "random"},
+        {"engine": "pandas"},
+        {"eval_fraction": 1.0},
+        {"eval_sessions": "first"},
+        {"rows_per_group": 0},
+    ],
 )
 def test_wrong_choices_are_refused(tmp_path: Path, wrong: dict) -> None:
     raw = write_log(tmp_path / "raw", random_log(5))

@@ -54,7 +54,8 @@ def test_both_engines_give_the_same_dataset(tmp_path: Path, spark) -> None:
     narrow = narrow.set_column(3, "age", narrow.column("age").cast("float64"))
     pq.write_table(narrow, raw / "log-1.parquet")
     options = {"eval_fraction": 0.2, "rows_per_group": 100, "rows_per_part": 400}
-    for layout in ("session", "time", "deduplicated"):
+    for layout, drawn in (("session", "random"), ("time", "last"), ("deduplicated", "last")):
+        options["eval_sessions"] = drawn
         here = cluster_sessions(raw, out=tmp_path / "here", layout=layout, **options)
         there = cluster_sessions(raw, out=tmp_path / "there", layout=layout, engine="spark", **options)
         assert here.num_sessions == there.num_sessions == 80

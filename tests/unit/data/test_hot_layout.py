@@ -106,11 +106,12 @@ def test_row_groups_that_are_nearly_full_keep_the_boundaries_of_their_source(dat
     stored = [rows for part in dataset.split_parts("train") for rows in part["row_group_rows"]]
     assert set(stored) == {200}
 
-    def hot_groups(rows_per_group: int) -> list[int]:
+    def hot_groups(rows_per_group: int | None) -> list[int]:
         laid = layout_hot(dataset, plan, out=tmp_path / "out", rows_per_group=rows_per_group)
         assert "cold" not in laid.splits
         return [rows for part in laid.split_parts("hot") for rows in part["row_group_rows"]]
 
+    assert hot_groups(None) == stored  # as small as the source's, so that epochs mix samples as they did
     assert hot_groups(256) == stored  # 78% full: all samples are hot and come in the very order of the source
     assert hot_groups(300) == [400] * (len(stored) // 2)  # 67%: too small to be read alone
 
