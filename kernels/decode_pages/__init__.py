@@ -1,8 +1,8 @@
 """A row group of a Parquet file as an Arrow table, decoded in one call that holds no GIL.
 
-For what tables of features are made of: numbers of 4 and 8 bytes and lists of them, without missing values, plain, by
-dictionary or with bytes split, zstd or not compressed. Whatever else a row group holds, Arrow reads: columns of strings
-or booleans, those with missing values, and those in which something is wrong.
+For what tables of features are made of: numbers, booleans and lists of them, without missing values, plain, by
+dictionary or with bytes split, zstd or not compressed. Whatever else a row group holds, Arrow reads: strings, columns
+with missing values, and those in which something is wrong.
 
 Shape suffixes: C = columns, X = what the kernel is told of one.
 """
@@ -23,7 +23,16 @@ from kernels.decode_pages import reference
 
 BACKENDS = ("reference", "cpu")
 ENCODINGS = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"}
-NUMBERS = {pa.float32(): ("FLOAT", 4), pa.int32(): ("INT32", 4), pa.int64(): ("INT64", 8)}
+# How a value is stored, its bytes there and in memory; 0 for bits.
+NUMBERS: dict[pa.DataType, tuple[str, int, int]] = {
+    pa.bool_(): ("BOOLEAN", 0, 0),
+    pa.float32(): ("FLOAT", 4, 4),
+    pa.float64(): ("DOUBLE", 8, 8),
+    pa.int64(): ("INT64", 8, 8),
+    pa.uint64(): ("INT64", 8, 8),
+    **{kind: ("INT32", 4, kind.bit_width // 8) for kind in (pa.int8(), pa.int16(), pa.int32())},
+    **{kind: ("INT32", 4, kind.bit_width // 8) for kind in (pa.uint8(), pa.uint16(), pa.uint32())},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +75,10 @@ class GroupDecoder:
         columns_CX = layout.columns_CX.copy()
         columns_CX[:, 0] -= start
         buffers = []
-        for (_, _, num_levels, num_rows, item_bytes, _, _, is_list, *_), addresses in zip(
+        for (_, _, num_levels, num_rows, _, item_bytes, _, _, is_list, *_), addresses in zip(
             columns_CX.tolist(), columns_CX[:, -2:], strict=True
         ):
-            values = pa.allocate_buffer(num_levels * item_bytes)
+            values = pa.allocate_buffer(num_levels * item_bytes if item_bytes else (num_levels + 7) // 8)
             offsets = pa.allocate_buffer(4 * (num_rows + 1)) if is_list else None
             addresses[:] = values.address, 0 if offsets is None else offsets.address
             buffers.append((values, offsets, num_rows))
@@ -92,7 +101,7 @@ class GroupDecoder:
                 chunk = row_group.column(leaf)
                 place = (first_page(chunk), chunk.total_compressed_size, chunk.num_values, row_group.num_rows)
                 found[position] = (*place, *column, chunk.compression != "UNCOMPRESSED", 0, 0)
-        columns_CX = np.array(list(found.values()), dtype=np.int64).reshape(len(found), 11)
+        columns_CX = np.array(list(found.values()), dtype=np.int64).reshape(len(found), 12)
         return _Layout(positions=list(found), columns_CX=columns_CX)
 
 
@@ -102,11 +111,11 @@ def first_page(chunk: Any) -> int:
     return min(int(page) for page in pages if page is not None)
 
 
-def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int, int, bool] | None:
-    """Item bytes, level of a value, level of an empty list, whether it is a list; None if Arrow has to read it."""
+def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int, int, int, bool] | None:
+    """Bytes stored and in memory, level of a value and of an empty list, whether it is a list; None: Arrow reads it."""
     is_list = pa.types.is_list(field.type)
     values = field.type.value_field if is_list else field
-    physical_type, item_bytes = NUMBERS.get(values.type, ("", 0))
+    physical_type, *sizes = NUMBERS.get(values.type, ("", 0, 0))
     empty = int(field.nullable) if is_list else 0
     most = empty + is_list + int(values.nullable)
     is_known = (
@@ -115,7 +124,7 @@ def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int
         and set(chunk.encodings) <= ENCODINGS
         and (chunk.compression == "UNCOMPRESSED" or (chunk.compression == "ZSTD" and _cpu.has_zstd()))
     )
-    return (item_bytes, most, empty, is_list) if is_known else None
+    return (sizes[0], sizes[1], most, empty, is_list) if is_known else None
 
 
 def _array(kind: pa.DataType, count: int, values: pa.Buffer, offsets: pa.Buffer | None, num_rows: int) -> pa.Array:

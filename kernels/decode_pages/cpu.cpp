@@ -20,7 +20,7 @@ namespace {
 struct Column {
   int64_t begin, size;           // of the chunk in `data`
   int64_t num_levels, num_rows;  // values with those that are empty lists; lists, or values of a flat column
-  int64_t item_bytes;
+  int64_t stored_bytes, item_bytes;  // of a value in the file and in memory, 0 for bits
   int64_t max_definition, empty_definition;  // levels of a value and of an empty list; others are absent values
   int64_t is_list, is_compressed;
   Address values, offsets;  // room for num_levels values and num_rows + 1 int32
@@ -98,16 +98,22 @@ class Rows {
   int64_t num_rows_, row_ = 0;
 };
 
-template <typename Value>
+// Values that are narrower in memory than in the file, as bytes are, lose bytes that say nothing.
+template <typename Stored, typename Value>
 void take_plain(Cursor in, int64_t count, Value* out) {
-  std::memcpy(out, in.take(count * static_cast<int64_t>(sizeof(Value))).at, count * sizeof(Value));
+  const uint8_t* stored = in.take(count * static_cast<int64_t>(sizeof(Stored))).at;
+  if constexpr (sizeof(Stored) == sizeof(Value)) {
+    std::memcpy(out, stored, count * sizeof(Value));
+  } else {
+    for (int64_t i = 0; i < count; ++i) std::memcpy(out + i, stored + i * sizeof(Stored), sizeof(Value));
+  }
 }
 
 // Byte b of all values lies together, the next byte of all values after it.
-template <typename Value>
+template <typename Stored, typename Value>
 void take_split(Cursor in, int64_t count, Value* out) {
   constexpr int kBytes = sizeof(Value);
-  expect(in.left() == count * kBytes);
+  expect(in.left() == count * static_cast<int64_t>(sizeof(Stored)));
   const uint8_t* planes = in.at;
   int64_t i = 0;
 #ifdef __SSE2__
@@ -133,7 +139,20 @@ void take_split(Cursor in, int64_t count, Value* out) {
   }
 }
 
-template <typename Value>
+// Bits go on where the last page's ended.
+void take_bits(Cursor in, int64_t count, uint8_t* out, int64_t first) {
+  const uint8_t* bits = in.take((count + 7) / 8).at;
+  if (first % 8 == 0) {
+    std::memcpy(out + first / 8, bits, (count + 7) / 8);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i, ++first) {
+    const int shift = first % 8, bit = bits[i / 8] >> (i % 8) & 1;
+    out[first / 8] = static_cast<uint8_t>((shift ? out[first / 8] & ((1 << shift) - 1) : 0) | bit << shift);
+  }
+}
+
+template <typename Stored, typename Value>
 class Chunk {
  public:
   Chunk(const Column& column, const uint8_t* data, Buffers& buffers)
@@ -158,7 +177,7 @@ class Chunk {
  private:
   // In memory of our own, with room behind it.
   Cursor open(const PageHeader& page) {
-    expect(page.size <= 1024 + 2 * column_.num_levels * (column_.item_bytes + 4));  // no page of these values is larger
+    expect(page.size <= 1024 + 2 * column_.num_levels * (column_.stored_bytes + 4));  // no page of these values is larger
     const Cursor stored = in_.take(page.stored_size);
     uint8_t* bytes = buffers_.page.get(page.size);
     if (column_.is_compressed) expect(buffers_.zstd.decompress(stored.at, stored.left(), bytes, page.size));
@@ -168,12 +187,12 @@ class Chunk {
 
   void take_dictionary(const PageHeader& page, Cursor body) {
     expect(page.encoding == kPlain || page.encoding == kPlainDictionary);
-    expect(page.num_values * static_cast<int64_t>(sizeof(Value)) <= body.left());
     num_distinct_ = page.num_values;
+    expect(num_distinct_ * static_cast<int64_t>(sizeof(Stored)) <= body.left());
     // As many entries as an index of its width can name: one that is wrong is found afterwards and reads nothing else.
     num_entries_ = int64_t{1} << bit_width(std::max<int64_t>(1, num_distinct_ - 1));
     auto* entries = reinterpret_cast<Value*>(buffers_.dictionary.get(num_entries_ * sizeof(Value)));
-    std::memcpy(entries, body.at, num_distinct_ * sizeof(Value));
+    take_plain<Stored>(body, num_distinct_, entries);
     std::fill(entries + num_distinct_, entries + num_entries_, Value{0});
     dictionary_ = entries;
   }
@@ -219,9 +238,13 @@ class Chunk {
   }
 
   void take_values(int64_t encoding, Cursor body, int64_t count) {
+    if (column_.stored_bytes == 0) {
+      expect(encoding == kPlain);
+      return take_bits(body, count, pointer<uint8_t>(column_.values), num_values_);
+    }
     Value* out = out_ + num_values_;
-    if (encoding == kPlain) take_plain(body, count, out);
-    else if (encoding == kByteStreamSplit) take_split(body, count, out);
+    if (encoding == kPlain) take_plain<Stored>(body, count, out);
+    else if (encoding == kByteStreamSplit) take_split<Stored>(body, count, out);
     else if (encoding == kDictionary || encoding == kPlainDictionary) take_indices(body, count, out);
     else throw NotForUs{};
   }
@@ -267,14 +290,22 @@ class Chunk {
   int64_t num_distinct_ = 0, num_entries_ = 0, num_values_ = 0, num_levels_ = 0;
 };
 
+template <typename Stored, typename Value>
+int64_t decode(const Column& column, const uint8_t* data, Buffers& buffers) {
+  return Chunk<Stored, Value>(column, data, buffers).decode();
+}
+
 int64_t decode_column(const Column& column, const uint8_t* data, int64_t num_bytes, Buffers& buffers) {
   try {
     expect(column.begin >= 0 && column.size >= 0 && column.begin + column.size <= num_bytes);
     expect(column.num_levels >= 0 && column.num_levels < (int64_t{1} << 31));
     expect(column.is_list || column.num_levels == column.num_rows);
-    if (column.item_bytes == 8) return Chunk<uint64_t>(column, data, buffers).decode();
+    if (column.stored_bytes == 8 && column.item_bytes == 8) return decode<uint64_t, uint64_t>(column, data, buffers);
+    expect(column.stored_bytes == 4 || (column.stored_bytes == 0 && column.item_bytes == 0));
+    if (column.item_bytes == 2) return decode<uint32_t, uint16_t>(column, data, buffers);
+    if (column.item_bytes <= 1) return decode<uint32_t, uint8_t>(column, data, buffers);
     expect(column.item_bytes == 4);
-    return Chunk<uint32_t>(column, data, buffers).decode();
+    return decode<uint32_t, uint32_t>(column, data, buffers);
   } catch (const NotForUs&) {
     return -1;
   }
