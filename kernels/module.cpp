@@ -15,6 +15,7 @@ void bind_move_rows(nb::module_& m);
 void bind_pool_windows(nb::module_& m);
 void bind_shared_lookup(nb::module_& m);
 void bind_split_tiers(nb::module_& m);
+void bind_stack_columns(nb::module_& m);
 void bind_take_rows(nb::module_& m);
 void bind_update_rows(nb::module_& m);
 void bind_window_attention(nb::module_& m);
@@ -34,6 +35,7 @@ NB_MODULE(_cpu, m) {
   recmill::bind_pool_windows(m);
   recmill::bind_shared_lookup(m);
   recmill::bind_split_tiers(m);
+  recmill::bind_stack_columns(m);
   recmill::bind_take_rows(m);
   recmill::bind_update_rows(m);
   recmill::bind_window_attention(m);

@@ -40,7 +40,8 @@ class _Layout:
     """Where the columns of a row group lie that the kernel decodes."""
 
     positions: list[int]  # among the columns that are wanted
-    columns_CX: npt.NDArray[np.int64]  # as struct Column in cpu.cpp, addresses not filled in
+    columns_CX: npt.NDArray[np.int64]  # as struct Column in cpu.cpp; addresses count from the start of its memory
+    places: list[tuple[int, int, int]]  # where offsets begin in a column's memory, their bytes, and rows
 
 
 class GroupDecoder:
@@ -53,6 +54,7 @@ class GroupDecoder:
         self._names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in leaves]
         stored = metadata.schema.to_arrow_schema()
         self._schema = pa.schema([stored.field(name) for name in self._names], metadata=stored.metadata)
+        self._types = [field.type for field in self._schema]
         self._for_arrow: set[int] = set()  # positions of columns that the kernel refused
         self._layouts: dict[int, _Layout] = {}  # a row group is decoded every epoch
 
@@ -74,23 +76,20 @@ class GroupDecoder:
         """The columns that the kernel could decode."""
         columns_CX = layout.columns_CX.copy()
         columns_CX[:, 0] -= start
-        buffers = []
-        for (_, _, num_levels, num_rows, _, item_bytes, _, _, is_list, *_), addresses in zip(
-            columns_CX.tolist(), columns_CX[:, -2:], strict=True
-        ):
-            values = pa.allocate_buffer(num_levels * item_bytes if item_bytes else (num_levels + 7) // 8)
-            offsets = pa.allocate_buffer(4 * (num_rows + 1)) if is_list else None
-            addresses[:] = values.address, 0 if offsets is None else offsets.address
-            buffers.append((values, offsets, num_rows))
+        # One piece of memory a column, values first: every allocation gives the GIL away.
+        held = [pa.allocate_buffer(offsets_at + offsets_bytes) for offsets_at, offsets_bytes, _ in layout.places]
+        columns_CX[:, -2:] += np.array([memory.address for memory in held], dtype=np.int64)[:, None]
         counts_C = np.empty(len(columns_CX), np.int64)
         _cpu.decode_pages(data.address, data.size, columns_CX.ctypes.data, len(columns_CX), counts_C.ctypes.data)
         arrays = {}
-        for position, count, own in zip(layout.positions, counts_C.tolist(), buffers, strict=True):
+        for position, count, memory, place in zip(
+            layout.positions, counts_C.tolist(), held, layout.places, strict=True
+        ):
             if count < 0:
                 self._for_arrow.add(position)
                 self._layouts = {}
             else:
-                arrays[position] = _array(self._schema.field(position).type, count, *own)
+                arrays[position] = _array(self._types[position], count, memory, *place)
         return arrays
 
     def _describe(self, index: int) -> _Layout:
@@ -102,7 +101,12 @@ class GroupDecoder:
                 place = (first_page(chunk), chunk.total_compressed_size, chunk.num_values, row_group.num_rows)
                 found[position] = (*place, *column, chunk.compression != "UNCOMPRESSED", 0, 0)
         columns_CX = np.array(list(found.values()), dtype=np.int64).reshape(len(found), 12)
-        return _Layout(positions=list(found), columns_CX=columns_CX)
+        places = []
+        for _, _, num_levels, num_rows, _, item_bytes, _, _, is_list, *_ in columns_CX.tolist():
+            values_bytes = num_levels * item_bytes if item_bytes else (num_levels + 7) // 8
+            places.append((-(-values_bytes // 64) * 64, 4 * (num_rows + 1) if is_list else 0, num_rows))
+        columns_CX[:, -1] = [offsets_at for offsets_at, _, _ in places]
+        return _Layout(positions=list(found), columns_CX=columns_CX, places=places)
 
 
 def first_page(chunk: Any) -> int:
@@ -127,8 +131,11 @@ def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int
     return (sizes[0], sizes[1], most, empty, is_list) if is_known else None
 
 
-def _array(kind: pa.DataType, count: int, values: pa.Buffer, offsets: pa.Buffer | None, num_rows: int) -> pa.Array:
-    if offsets is None:
-        return pa.Array.from_buffers(kind, count, [None, values], null_count=0)
-    items = pa.Array.from_buffers(kind.value_type, count, [None, values], null_count=0)
-    return pa.Array.from_buffers(kind, num_rows, [None, offsets], null_count=0, children=[items])
+def _array(
+    kind: pa.DataType, count: int, memory: pa.Buffer, offsets_at: int, offsets_bytes: int, num_rows: int
+) -> pa.Array:
+    if not offsets_bytes:
+        return pa.Array.from_buffers(kind, count, [None, memory], null_count=0)
+    items = pa.Array.from_buffers(kind.value_type, count, [None, memory], null_count=0)
+    lists = [None, memory.slice(offsets_at, offsets_bytes)]
+    return pa.Array.from_buffers(kind, num_rows, lists, null_count=0, children=[items])

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from kernels.buffers import empty_array, join_arrays
+from kernels.buffers import join_arrays
 from kernels.join_lists import ListBlock, join_lists, scan_lists
+from kernels.stack_columns import stack_columns
 from recmill.artifacts import InputError
 from recmill.data.distinct import DistinctBlock, is_packed, take_lists
 from recmill.data.distinct_batch import CutBlock, cut_ids
@@ -118,9 +119,11 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", check
     `checks_ranges` is for callers that look at the ids later, once repeats are gone or transforms have run.
     """
     num_rows = table.num_rows
-    dense_RF = empty_array((num_rows, len(schema.dense)), np.float32)
-    for position, feature in enumerate(schema.dense):
-        dense_RF[:, position] = _dense_column(_column(table, feature.name, where), feature.name, where)
+    numbers = [_dense_column(_column(table, feature.name, where), feature.name, where) for feature in schema.dense]
+    dense_RF, wrong = stack_columns(numbers, num_rows)
+    if wrong is not None:
+        filled = [_filled(column, feature.name, where) for column, feature in zip(numbers, schema.dense, strict=True)]
+        dense_RF, _ = stack_columns(filled, num_rows)
     columns = [_id_column(_column(table, feature.name, where), feature.name, where) for feature in schema.id_features]
     lists = _list_block(columns, num_rows)
     bounds = [feature.num_rows for feature in schema.id_features] if checks_ranges else None
@@ -221,8 +224,10 @@ def _dense_column(column: pa.Array, name: str, where: str) -> FloatArray:
     if not pa.types.is_float32(column.type):
         column = pc.cast(column, pa.float32(), safe=False)
     numbers: FloatArray = column.to_numpy(zero_copy_only=False)
-    if np.isfinite(numbers.sum(dtype=np.float64)):  # one pass that a single NaN or infinity spoils
-        return numbers
+    return numbers
+
+
+def _filled(numbers: FloatArray, name: str, where: str) -> FloatArray:
     if np.isinf(numbers).any():
         row = int(np.flatnonzero(np.isinf(numbers))[0])
         raise InputError(f"{where}: column {name!r}, row {row}: infinite, expected a finite number")
