@@ -11,7 +11,7 @@ from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
 from kernels.pool_windows import pool_windows
-from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter
+from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter, shared_step_packed
 from kernels.split_tiers import distinct_keys, split_tiers
 from kernels.take_rows import take_rows, take_windows
 from kernels.update_rows import find_rows, sum_bags, update_rows
@@ -35,6 +35,7 @@ __all__ = [
     "shared_adagrad",
     "shared_lookup",
     "shared_scatter",
+    "shared_step_packed",
     "split_tiers",
     "sum_bags",
     "take_rows",

@@ -120,6 +120,44 @@ class SharedScatter(Protocol):
         /,
     ) -> None: ...
 
+SharedBytes = tuple[int, int]  # codes, exponents
+
+def shared_lookup_int8(
+    array: SharedBytes,
+    layout: SharedLayout,
+    lists: SharedLists,
+    features: SharedFeatures,
+    out: int,
+    winners: int,
+    num_threads: int,
+    allow_avx2: bool,
+    /,
+) -> None: ...
+def shared_weigh_int8(
+    array: SharedBytes,
+    layout: SharedLayout,
+    lists: SharedLists,
+    features: SharedFeatures,
+    gradient: int,
+    out: int,
+    num_threads: int,
+    allow_avx2: bool,
+    /,
+) -> None: ...
+def shared_step_int8(
+    array: SharedBytes,
+    momentum: int,
+    gradient: int,
+    touched: int,
+    num_slots: int,
+    kind: int,
+    lr: float,
+    eps: float,
+    key: int,
+    num_threads: int,
+    /,
+) -> None: ...
+
 class SharedWeigh(Protocol):
     def __call__(
         self,

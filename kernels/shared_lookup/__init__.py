@@ -10,7 +10,15 @@ from kernels.shared_lookup.layout import SharedFeature, SharedFeatures, SharedLa
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SharedFeature", "SharedFeatures", "SharedLayout", "shared_adagrad", "shared_lookup", "shared_scatter"]
+__all__ = [
+    "SharedFeature",
+    "SharedFeatures",
+    "SharedLayout",
+    "shared_adagrad",
+    "shared_lookup",
+    "shared_scatter",
+    "shared_step_packed",
+]
 
 BACKENDS = ("reference", "cpu", "cpu_portable", "triton")
 
@@ -25,6 +33,7 @@ def shared_lookup(
     features: SharedFeatures,
     weights_N: Tensor | None = None,
     is_pooled: bool = True,
+    exponents: Tensor | None = None,
     kernel: str | None = None,
     num_threads: int = 0,
     is_deterministic: bool = True,
@@ -34,6 +43,8 @@ def shared_lookup(
     List f of sample b is `ids_N[offsets[f * B + b] : offsets[f * B + b + 1]]`; ids are any int64. `array` is float32 or
     float64 and holds the shared slots, then the exact rows. No index is stored: backward hashes again. Its bits do not
     depend on the number of threads unless `is_deterministic` is False. `weights_N` go with sum, mean and unpooled rows.
+    With `exponents` (one a line of 16 slots) the array is of bytes (packing.py): vectors are float32 and the array gets
+    no gradient; `shared_scatter` and `shared_step_packed` train it.
     """
     if features.has_max and weights_N is not None:
         raise ValueError("weights of ids are given, max does not take any")
@@ -41,6 +52,10 @@ def shared_lookup(
     if backend == "reference":
         from kernels.shared_lookup import reference
 
+        if exponents is not None:
+            from kernels.shared_lookup.packing import unpack
+
+            array = unpack(array, exponents)
         numbers = layout.numbers()
         return reference.shared_lookup(
             array, ids_N, offsets, weights_N, features.rows, features.exact_ids, numbers, is_pooled
@@ -56,8 +71,11 @@ def shared_lookup(
     vectors: Tensor
     if is_plain and backend != "triton":
         calls.check_size(array, numbers, rows)
-        lists = calls.Lists(ids_N, offsets, weights_N, rows, exact_ids, numbers, width, is_pooled, array.dtype)
-        vectors = ops.Eager.apply(array, weights_N, lists, has_max, *how)  # type: ignore[no-untyped-call]
+        dtype = array.dtype if exponents is None else torch.float32
+        lists = calls.Lists(ids_N, offsets, weights_N, rows, exact_ids, numbers, width, is_pooled, dtype)
+        vectors = ops.Eager.apply(array, weights_N, lists, has_max, *how, exponents)  # type: ignore[no-untyped-call]
+    elif exponents is not None:
+        raise ValueError("exponents are given: an array of bytes is looked up on a CPU, outside of compiled graphs")
     else:
         inputs = (array, ids_N, offsets, weights_N, rows, exact_ids, numbers, width, is_pooled, has_max)
         vectors = ops.shared_lookup(*inputs, *how)[0]
@@ -133,3 +151,26 @@ def shared_adagrad(
         calls.adagrad(array, momentum, gradient, touched, lr=lr, eps=eps, num_threads=num_threads)
     else:
         ops.shared_adagrad(array, momentum, gradient, touched, lr, eps, num_threads)
+
+
+def shared_step_packed(
+    array: Tensor,
+    exponents: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    touched: Tensor,
+    *,
+    lr: float,
+    eps: float = 1e-8,
+    key: int = 0,
+    num_threads: int = 0,
+) -> None:
+    """A step on the touched lines of an array of bytes, in place; leaves `gradient` and `touched` zero.
+
+    `momentum` of no elements is SGD, of one a slot Adagrad, of one a line of 16 slots row-wise Adagrad. Weights are
+    rounded up or down at random, by `key` and slot: another key for every step, or the same slots are always favoured.
+    """
+    from kernels.shared_lookup import calls
+
+    how = {"lr": lr, "eps": eps, "key": key, "num_threads": num_threads}
+    calls.step_packed(array, exponents, momentum, gradient, touched, **how)  # type: ignore[arg-type]

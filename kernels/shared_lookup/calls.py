@@ -24,7 +24,7 @@ KERNELS = {
         _cpu.shared_adagrad_float64,
     ),
 }
-LINE = 16  # slots noted as touched together, and sharing a momentum in row-wise Adagrad
+LINE = 16  # slots noted as touched together, sharing a momentum in row-wise Adagrad and an exponent if they are bytes
 
 
 def count_lines(num_slots: int) -> int:
@@ -90,16 +90,42 @@ def check_size(array: Tensor, layout: list[int], features: Tensor) -> None:
         raise ValueError(f"array: shape is {tuple(array.shape)}, expected one dimension of at least {needed} slots")
 
 
+def check_exponents(array: Tensor, exponents: Tensor) -> None:
+    if array.dtype != torch.int8 or exponents.dtype != torch.int8 or len(exponents) != count_lines(len(array)):
+        raise ValueError(
+            f"array is {array.dtype} with {len(exponents)} exponents of {exponents.dtype}, expected int8 of both and "
+            f"{count_lines(len(array))} exponents"
+        )
+
+
 def look_up(
-    array: Tensor, lists: Lists, *, has_max: bool, kernel: str = "cpu", num_threads: int = 0
+    array: Tensor,
+    lists: Lists,
+    *,
+    has_max: bool,
+    exponents: Tensor | None = None,
+    kernel: str = "cpu",
+    num_threads: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """(vectors, winners): for max, which id of its list gave each element."""
     array = array.detach().contiguous()
-    out = array.new_empty(lists.shape)
+    out = torch.empty(lists.shape, dtype=array.dtype if exponents is None else torch.float32)
     winners = torch.empty(lists.shape if has_max else (0,), dtype=torch.int32)
-    memory, is_portable = address_of(array, name="array"), kernel == "cpu_portable"
-    kernels_for(array)[0](memory, *lists.packed, out.data_ptr(), winners.data_ptr(), num_threads, not is_portable)
+    how = (out.data_ptr(), winners.data_ptr(), num_threads, kernel != "cpu_portable")
+    if exponents is None:
+        kernels_for(array)[0](address_of(array, name="array"), *lists.packed, *how)
+    else:
+        layout, ids, features = lists.packed
+        _cpu.shared_lookup_int8(_addresses(array, exponents), layout, ids, features, *how)
     return out, winners
+
+
+def _addresses(array: Tensor, exponents: Tensor) -> tuple[int, int]:
+    check_exponents(array, exponents)
+    return (
+        address_of(array, name="array", dtypes=("int8",)),
+        address_of(exponents, name="exponents", dtypes=("int8",)),
+    )
 
 
 def scatter(
@@ -134,18 +160,25 @@ def scatter(
     )
 
 
-def weigh(array: Tensor, gradient: Tensor, lists: Lists, *, kernel: str = "cpu", num_threads: int = 0) -> Tensor:
+def weigh(
+    array: Tensor,
+    gradient: Tensor,
+    lists: Lists,
+    *,
+    exponents: Tensor | None = None,
+    kernel: str = "cpu",
+    num_threads: int = 0,
+) -> Tensor:
     """The gradient of the weights of the ids; ids outside all lists have none."""
-    array, gradient = array.detach().contiguous(), gradient.to(array.dtype).contiguous()
-    out_N = array.new_zeros(len(lists.tensors[0]))
-    kernels_for(array)[2](
-        address_of(array, name="array"),
-        *lists.packed,
-        address_of(gradient, name="gradient"),
-        out_N.data_ptr(),
-        num_threads,
-        kernel != "cpu_portable",
-    )
+    dtype = array.dtype if exponents is None else torch.float32
+    array, gradient = array.detach().contiguous(), gradient.to(dtype).contiguous()
+    out_N = torch.zeros(len(lists.tensors[0]), dtype=dtype)
+    how = (address_of(gradient, name="gradient"), out_N.data_ptr(), num_threads, kernel != "cpu_portable")
+    if exponents is None:
+        kernels_for(array)[2](address_of(array, name="array"), *lists.packed, *how)
+    else:
+        layout, ids, features = lists.packed
+        _cpu.shared_weigh_int8(_addresses(array, exponents), layout, ids, features, *how)
     return out_N
 
 
@@ -167,5 +200,39 @@ def adagrad(
         len(momentum) != len(array),
         lr,
         eps,
+        num_threads,
+    )
+
+
+def step_packed(
+    array: Tensor,
+    exponents: Tensor,
+    momentum: Tensor,
+    gradient: Tensor,
+    touched: Tensor,
+    *,
+    lr: float,
+    eps: float,
+    key: int,
+    num_threads: int = 0,
+) -> None:
+    """A step on the touched lines of an array of bytes; gradient and touched are zero again afterwards."""
+    num_lines = count_lines(len(array))
+    kinds = {len(array): 1, num_lines: 2, 0: 0}
+    if len(momentum) not in kinds or len(touched) != num_lines or len(gradient) != len(array):
+        raise ValueError(
+            f"momentum has {len(momentum)}, gradient {len(gradient)} and touched {len(touched)} elements for an array "
+            f"of {len(array)}, expected 0, {len(array)} or {num_lines}; {len(array)}; and {num_lines}"
+        )
+    _cpu.shared_step_int8(
+        _addresses(array, exponents),
+        address_of(momentum, name="momentum", dtypes=("float32",)),
+        address_of(gradient, name="gradient", dtypes=("float32",)),
+        address_of(touched, name="touched", dtypes=("uint8",)),
+        len(array),
+        kinds[len(momentum)],
+        lr,
+        eps,
+        key,
         num_threads,
     )

@@ -70,21 +70,38 @@ void walk_samples(const Job<Value>& job, int threads, bool allow_avx2, Make make
 }
 
 template <typename Value>
-void lookup(Address array, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features, Address out,
-            Address winners, int num_threads, bool allow_avx2) {
+struct Plain {
+  using Argument = Address;
+  using Array = const Value*;
+  static Array read(Argument array) { return pointer<const Value>(array); }
+};
+
+struct InBytes {
+  using Argument = std::tuple<Address, Address>;  // codes, exponents
+  using Array = Packed;
+  static Array read(Argument array) {
+    return {pointer<const int8_t>(std::get<0>(array)), pointer<const int8_t>(std::get<1>(array))};
+  }
+};
+
+template <typename Value, typename Form = Plain<Value>>
+void lookup(typename Form::Argument array, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features,
+            Address out, Address winners, int num_threads, bool allow_avx2) {
+  using Visitor = Pool<Value, typename Form::Array>;
   const Job<Value> job = read_job<Value>(layout, lists, features);
-  const Value* memory = pointer<const Value>(array);
-  walk_samples(job, count_threads(job, num_threads), allow_avx2,
-               [&](int) { return Pool<Value>{job, memory, pointer<Value>(out), pointer<int32_t>(winners)}; });
+  walk_samples(job, count_threads(job, num_threads), allow_avx2, [&](int) {
+    return Visitor{job, Form::read(array), pointer<Value>(out), pointer<int32_t>(winners), {}};
+  });
 }
 
-template <typename Value>
-void weigh(Address array, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features, Address gradient,
-           Address out, int num_threads, bool allow_avx2) {
+template <typename Value, typename Form = Plain<Value>>
+void weigh(typename Form::Argument array, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features,
+           Address gradient, Address out, int num_threads, bool allow_avx2) {
+  using Visitor = Weigh<Value, typename Form::Array>;
   const Job<Value> job = read_job<Value>(layout, lists, features);
-  const Value* memory = pointer<const Value>(array);
-  walk_samples(job, count_threads(job, num_threads), allow_avx2,
-               [&](int) { return Weigh<Value>{job, memory, pointer<const Value>(gradient), pointer<Value>(out)}; });
+  walk_samples(job, count_threads(job, num_threads), allow_avx2, [&](int) {
+    return Visitor{job, Form::read(array), pointer<const Value>(gradient), pointer<Value>(out), {}};
+  });
 }
 
 // Threads own samples and add into arrays of their own, which are summed at the end: no thread hashes what another
@@ -170,6 +187,37 @@ void adagrad(Address array, Address momentum, Address gradient, Address touched,
   }
 }
 
+enum PackedStep { kPlainStep = 0, kAdagradStep = 1, kGroupedStep = 2 };
+
+// A step of SGD, Adagrad or row-wise Adagrad on the touched lines of an array of bytes. `key`: of this step's rounding.
+void step_bytes(InBytes::Argument array, Address momentum, Address gradient, Address touched, int64_t num_slots,
+                int kind, double lr, double eps, int64_t key, int num_threads) {
+  uint8_t* lines = pointer<uint8_t>(touched);
+  int8_t* codes = pointer<int8_t>(std::get<0>(array));
+  int8_t* exponents = pointer<int8_t>(std::get<1>(array));
+  const int64_t num_lines = (num_slots + kLine - 1) / kLine;
+  const int threads = choose_threads(num_threads, num_slots * static_cast<int64_t>(sizeof(float)), kBytesPerThread);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t line = 0; line < num_lines; ++line) {
+    if (!lines[line]) continue;
+    const int64_t start = line * kLine, length = std::min(kLine, num_slots - start);
+    float* slope = pointer<float>(gradient) + start;
+    float values[kLine];
+    const float unit = power_of_two(exponents[line]);
+    for (int64_t i = 0; i < length; ++i) values[i] = unit * static_cast<float>(codes[start + i]);
+    if (kind == kPlainStep) {
+      for (int64_t i = 0; i < length; ++i) values[i] -= static_cast<float>(lr) * slope[i];
+      std::fill(slope, slope + length, 0.0f);
+    } else {
+      const bool is_grouped = kind == kGroupedStep;
+      adagrad_line(values, pointer<float>(momentum) + (is_grouped ? line : start), slope, length, is_grouped,
+                   static_cast<float>(lr), static_cast<float>(eps));
+    }
+    pack_line(values, length, static_cast<uint64_t>(key), line, codes + start, exponents + line);
+    lines[line] = 0;
+  }
+}
+
 // Random rows of 10 MB in pages of 4 KiB miss the TLB: huge pages took a row from 48 to 36 ns in one run on a busy
 // machine. Only advice: a system that does not know or want it says no, and nothing else changes.
 bool advise_huge_pages(Address address, int64_t num_bytes) {
@@ -193,6 +241,9 @@ void bind_shared_lookup(nb::module_& m) {
   m.def("shared_scatter_float64", &scatter<double>, nb::call_guard<nb::gil_scoped_release>());
   m.def("shared_weigh_float32", &weigh<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("shared_weigh_float64", &weigh<double>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("shared_lookup_int8", &lookup<float, InBytes>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("shared_weigh_int8", &weigh<float, InBytes>, nb::call_guard<nb::gil_scoped_release>());
+  m.def("shared_step_int8", &step_bytes, nb::call_guard<nb::gil_scoped_release>());
   m.def("shared_adagrad_float32", &adagrad<float>, nb::call_guard<nb::gil_scoped_release>());
   m.def("shared_adagrad_float64", &adagrad<double>, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -248,11 +248,12 @@ class Eager(torch.autograd.Function):
         kernel: str,
         num_threads: int,
         is_deterministic: bool,
+        exponents: Tensor | None,
     ) -> Tensor:
-        out, winners = calls.look_up(array, lists, has_max=has_max, kernel=kernel, num_threads=num_threads)
-        ctx.save_for_backward(array if weights_N is not None else None)
-        ctx.lists, ctx.winners, ctx.num_slots = lists, winners, len(array)
         ctx.options = {"kernel": kernel, "num_threads": num_threads}
+        out, winners = calls.look_up(array, lists, has_max=has_max, exponents=exponents, **ctx.options)
+        ctx.save_for_backward(array if weights_N is not None else None, exponents)
+        ctx.lists, ctx.winners, ctx.num_slots = lists, winners, len(array)
         ctx.is_deterministic = is_deterministic
         return out
 
@@ -265,5 +266,6 @@ class Eager(torch.autograd.Function):
             how = {**ctx.options, "is_deterministic": ctx.is_deterministic}
             calls.scatter(of_array, gradient, ctx.lists, winners=ctx.winners, **how)
         if ctx.needs_input_grad[1]:
-            of_weights = calls.weigh(ctx.saved_tensors[0], gradient, ctx.lists, **ctx.options)
-        return of_array, of_weights, None, None, None, None, None
+            array, exponents = ctx.saved_tensors
+            of_weights = calls.weigh(array, gradient, ctx.lists, exponents=exponents, **ctx.options)
+        return of_array, of_weights, *[None] * 6

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "shared_lookup/visitors.h"
+#include "shared_lookup/packed.h"
 
 namespace recmill::shared {
 
@@ -193,8 +193,13 @@ void run(const Job<Value>& job, int64_t first, int64_t last, Scatter<Value>& vis
 }
 
 template <typename Value>
-void run(const Job<Value>& job, int64_t first, int64_t last, Weigh<Value>& visit, bool allow_avx2) {
-  run(job, first, last, visit.array, visit, allow_avx2);
+void run(const Job<Value>& job, int64_t first, int64_t last, Pool<Value, Packed>& visit, bool allow_avx2) {
+  run(job, first, last, first_slot(visit.array), visit, allow_avx2);
+}
+
+template <typename Value, typename Array>
+void run(const Job<Value>& job, int64_t first, int64_t last, Weigh<Value, Array>& visit, bool allow_avx2) {
+  run(job, first, last, first_slot(visit.array), visit, allow_avx2);
 }
 
 }  // namespace recmill::shared

@@ -8,13 +8,25 @@ namespace recmill::shared {
 constexpr int64_t kLine = 16;  // slots whose first touch is noted together, and that share a row-wise momentum
 enum Mode { kSum = 0, kMean = 1, kMax = 2 };
 
+// An array of plain weights; packed.h has another kind.
 template <typename Value>
+INLINE const Value* first_slot(const Value* array) {
+  return array;
+}
+
+template <typename Value>
+INLINE const Value* read_slots(const Value* array, const Segment& segment, std::vector<Value>&) {
+  return array + segment.start;
+}
+
+template <typename Value, typename Array = const Value*>
 struct Pool {
   static constexpr int kWrites = 0;
   const Job<Value>& job;
-  const Value* array;
+  Array array;
   Value* out;
-  int32_t* winners;  // of max: which id of the list
+  int32_t* winners;        // of max: which id of the list
+  std::vector<Value> row;  // where weights are unpacked
 
   INLINE bool needs(const Segment&) const { return true; }
 
@@ -34,7 +46,7 @@ struct Pool {
     for (int64_t s = 0; s < item.num_segments; ++s) {
       const Segment segment = segments[s];
       const Value factor = segment.is_negative ? -weight : weight;
-      const Value* from = array + segment.start;
+      const Value* from = read_slots(array, segment, row);
       if (feature.mode == kMax && job.is_pooled)
         take_larger(from, factor, at, segment.length, is_first, static_cast<int32_t>(item.position - item.begin));
       else if (is_first)
@@ -108,13 +120,14 @@ struct Scatter {
 };
 
 // out[id] = row of the id . gradient of its list, the derivative by the id's weight.
-template <typename Value>
+template <typename Value, typename Array = const Value*>
 struct Weigh {
   static constexpr int kWrites = 0;
   const Job<Value>& job;
-  const Value* array;
+  Array array;
   const Value* gradient;
   Value* out;
+  std::vector<Value> row;
 
   INLINE bool needs(const Segment&) const { return true; }
 
@@ -126,8 +139,9 @@ struct Weigh {
     Value total = 0;
     for (int64_t s = 0; s < item.num_segments; ++s) {
       const Segment segment = segments[s];
+      const Value* own = read_slots(array, segment, row);
       Value part = 0;
-      for (int64_t i = 0; i < segment.length; ++i) part += array[segment.start + i] * from[i];
+      for (int64_t i = 0; i < segment.length; ++i) part += own[i] * from[i];
       total += segment.is_negative ? -part : part;
       from += segment.length;
     }

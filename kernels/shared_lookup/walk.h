@@ -72,8 +72,8 @@ INLINE void scale_into(Value* to, const Value* from, Value factor, int64_t lengt
 // Calls visit(item, segments) for every id in the order sample, feature, list, with the memory of the next ones already
 // on its way; visit.empty(feature, sample) for lists without ids. The order of samples never depends on how they are
 // spread over processes, so neither do the bits of what is summed.
-template <typename Value, typename Visit>
-INLINE void walk(const Job<Value>& job, int64_t first, int64_t last, const Value* memory, Visit& visit) {
+template <typename Value, typename Slot, typename Visit>
+INLINE void walk(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit) {
   std::vector<Segment> segments(kAhead * job.max_segments);
   Item items[kAhead];
   const int64_t num_features = static_cast<int64_t>(job.features.size());
@@ -116,21 +116,21 @@ INLINE void walk(const Job<Value>& job, int64_t first, int64_t last, const Value
   }
 }
 
-template <typename Value, typename Visit>
-void run_portable(const Job<Value>& job, int64_t first, int64_t last, const Value* memory, Visit& visit) {
+template <typename Value, typename Slot, typename Visit>
+void run_portable(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit) {
   walk(job, first, last, memory, visit);
 }
 
 #if defined(__x86_64__)
-template <typename Value, typename Visit>
-__attribute__((target("avx2"))) void run_avx2(const Job<Value>& job, int64_t first, int64_t last, const Value* memory,
+template <typename Value, typename Slot, typename Visit>
+__attribute__((target("avx2"))) void run_avx2(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory,
                                               Visit& visit) {
   walk(job, first, last, memory, visit);
 }
 #endif
 
-template <typename Value, typename Visit>
-void run(const Job<Value>& job, int64_t first, int64_t last, const Value* memory, Visit& visit, bool allow_avx2) {
+template <typename Value, typename Slot, typename Visit>
+void run(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit, bool allow_avx2) {
 #if defined(__x86_64__)
   if (allow_avx2 && __builtin_cpu_supports("avx2")) return run_avx2(job, first, last, memory, visit);
 #endif

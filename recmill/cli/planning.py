@@ -45,6 +45,13 @@ from recmill.sizes import format_bytes
 @click.option(
     "--compress", help="Also share parameters: `auto`, a factor like 100, or a size like 64MiB for all shared tables."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="Of parameters shared by --compress: in int8 three times as many fit into the same bytes.",
+)
 @click.option("--measure", is_flag=True, help="Time collectives on the ranks first; writes OUT-topology.yaml.")
 @click.option("--from", "previous", help="An older plan: move only rows that pay for their move.")
 @click.option("--steps", default=10_000, show_default=True, help="Steps that --from expects the new plan to serve.")
@@ -64,6 +71,7 @@ def plan(
     total_bytes_ratio: str,
     hot_budget: int | None,
     compress: str | None,
+    precision: str,
     measure: bool,
     previous: str | None,
     steps: int,
@@ -106,6 +114,7 @@ def plan(
         total_bytes_ratio=_ratio(total_bytes_ratio),
         hot_budget_bytes=hot_budget,
         compress=compress,
+        precision=precision,
         previous=previous,
         previous_steps=steps,
         cores=cores,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kernels.shared_lookup.packing import LINE
 from kernels.shared_lookup.reference import find_slots
 from recmill.data.schema import Feature, Schema
 from recmill.model.ranker import Ranker
@@ -25,17 +26,22 @@ class SharedRows(nn.Module):
     """Rows of tables that share parameters, found by hashing in plain torch: no custom operator at the server."""
 
     exact_ids: Tensor
+    exponents: Tensor | None
 
     def __init__(self, array: SharedArray) -> None:
         super().__init__()
         self.array = nn.Parameter(array.weight.detach(), requires_grad=False)
+        self.register_buffer("exponents", array.exponents)
         self.register_buffer("exact_ids", array.exact_ids)
         self.layout = array.layout.numbers()
         self.numbers = {name: array.features([name]).rows[0].tolist() for name in array.tables}
 
     def forward(self, ids_BL: Tensor, table: str) -> Tensor:
         slots_ND, signs_ND = find_slots(ids_BL.flatten(), self.numbers[table], self.exact_ids, self.layout)
-        rows_ND = nn.functional.embedding(slots_ND, self.array[:, None]).squeeze(-1) * signs_ND
+        if self.exponents is None:
+            rows_ND = nn.functional.embedding(slots_ND, self.array[:, None]).squeeze(-1) * signs_ND
+        else:  # bytes stay bytes at the server
+            rows_ND = self.array[slots_ND] * signs_ND * torch.exp2(self.exponents[slots_ND // LINE].float())
         return rows_ND.view(*ids_BL.shape, rows_ND.shape[-1])
 
 

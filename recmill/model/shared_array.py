@@ -5,7 +5,8 @@
     array:      . . [ . . w w w w . . .  w w w w ] [ exact rows of a ][ of b ]
                      '---- shared slots --------'   '-- ids that deserve their own --'
 
-Nothing grows with the number of rows: a table of 2^40 rows costs what the array costs.
+Nothing grows with the number of rows: a table of 2^40 rows costs what the array costs. With dtype int8 a weight is one
+byte, and a line of 16 slots has one more for the power of two they are counted in (kernels/shared_lookup/packing.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from kernels import _cpu, shared_lookup, shared_scatter
 from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout
-from kernels.shared_lookup.calls import LINE
+from kernels.shared_lookup.calls import LINE, count_lines
+from kernels.shared_lookup.packing import pack, unpack
 from recmill.artifacts import InputError
 
 # R = rows asked for, D = embedding width, E = rows of a table that are kept exactly
@@ -77,8 +79,11 @@ class SharedArray(nn.Module):
     """The parameters of many logical tables in `weight`: first the shared slots, then rows that are kept exactly.
 
     `compression` is logical weights a shared slot; `memory_bytes` states the shared slots in bytes instead. Weights
-    start with the standard deviation `std`, which is then that of every logical table too.
+    start with the standard deviation `std`, which is then that of every logical table too. Bytes (dtype int8) have
+    `exponents` besides, and no gradient: SharedStep trains them.
     """
+
+    exponents: Tensor | None
 
     def __init__(
         self,
@@ -101,14 +106,18 @@ class SharedArray(nn.Module):
         self.tables = {table.name: table for table in tables}
         self.num_logical = sum(table.num_rows * table.dim for table in tables)
         dtype = dtype or torch.get_default_dtype()
-        size = choose_size(
-            self.num_logical, compression=compression, memory_bytes=memory_bytes, item_bytes=dtype.itemsize
-        )
+        self.is_packed = dtype == torch.int8
+        item_bytes = slot_bytes(dtype)
+        size = choose_size(self.num_logical, compression=compression, memory_bytes=memory_bytes, item_bytes=item_bytes)
         if block_size is None:
             block_size = 1 if mapping == "randomfold" else min(MAX_BLOCK_SIZE, max(table.dim for table in tables))
         self.layout = SharedLayout(size=size, mapping=mapping, block_size=min(block_size, size), sign=sign, seed=seed)
         self._place_tables(tables)
-        self.weight = nn.Parameter(_empty_slots(self.num_slots, device=device, dtype=dtype))
+        slots = _empty_slots(self.num_slots, device=device, dtype=dtype)
+        self.weight = nn.Parameter(slots, requires_grad=not self.is_packed)
+        num_lines = count_lines(self.num_slots)
+        exponents = torch.zeros(num_lines, dtype=torch.int8, device=device) if self.is_packed else None
+        self.register_buffer("exponents", exponents)
         self.std = std
         self.reset_parameters()
 
@@ -140,15 +149,34 @@ class SharedArray(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """All that is kept for lookups: slots and the ids of exact rows."""
-        return self.num_slots * self.weight.element_size() + self.exact_ids.nbytes
+        """All that is kept for lookups: slots, their exponents and the ids of exact rows."""
+        exponents = 0 if self.exponents is None else self.exponents.nbytes
+        return self.num_slots * self.weight.element_size() + exponents + self.exact_ids.nbytes
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """Of the rows that lookups give."""
+        return torch.float32 if self.is_packed else self.weight.dtype
+
+    def values(self) -> Tensor:
+        """All slots as floats: the weights themselves, or a copy of bytes."""
+        return self.weight.data if self.exponents is None else unpack(self.weight.data, self.exponents)
+
+    @torch.no_grad()
+    def take(self, values: Tensor) -> None:
+        """Give all slots these values, rounded to the nearest where they are bytes."""
+        if self.exponents is None:
+            self.weight.copy_(values)
+        else:
+            codes, exponents = pack(values)
+            self.weight.copy_(codes)
+            self.exponents.copy_(exponents)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw all weights from the seed: the same on every machine and rank."""
         generator = torch.Generator().manual_seed(self.layout.seed)
-        drawn = torch.empty(self.num_slots, dtype=torch.float32).normal_(0.0, self.std, generator=generator)
-        self.weight.copy_(drawn)
+        self.take(torch.empty(self.num_slots, dtype=torch.float32).normal_(0.0, self.std, generator=generator))
 
     def feature(self, table: str, *, mode: str = "sum") -> SharedFeature:
         """How the kernels find the rows of a table."""
@@ -186,7 +214,8 @@ class SharedArray(nn.Module):
         ids = ids.to(self.weight.device)
         offsets = torch.tensor([0, len(ids)], device=ids.device)
         features = self.features([table]).to(ids.device)
-        return shared_lookup(self.weight, ids, offsets, layout=self.layout, features=features, is_pooled=False)
+        how: dict[str, Any] = {"layout": self.layout, "features": features, "exponents": self.exponents}
+        return shared_lookup(self.weight, ids, offsets, is_pooled=False, **how)
 
     def gather(self, slots: Tensor, table: str, rows_R: Tensor, *, sign: bool = False) -> Tensor:
         """[R, D]: what any array of slots, such as an optimiser's, holds for rows of a table."""
@@ -224,12 +253,14 @@ class SharedArray(nn.Module):
             "tables": {name: [table.num_rows, table.dim] for name, table in self.tables.items()},
             "exact_rows": {name: self.exact_rows(name).tolist() for name in self.tables},
             "exact_width": {name: table.own_width for name, table in self.tables.items()},
+            "is_packed": self.is_packed,
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         own = self.get_extra_state()
-        # Before exact rows could be narrow, all were as wide as their table.
-        state = {"exact_width": {name: table.dim for name, table in self.tables.items()}, **state}
+        # Before exact rows could be narrow, all were as wide as their table; before there were bytes, all were floats.
+        widths = {name: table.dim for name, table in self.tables.items()}
+        state = {"exact_width": widths, "is_packed": False, **state}
         wrong = [f"{name} {state.get(name)!r} instead of {own[name]!r}" for name in own if state.get(name) != own[name]]
         if wrong:
             raise InputError(f"the saved array was shared differently: {'; '.join(wrong)[:400]}")
@@ -242,14 +273,19 @@ class SharedArray(nn.Module):
         )
 
 
-def choose_size(num_logical: int, *, compression: float | None, memory_bytes: int | None, item_bytes: int) -> int:
+def slot_bytes(dtype: torch.dtype) -> float:
+    """What a slot takes, with its part of a line's exponent."""
+    return dtype.itemsize + (1 / LINE if dtype == torch.int8 else 0)
+
+
+def choose_size(num_logical: int, *, compression: float | None, memory_bytes: int | None, item_bytes: float) -> int:
     """The number of shared slots for a compression factor or a number of bytes."""
     if compression is not None and memory_bytes is not None:
         raise InputError(f"compression {compression} and memory_bytes {memory_bytes} are given, expected one of them")
     if memory_bytes is not None:
         if memory_bytes < item_bytes:
-            raise InputError(f"memory_bytes is {memory_bytes}, expected at least one weight of {item_bytes} bytes")
-        return int(memory_bytes) // item_bytes
+            raise InputError(f"memory_bytes is {memory_bytes}, expected at least one weight of {item_bytes:g} bytes")
+        return int(memory_bytes // item_bytes)
     factor = DEFAULT_COMPRESSION if compression is None else float(compression)
     if not math.isfinite(factor) or factor < 1:
         raise InputError(f"compression is {compression}, expected a factor of at least 1")

@@ -44,7 +44,9 @@ class _Lookup(torch.autograd.Function):
     ) -> Tensor:
         ctx.lists = make_lists(step.array, features, ids_N, offsets, weights_N, is_pooled)
         has_max = features.has_max and is_pooled
-        out, winners = calls.look_up(step.slots, ctx.lists, has_max=has_max, num_threads=step.num_threads)
+        how: dict[str, Any] = {"exponents": step.array.exponents, "num_threads": step.num_threads}
+        out, winners = calls.look_up(step.slots, ctx.lists, has_max=has_max, **how)
+        ctx.how = how
         ctx.step, ctx.features, ctx.is_pooled = step, features, is_pooled
         ctx.ids, ctx.offsets, ctx.weights = ids_N, offsets, None if weights_N is None else weights_N.detach()
         ctx.winners = winners if has_max else None
@@ -54,7 +56,7 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_weights = None
         if ctx.needs_input_grad[1]:
-            of_weights = calls.weigh(ctx.step.slots, gradients[0], ctx.lists, num_threads=ctx.step.num_threads)
+            of_weights = calls.weigh(ctx.step.slots, gradients[0], ctx.lists, **ctx.how)
         ctx.step.add(
             Gradient(
                 features=ctx.features,
@@ -79,7 +81,7 @@ def make_lists(
     is_pooled: bool,
 ) -> calls.Lists:
     width = features.width if is_pooled else features.unpooled_width()
-    numbers, dtype = array.layout.numbers(), array.weight.dtype
+    numbers, dtype = array.layout.numbers(), array.value_dtype
     return calls.Lists(ids_N, offsets, weights_N, features.rows, features.exact_ids, numbers, width, is_pooled, dtype)
 
 
@@ -217,7 +219,8 @@ class SharedEmbeddingBagCollection(nn.Module):
             return _Lookup.apply(self.anchor, weights_N, *held)  # type: ignore[no-untyped-call]
         lists = make_lists(self.array, self._features, ids_N, offsets, weights_N, self.is_pooled)
         has_max = self._features.has_max and self.is_pooled
-        return calls.look_up(self.step.slots, lists, has_max=has_max, num_threads=self.step.num_threads)[0]
+        how: dict[str, Any] = {"exponents": self.array.exponents, "num_threads": self.step.num_threads}
+        return calls.look_up(self.step.slots, lists, has_max=has_max, **how)[0]
 
     def materialise(self, table: str, rows: Tensor | range | Sequence[int]) -> Tensor:
         """[R, D]: rows of a logical table as lookups see them."""
@@ -236,21 +239,26 @@ class SharedEmbeddingBagCollection(nn.Module):
             total += float(sample.double().square().mean()) * table.num_rows * table.dim
         array.std = (total / array.num_logical) ** 0.5
         array.reset_parameters()
+        values = array.values()
         for name, table in array.tables.items():
             if len(rows := array.exact_rows(name)):
                 fresh = _pick_rows(initial_rows, table, rows)[:, : table.own_width]
-                array.weight.data[array.exact_slots(name)] = fresh.flatten()
+                values[array.exact_slots(name)] = fresh.flatten().to(values.dtype)
+        array.take(values)
         self.step.momentum.zero_()
+        self.step.num_steps.zero_()
 
     def state(self) -> dict[str, Any]:
         """{"tables": {}, "table_optimiser": {}, "shared": {...}}: logical tables would not fit into any memory.
 
         shared: array and momentum (both live), the layout as numbers, and the ids of exact rows, which stand behind the
-        shared slots. The same on all ranks.
+        shared slots; with bytes also their exponents and the number of steps. The same on all ranks.
         """
         array = self.array
         layout = torch.tensor([*array.layout.numbers(), array.num_slots])
         shared = {"array": self.step.slots, "momentum": self.step.momentum, "layout": layout}
+        if array.exponents is not None:
+            shared |= {"exponents": array.exponents, "num_steps": self.step.num_steps}
         exact = {name: array.exact_rows(name) for name in array.tables if len(array.exact_rows(name))}
         return {"tables": {}, "table_optimiser": {}, "shared": {**shared, "exact_rows": exact}}
 
@@ -266,7 +274,9 @@ class SharedEmbeddingBagCollection(nn.Module):
         for name, rows in own["exact_rows"].items():
             if not torch.equal(rows, given["exact_rows"][name]):
                 raise InputError(f"table {name!r}: the saved array keeps other rows exactly than this one")
-        for name in ("array", "momentum"):
+        if own["array"].dtype != given["array"].dtype:
+            raise InputError(f"the saved array is of {given['array'].dtype}, this one of {own['array'].dtype}")
+        for name in own.keys() - {"layout", "exact_rows"}:
             if own[name].shape != given[name].shape:
                 raise InputError(
                     f"{name}: the saved one has {len(given[name])} elements, expected {len(own[name])} "
@@ -277,7 +287,7 @@ class SharedEmbeddingBagCollection(nn.Module):
     @torch.no_grad()
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(weights [R, D], {"momentum1": [R] or [R, D]}): row-wise, the mean over the lines a row lies in."""
-        weights_RD = self.array.gather(self.step.slots, table, rows_R, sign=True)
+        weights_RD = self.array.gather(self.array.values(), table, rows_R, sign=True)
         kind, momentum = self.step.optimiser.kind, self.step.momentum
         if kind == "sgd":
             return weights_RD, {}
@@ -289,7 +299,9 @@ class SharedEmbeddingBagCollection(nn.Module):
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write rows back: exact rows read back as written, a shared slot as the mean of the rows that meet there."""
         array, kind, momentum = self.array, self.step.optimiser.kind, self.step.momentum
-        array.fold(self.step.slots, table, rows_R, weights_RD, sign=True)
+        values = array.values()
+        array.fold(values, table, rows_R, weights_RD, sign=True)
+        array.take(values)
         if kind == "sgd" or "momentum1" not in state:
             return
         if kind == "adagrad":

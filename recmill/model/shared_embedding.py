@@ -89,6 +89,10 @@ class SharedEmbeddingBag(nn.Module):
             )
         elif table not in array.tables or array.tables[table].dim != embedding_dim:
             raise InputError(f"the array has no table {table!r} of width {embedding_dim}")
+        if array.is_packed:
+            raise InputError(
+                "dtype is torch.int8: bytes have no gradient, the step of SharedEmbeddingBagCollection trains them"
+            )
         self.array, self.table = array, table
         self._scale = array.share_count**-gradient_scaling if gradient_scaling else 1.0
         self._features = array.features([table], [mode])

@@ -8,6 +8,9 @@ Lookups hand over the gradients of their outputs; when the whole backward pass i
                  sparse    ids and output gradients of all ranks are gathered, and every rank sums them in rank order
 
 Sparse is taken when it moves fewer bytes. Both leave the same bits on every rank.
+
+Weights of one byte are stepped from a scratch array of floats, SGD too, and rounded at random. Which way is a hash of
+seed, step and slot, so ranks and threads agree, and a run that goes on from a checkpoint rounds as if it never stopped.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels import shared_adagrad, shared_scatter
+from kernels import shared_adagrad, shared_scatter, shared_step_packed
 from kernels.shared_lookup import SharedFeatures, calls
 from kernels.shared_lookup.calls import count_lines
+from kernels.shared_lookup.layout import ID_FACTOR, mix_bits, signed
 from recmill.artifacts import InputError
 from recmill.model.shared_array import SharedArray
 from recmill.model.table_store import TableOptimiser
@@ -85,7 +89,8 @@ class SharedStep:
         self.scale = array.share_count**-gradient_scaling if gradient_scaling else 1.0
         num_slots = array.num_slots
         sizes = {"sgd": 0, "adagrad": num_slots, "rowwise_adagrad": count_lines(num_slots)}
-        self.momentum = torch.zeros(sizes[optimiser.kind], dtype=self.slots.dtype, device=self.slots.device)
+        self.momentum = torch.zeros(sizes[optimiser.kind], dtype=array.value_dtype, device=self.slots.device)
+        self.num_steps = torch.zeros(1, dtype=torch.int64)  # a tensor, so that checkpoints can fill it
         self._scratch: tuple[Tensor, Tensor] | None = None
         self._pending: list[Gradient] = []
 
@@ -118,7 +123,7 @@ class SharedStep:
         """One step with the gradients of all ranks."""
         lr, world_size = self.optimiser.lr, self.world_size
         scale = 1.0 / world_size
-        if world_size == 1 and self.optimiser.kind == "sgd" and self.scale == 1:
+        if world_size == 1 and self.optimiser.kind == "sgd" and self.scale == 1 and not self.array.is_packed:
             for gradient in gradients:
                 self._scatter(self.slots, gradient, scale=-lr * scale)
             return
@@ -134,19 +139,32 @@ class SharedStep:
                     self._scatter(target, part, scale=scale, touched=touched)
         if self.scale != 1:
             target[: self.array.layout.size].mul_(self.scale)  # exact rows are not shared
-        if self.optimiser.kind == "sgd":
+        self._apply(target, touched)
+
+    def _apply(self, target: Tensor, touched: Tensor) -> None:
+        """Step the array by a gradient and leave that zero."""
+        lr, eps = self.optimiser.lr, self.optimiser.eps
+        if self.array.exponents is not None:
+            slots, key = (self.slots, self.array.exponents), self._rounding_key()
+            how = {"lr": lr, "eps": eps, "key": key, "num_threads": self.num_threads}
+            shared_step_packed(*slots, self.momentum, target, touched, **how)  # type: ignore[arg-type]
+        elif self.optimiser.kind == "sgd":
             self.slots.add_(target, alpha=-lr)
             target.zero_()
             touched.zero_()
-            return
-        eps = self.optimiser.eps
-        shared_adagrad(self.slots, self.momentum, target, touched, lr=lr, eps=eps, num_threads=self.num_threads)
+        else:
+            shared_adagrad(self.slots, self.momentum, target, touched, lr=lr, eps=eps, num_threads=self.num_threads)
+
+    def _rounding_key(self) -> int:
+        """Another one for every step."""
+        self.num_steps += 1
+        return signed(mix_bits(mix_bits(self.array.layout.seed + 1) + ID_FACTOR * int(self.num_steps)))
 
     def _scratch_arrays(self) -> tuple[Tensor, Tensor]:
         """A gradient and a byte a line, all zero between steps."""
         if self._scratch is None:
             lines = torch.zeros(count_lines(len(self.slots)), dtype=torch.uint8, device=self.slots.device)
-            self._scratch = (torch.zeros_like(self.slots), lines)
+            self._scratch = (torch.zeros_like(self.slots, dtype=self.array.value_dtype), lines)
         return self._scratch
 
     def _scatter(self, target: Tensor, gradient: Gradient, *, scale: float, touched: Tensor | None = None) -> None:
@@ -175,7 +193,8 @@ class SharedStep:
         largest = torch.tensor([own], device=self.slots.device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.process_group)
         world_size = self.world_size
-        return 2 * self.slots.nbytes * (world_size - 1) / world_size < int(largest) * (world_size - 1)
+        dense = len(self.slots) * self.array.value_dtype.itemsize
+        return 2 * dense * (world_size - 1) / world_size < int(largest) * (world_size - 1)
 
     def _of_all_ranks(self, gradient: Gradient) -> list[Gradient]:
         if self.world_size == 1:

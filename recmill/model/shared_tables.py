@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recmill.artifacts import module_name
 from recmill.model.embeddings import TableEmbeddings
 from recmill.model.shared_collection import SharedEmbeddingBagCollection
+
+PRECISIONS = {"float32": torch.float32, "int8": torch.int8}
 
 
 def attach_shared_tables(
@@ -35,6 +38,7 @@ def attach_shared_tables(
             seed=int(sharing["seed"]),
             exact_rows={name: exact_rows[name] for name in sharing["tables"] if name in exact_rows},
             exact_width=sharing.get("exact_width"),
+            dtype=PRECISIONS[sharing.get("precision", "float32")],
             all_tables=every,
             shared=built[0][1] if built else None,
             **options,

@@ -52,6 +52,7 @@ def plan_shards(
     memory_budget_bytes: int,
     hot_budget_bytes: int | None = None,
     compress: str | float | None = None,
+    precision: str = "float32",
     batch_size: int = 2048,
     previous: ShardPlan | str | Path | None = None,
     previous_steps: int = DEFAULT_STEPS,
@@ -67,7 +68,8 @@ def plan_shards(
     keeping warm ones once a node and spreading cold ones, while all ranks together send at most `total_bytes_ratio`
     times the bytes of the plan with every row global (None: any number); "torchrec" asks TorchRec's planner.
     `previous` is an older plan: rows move only if that pays within `previous_steps` steps. `hot_budget_bytes` adds a
-    hot set for hot batches, `compress` shared parameters for tables, each from a budget of its own. `cores` are those
+    hot set for hot batches, `compress` shared parameters for tables, each from a budget of its own; `precision` is that
+    of shared parameters, float32 or int8. `cores` are those
     that a rank has for ingestion (None: this machine's, shared by the ranks of a node). The plan also says which
     features to deduplicate, in what layout to store the data, and with how many workers to start reading it.
     """
@@ -86,7 +88,7 @@ def plan_shards(
         raise InputError(f"strategy {strategy!r} knows no rows to keep; --from goes with strategy 'tiers'")
     schema = Schema.load(request.profile.path)
     progress("plan tables", 0, len(schema.tables))
-    sharing = _choose_sharing(request, schema, compress)
+    sharing = _choose_sharing(request, schema, compress, precision)
     body, rows = _place(sharing.left_for_others(request), sharing.others(schema), older)
     sharing.add_to(body, schema, request)
     progress("plan tables", len(schema.tables), len(schema.tables))
@@ -235,14 +237,17 @@ def _single_rank_body(tables: list[TableReads], topology: Topology) -> dict[str,
     }
 
 
-def _choose_sharing(request: _Request, schema: Schema, compress: str | float | None) -> Sharing:
+def _choose_sharing(request: _Request, schema: Schema, compress: str | float | None, precision: str) -> Sharing:
     if compress is None:
+        if precision != "float32":
+            raise InputError(f"precision is {precision!r}, which is that of shared parameters: it goes with compress")
         return Sharing(choice=SharedChoice(shared=None))
     # Tables that fit the ranks together need no sharing; a shared array is held by every rank.
     full = sum(table_bytes(table) for table in schema.tables)
     fits = full <= request.memory_budget_bytes * request.topology.world_size
     limit = None if fits else request.memory_budget_bytes
-    return Sharing(choice=choose_sharing(request.profile, compress=compress, memory_budget_bytes=limit))
+    how: dict[str, Any] = {"compress": compress, "memory_budget_bytes": limit, "precision": precision}
+    return Sharing(choice=choose_sharing(request.profile, **how))
 
 
 def _add_hot_set(

@@ -25,7 +25,8 @@ from recmill.artifacts import AccessProfile, InputError, join_path
 
 WEIGHT_BYTES = 4
 ID_BYTES = 8  # of an exact row in the list that finds it
-LINE_SLOTS = 16  # row-wise Adagrad keeps one momentum a line of the array
+LINE_SLOTS = 16  # row-wise Adagrad keeps one momentum a line of the array, and weights of one byte one exponent
+PRECISIONS = ("float32", "int8")
 DEFAULT_BLOCK_SIZE = 32
 SMALL_TABLE_SHARE = 0.01  # of the budget: tables below it are not worth a collision
 # Exact rows own few weights, which repeat over the row: hot rows are days and countries as often as items, and need no
@@ -44,7 +45,7 @@ MIN_HEAT = 4.0  # a row is kept exactly if it is read this many times as often a
 class SharedChoice:
     """What `choose_sharing` decided: the `shared` object of a plan, the exact rows, and why."""
 
-    # {array_bytes, block_size, mapping, seed, exact_width, tables: {name: {kind, exact_rows}}}
+    # {array_bytes, block_size, mapping, seed, exact_width, precision, tables: {name: {kind, exact_rows}}}
     shared: dict[str, Any] | None
     exact_rows: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # by falling count
     reasons: dict[str, str] = field(default_factory=dict)  # every table, kept ones too
@@ -71,10 +72,38 @@ class _Table:
         """Rows and a row-wise momentum each."""
         return self.num_rows * (self.dim + 1) * WEIGHT_BYTES
 
-    def exact_row_bytes(self, width: int) -> int:
-        """Of a row that owns `width` weights: those, its part of the lines' momenta, its id."""
-        own = min(width, self.dim) * WEIGHT_BYTES
-        return own + -(-own // LINE_SLOTS) + ID_BYTES
+    def exact_row_bytes(self, width: int, line: _Line) -> int:
+        """Of a row that owns `width` weights: those, its part of the lines' exponents and momenta, its id."""
+        return -(-min(width, self.dim) * line.all_bytes // LINE_SLOTS) + ID_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """What 16 slots take."""
+
+    array_bytes: int  # weights, and with weights of one byte their exponent
+    momentum_bytes: int = WEIGHT_BYTES
+
+    @classmethod
+    def of(cls, precision: str) -> _Line:
+        if precision not in PRECISIONS:
+            raise InputError(f"precision is {precision!r}, expected {' or '.join(PRECISIONS)}")
+        return cls(array_bytes=LINE_SLOTS * WEIGHT_BYTES if precision == "float32" else LINE_SLOTS + 1)
+
+    @property
+    def all_bytes(self) -> int:
+        return self.array_bytes + self.momentum_bytes
+
+    @property
+    def weights_a_float(self) -> float:
+        """How many slots fit where one of float32 does, momenta included."""
+        return _Line.of("float32").all_bytes / self.all_bytes
+
+    def array_within(self, num_bytes: int) -> int:
+        """Bytes of the largest array that fits with its momenta: whole floats, or whole lines of bytes."""
+        if self.array_bytes == LINE_SLOTS * WEIGHT_BYTES:
+            return num_bytes * LINE_SLOTS // (LINE_SLOTS + 1) // WEIGHT_BYTES * WEIGHT_BYTES
+        return num_bytes // self.all_bytes * self.array_bytes
 
 
 def choose_sharing(
@@ -87,13 +116,16 @@ def choose_sharing(
     block_size: int = DEFAULT_BLOCK_SIZE,
     mapping: str = "robe",
     seed: int = 0,
+    precision: str = "float32",
 ) -> SharedChoice:
     """Keep, share or both for every table.
 
     `compress` is "auto" (share only if the tables exceed `memory_budget_bytes`, and only as far as that asks for), a
     factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000). Exact rows get
-    `exact_share` of the bytes and `exact_width` weights each; both fall with the compression unless given.
+    `exact_share` of the bytes and `exact_width` weights each; both fall with the compression unless given. With
+    `precision` "int8" a weight takes one byte, so three times as many slots fit into the same bytes.
     """
+    line = _Line.of(precision)
     if not isinstance(profile, AccessProfile):
         profile = AccessProfile.load(profile)
     tables = [_read_table(name, entry) for name, entry in profile.body["tables"].items()]
@@ -105,13 +137,13 @@ def choose_sharing(
     kept = _choose_kept(tables, target)
     shared = [table for table in tables if table.name not in kept]
     left = target - sum(table.full_bytes for table in tables if table.name in kept)
-    squeeze = math.sqrt(sum(t.full_bytes for t in shared) / max(left, 1))
+    squeeze = math.sqrt(sum(t.full_bytes for t in shared) / max(left, 1) / line.weights_a_float)
     share = choose_exact_share(squeeze) if exact_share is None else exact_share
-    width = exact_width or choose_exact_width(max(t.dim for t in shared), squeeze)
-    exact = _choose_exact(profile, shared, round(left * share), width=width)
-    spent = sum(len(exact[t.name][0]) * t.exact_row_bytes(width) for t in shared)
-    array_bytes = (left - spent) * LINE_SLOTS // (LINE_SLOTS + 1) // WEIGHT_BYTES * WEIGHT_BYTES
-    needed = block_size * WEIGHT_BYTES
+    width = exact_width or choose_exact_width(max(t.dim for t in shared), squeeze, precision)
+    exact = _choose_exact(profile, shared, round(left * share), width=width, line=line)
+    spent = sum(len(exact[t.name][0]) * t.exact_row_bytes(width, line) for t in shared)
+    array_bytes = line.array_within(left - spent)
+    needed = -(-block_size * line.array_bytes // LINE_SLOTS)
     if array_bytes < needed:
         raise InputError(
             f"compress asks for {target:,} B in all, which leaves {array_bytes:,} B to share, expected {needed}"
@@ -122,13 +154,14 @@ def choose_sharing(
         "mapping": mapping,
         "seed": seed,
         "exact_width": width,
+        "precision": precision,
         "tables": {
             t.name: {"kind": "both" if len(exact[t.name][0]) else "share", "exact_rows": len(exact[t.name][0])}
             for t in shared
         },
     }
     weights = sum((t.num_rows - len(exact[t.name][0])) * t.dim for t in shared)
-    factor = weights * WEIGHT_BYTES / array_bytes
+    factor = weights * line.array_bytes / LINE_SLOTS / array_bytes
     reasons = {}
     for table in tables:
         if table.name in kept:
@@ -143,7 +176,7 @@ def choose_sharing(
         chosen_bytes=full_bytes
         - sum(t.full_bytes for t in shared)
         + spent
-        + array_bytes * (LINE_SLOTS + 1) // LINE_SLOTS,
+        + array_bytes * line.all_bytes // line.array_bytes,
     )
 
 
@@ -152,9 +185,13 @@ def choose_exact_share(squeeze: float) -> float:
     return min(MAX_EXACT_SHARE, EXACT_SHARE / squeeze)
 
 
-def choose_exact_width(dim: int, squeeze: float) -> int:
-    """Weights of an exact row where rows of `dim` are compressed by the square of `squeeze`."""
-    return min(dim, max(MIN_EXACT_WIDTH, round(dim * EXACT_WIDTH_SHARE / squeeze**2)))
+def choose_exact_width(dim: int, squeeze: float, precision: str = "float32") -> int:
+    """Weights of an exact row where rows of `dim` are compressed by the square of `squeeze` (weights a slot).
+
+    Bytes share exponent and momentum with the other slots of their line: rows of a line or more get whole ones.
+    """
+    width = min(dim, max(MIN_EXACT_WIDTH, round(dim * EXACT_WIDTH_SHARE / squeeze**2)))
+    return width // LINE_SLOTS * LINE_SLOTS if precision == "int8" and width > LINE_SLOTS else width
 
 
 def target_bytes(compress: str | float | int, *, full_bytes: int, memory_budget_bytes: int | None) -> int:
@@ -207,13 +244,13 @@ def _choose_kept(tables: list[_Table], target: int) -> dict[str, str]:
 
 
 def _choose_exact(
-    profile: AccessProfile, tables: list[_Table], budget: int, *, width: int
+    profile: AccessProfile, tables: list[_Table], budget: int, *, width: int, line: _Line
 ) -> dict[str, tuple[npt.NDArray[np.int64], float]]:
     """{table: (rows by falling count, share of its reads they take)}: the most read rows a byte, of all tables."""
     rows, heat, cost, owner, reads = [], [], [], [], []
     total_rows, total_reads = sum(t.num_rows for t in tables), sum(t.num_accesses for t in tables)
     for place, table in enumerate(tables):
-        row_bytes = table.exact_row_bytes(width)
+        row_bytes = table.exact_row_bytes(width, line)
         counts = _read_counts(profile, table, limit=budget // row_bytes)
         rows.append(counts[0])
         reads.append(counts[1])

@@ -87,7 +87,10 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
         "dense": {f"ranker.{k}": v for k, v in model.ranker.state_dict().items()},
     }
     if sharing:
-        state["shared"] = {"array": _attach_saved_sharing(path, model, sharing).weight.data}
+        array = _attach_saved_sharing(path, model, sharing)
+        state["shared"] = {"array": array.weight.data}
+        if array.exponents is not None:
+            state["shared"]["exponents"] = array.exponents
     _read_here(path, state)
     model.ranker.load_state_dict({name.removeprefix("ranker."): value for name, value in state["dense"].items()})
     return model.eval(), checkpoint

@@ -42,9 +42,10 @@ def test_each_table_gets_what_its_size_and_skew_ask_for(profile):
     assert choice.chosen_bytes <= choice.full_bytes / 10
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("compress", [2, 10, 100, "50x", "60KB", 40_000])
-def test_the_bytes_asked_for_are_kept(profile, compress):
-    choice = choose_sharing(profile, compress=compress)
+def test_the_bytes_asked_for_are_kept(profile, compress, precision):
+    choice = choose_sharing(profile, compress=compress, precision=precision)
     target = target_bytes(compress, full_bytes=choice.full_bytes, memory_budget_bytes=None)
     assert 0.9 * target < choice.chosen_bytes <= target
 
@@ -60,6 +61,17 @@ def test_exact_rows_get_fewer_and_narrower_with_compression(profile):
     assert "are exact with 4 weights each" in ten.reasons["skewed"]
     assert choose_exact_width(64, 10**0.5) == 16
     assert choose_exact_width(64, 10.0) == 2
+
+
+def test_in_bytes_three_times_as_many_slots_fit(profile):
+    plain, packed = (choose_sharing(profile, compress=10, precision=precision) for precision in ("float32", "int8"))
+    assert packed.shared["precision"] == "int8"
+    assert packed.shared["array_bytes"] % 17 == 0  # lines of 16 weights and an exponent
+    assert 3 < (packed.shared["array_bytes"] * 16 / 17) / (plain.shared["array_bytes"] / 4) < 3.6
+    assert packed.shared["exact_width"] > plain.shared["exact_width"]
+    assert choose_exact_width(64, 3.2**0.5, "int8") == 48  # whole lines: 50 would share one with the next row
+    with pytest.raises(InputError, match="precision is 'int4', expected float32 or int8"):
+        choose_sharing(profile, compress=10, precision="int4")
 
 
 def test_auto_compresses_as_far_as_the_budget_asks_for(profile):
