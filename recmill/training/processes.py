@@ -15,6 +15,21 @@ from pathlib import Path
 ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long do not know that it is gone
 PROGRESS_MARK = "@progress "  # a line of a rank's output that starts so is progress: JSON [what, done, total]
 
+# By default OpenMP threads spin for milliseconds while they wait for one another, and the reader's threads share their
+# cores: on two cores with other work 3,600 to 9,200 samples/s, 40,000 if they sleep at once. But to wake one takes
+# longer than most operations of a step, and two threads are no faster than one. So they spin for about as long as a
+# wake-up takes: docs/recd.md.
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "6000"}
+# Milliseconds after which Arrow's pool gives pages back. By default 10, and the pipeline of every evaluation faults its
+# own in again, 250 MB with row groups of 7 MB: docs/intune.md.
+KEPT_PAGES = {"MIMALLOC_PURGE_DELAY": "10000"}
+
+
+def rank_environment() -> dict[str, str]:
+    """This process's variables and those a rank should run with besides; libraries read them when they are loaded."""
+    waiting = {} if WAITING.keys() & os.environ.keys() else WAITING
+    return {**KEPT_PAGES, **waiting, **os.environ}
+
 
 def threads_of(config_threads: int, num_local: int) -> int:
     """Threads of each of `num_local` processes on this machine: the config's, or an equal share of the cores."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -31,7 +30,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.processes import PROGRESS_MARK, die_with_parent, ending_orphans, threads_of
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, ending_orphans, rank_environment, threads_of
 from recmill.training.switches import shared_tables, wants_hot_batches
 
 JOB = "job.json"
@@ -184,17 +183,11 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
         command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(nproc)]
         command += ["-m", "recmill.training.worker", str(job_path)]
         environment = {
-            **os.environ,
+            **rank_environment(),
             "OMP_NUM_THREADS": str(threads_of(job["config"]["threads"], nproc)),
             "PYTHONWARNINGS": "ignore",
         }
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        # By default OpenMP threads spin while they wait for one another, and the reader's threads share their cores.
-        # On two cores with other work: 40,000 samples/s waiting passively, 3,600 to 9,200 spinning (docs/log.md).
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # Milliseconds after which Arrow's pool gives pages back. By default 10, and the pipeline of every evaluation
-        # faults its own in again, 250 MB with row groups of 7 MB: docs/intune.md.
-        environment.setdefault("MIMALLOC_PURGE_DELAY", "10000")
         log_path = folder / "train.log"
         with open(log_path, "a", encoding="utf-8") as log:
             process = subprocess.Popen(
