@@ -47,13 +47,22 @@ class _Layout:
 class GroupDecoder:
     """Decodes row groups of one file, the columns with the given leaves. Threads may share it."""
 
-    def __init__(self, metadata: pq.FileMetaData, leaves: Sequence[int], *, kernel: str | None = None) -> None:
+    def __init__(
+        self,
+        metadata: pq.FileMetaData,
+        leaves: Sequence[int],
+        *,
+        keeps_lists: bool = False,
+        kernel: str | None = None,
+    ) -> None:
+        """With `keeps_lists` all lists of a row group lie in one piece of memory, for callers that keep all or none."""
         if kernel not in (None, *BACKENDS):
             raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(BACKENDS)}")
         self._metadata, self._leaves, self._is_reference = metadata, list(leaves), kernel == "reference"
         self._names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in leaves]
         stored = metadata.schema.to_arrow_schema()
         self._schema = pa.schema([stored.field(name) for name in self._names], metadata=stored.metadata)
+        self._keeps_lists = keeps_lists
         self._types = [field.type for field in self._schema]
         self._for_arrow: set[int] = set()  # positions of columns that the kernel refused
         self._layouts: dict[int, _Layout] = {}  # a row group is decoded every epoch
@@ -76,8 +85,7 @@ class GroupDecoder:
         """The columns that the kernel could decode."""
         columns_CX = layout.columns_CX.copy()
         columns_CX[:, 0] -= start
-        # One piece of memory a column, values first: every allocation gives the GIL away.
-        held = [pa.allocate_buffer(offsets_at + offsets_bytes) for offsets_at, offsets_bytes, _ in layout.places]
+        held = self._allocate(layout)
         columns_CX[:, -2:] += np.array([memory.address for memory in held], dtype=np.int64)[:, None]
         counts_C = np.empty(len(columns_CX), np.int64)
         _cpu.decode_pages(data.address, data.size, columns_CX.ctypes.data, len(columns_CX), counts_C.ctypes.data)
@@ -92,6 +100,21 @@ class GroupDecoder:
                 arrays[position] = _array(self._types[position], count, memory, *place)
         return arrays
 
+    def _allocate(self, layout: _Layout) -> list[pa.Buffer]:
+        """Memory for each column. Every allocation gives the GIL away, to get it back when another thread lets go."""
+        if not self._keeps_lists:
+            return [pa.allocate_buffer(offsets_at + offsets_bytes) for offsets_at, offsets_bytes, _ in layout.places]
+        ends = {True: 0, False: 0}  # of lists, and of the other columns
+        begins = []
+        for offsets_at, offsets_bytes, _ in layout.places:
+            begins.append(ends[offsets_bytes > 0])
+            ends[offsets_bytes > 0] += offsets_at + _aligned(offsets_bytes)
+        pieces = {is_list: pa.allocate_buffer(end) for is_list, end in ends.items()}
+        return [
+            pieces[offsets_bytes > 0].slice(begin, offsets_at + offsets_bytes)
+            for begin, (offsets_at, offsets_bytes, _) in zip(begins, layout.places, strict=True)
+        ]
+
     def _describe(self, index: int) -> _Layout:
         row_group, found = self._metadata.row_group(index), {}
         for position, (leaf, field) in enumerate(zip(self._leaves, self._schema, strict=True)):
@@ -104,9 +127,13 @@ class GroupDecoder:
         places = []
         for _, _, num_levels, num_rows, _, item_bytes, _, _, is_list, *_ in columns_CX.tolist():
             values_bytes = num_levels * item_bytes if item_bytes else (num_levels + 7) // 8
-            places.append((-(-values_bytes // 64) * 64, 4 * (num_rows + 1) if is_list else 0, num_rows))
+            places.append((_aligned(values_bytes), 4 * (num_rows + 1) if is_list else 0, num_rows))
         columns_CX[:, -1] = [offsets_at for offsets_at, _, _ in places]
         return _Layout(positions=list(found), columns_CX=columns_CX, places=places)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
 
 
 def first_page(chunk: Any) -> int:

@@ -239,7 +239,7 @@ def _label_column(column: pa.Array, where: str) -> FloatArray:
         raise InputError(f"{where}: column 'label' is {column.type}, expected float32")
     if not pa.types.is_float32(column.type):
         column = pc.cast(column, pa.float32(), safe=False)
-    labels: FloatArray = column.to_numpy(zero_copy_only=False)
+    labels: FloatArray = np.array(column.to_numpy(zero_copy_only=False))  # so that the column can go with the table
     if not np.isfinite(labels.sum(dtype=np.float64)):
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise InputError(f"{where}: column 'label', row {row}: missing or not finite, expected a number")

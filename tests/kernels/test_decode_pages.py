@@ -49,10 +49,10 @@ def write(table: pa.Table, **options: Any) -> bytes:
     return sink.getvalue()
 
 
-def decode_all(stored: bytes, *, kernel: str | None = None) -> tuple[pa.Table, set[str]]:
+def decode_all(stored: bytes, **options: Any) -> tuple[pa.Table, set[str]]:
     """All rows, and the columns that Arrow decoded."""
     metadata = pq.read_metadata(io.BytesIO(stored))
-    decoder = GroupDecoder(metadata, range(metadata.num_columns), kernel=kernel)
+    decoder = GroupDecoder(metadata, range(metadata.num_columns), **options)
     tables = [decoder.decode(stored, 0, index) for index in range(metadata.num_row_groups)]
     names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in range(metadata.num_columns)]
     decoded = {position for layout in decoder._layouts.values() for position in layout.positions}
@@ -76,9 +76,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_kernel_decodes_what_arrow_does(name: str) -> None:
+@pytest.mark.parametrize("keeps_lists", [False, True])
+def test_the_kernel_decodes_what_arrow_does(name: str, keeps_lists: bool) -> None:
     table = make_table()
-    found, by_arrow = decode_all(write(table, **OPTIONS[name]))
+    found, by_arrow = decode_all(write(table, **OPTIONS[name]), keeps_lists=keeps_lists)
     found.validate(full=True)
     assert found.equals(table)
     assert found.schema.equals(table.schema)

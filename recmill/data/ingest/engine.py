@@ -6,7 +6,8 @@
 
 Row groups are admitted in sequence order, which is the order in which batches need them, and admission is where
 memory is charged. So the oldest row group always holds its credit already and a full budget cannot block the batch
-that would free it. A stage has at most as many items in hand as it has workers: one that shrinks drains.
+that would free it. A stage has at most as many items in hand as it has workers: one that shrinks drains. Nor has it
+more than keep all cores busy, so that too many workers do no harm.
 
 Without an order, batches are cut as their row groups arrive and handed out as they are made; admission stays the same.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -29,7 +31,7 @@ from recmill.data.ingest.schedule import Entry, Schedule
 from recmill.data.ingest.stages import STAGES, PlainReader
 from recmill.data.ingest.statistics import MemoryCounter, StageCounter
 from recmill.data.ingest.tasks import FOLLOWING, Assembly, Job, Task
-from recmill.data.ingest.work import RowGroupWork
+from recmill.data.ingest.work import RowGroupWork, never_waits
 
 
 class Engine:
@@ -55,7 +57,11 @@ class Engine:
         # Re-entrant: a garbage collection under the lock may finalise the pipeline, which calls request_stop.
         self._lock = threading.RLock()
         self._arrived = threading.Condition(self._lock)
-        self._counters = {stage: StageCounter(workers=workers[stage]) for stage in STAGES}
+        self._cores = len(os.sched_getaffinity(0))
+        self._counters = {
+            stage: StageCounter(workers=workers[stage], core_share=float(never_waits(reader, stage)))
+            for stage in STAGES
+        }
         self._num_active = dict.fromkeys(STAGES, 0)  # items in hand
         self._memory = MemoryCounter()
         self._queues: dict[str, list[tuple[int, Job]]] = {"decode": [], "transform": []}
@@ -221,7 +227,7 @@ class Engine:
         return self._admit() if stage == "read" else self._pop(stage)
 
     def _has_room(self, stage: str) -> bool:
-        return self._num_active[stage] < self._counters[stage].workers
+        return self._num_active[stage] < self._counters[stage].most_at_once(self._cores)
 
     def _has_task(self) -> bool:
         """Whether `_take` would find something or fail; now and then it is mistaken and finds nothing."""
@@ -281,7 +287,9 @@ class Engine:
 
     def _read_ahead(self) -> int:
         """How many row groups beyond those the next batch needs may be on their way."""
-        return 2 * sum(counter.workers for stage, counter in self._counters.items() if stage != "batch")
+        return 2 * sum(
+            counter.most_at_once(self._cores) for stage, counter in self._counters.items() if stage != "batch"
+        )
 
     def _num_needed(self) -> int:
         if self._next_cut >= self._schedule.batches.stop:

@@ -33,8 +33,13 @@ class RawGroup:
 class PartFile:
     """A part that several threads read at once: positioned reads, no shared cursor."""
 
-    def __init__(self, path: str, *, columns: Sequence[str], decodes_pages: bool = True) -> None:
-        """Without `decodes_pages` Arrow decodes all columns, else only those that our kernel leaves to it."""
+    def __init__(
+        self, path: str, *, columns: Sequence[str], decodes_pages: bool = True, keeps_lists: bool = False
+    ) -> None:
+        """Without `decodes_pages` Arrow decodes all columns, else only those that our kernel leaves to it.
+
+        `keeps_lists`: whoever keeps one list column of a decoded row group keeps them all.
+        """
         self.path = path
         self.columns = list(columns)
         self._filesystem: Any = None
@@ -51,7 +56,9 @@ class PartFile:
             self.close()
             raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
         self._leaves = self._find_leaves()
-        self._decoder = GroupDecoder(self.metadata, self._leaves, kernel=None if decodes_pages else "reference")
+        self._decoder = GroupDecoder(
+            self.metadata, self._leaves, keeps_lists=keeps_lists, kernel=None if decodes_pages else "reference"
+        )
         self._ranges: dict[int, tuple[int, int]] = {}
 
     def _find_leaves(self) -> list[int]:

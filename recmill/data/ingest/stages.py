@@ -79,7 +79,9 @@ class PlainReader:
                 return self._parts[name]
         # Opened outside of the lock: a remote footer takes long, and two threads that open the same part do no harm.
         path = join_path(self._dataset.path, name)
-        opened = PartFile(path, columns=self._columns, decodes_pages=self._decodes_pages)
+        opened = PartFile(
+            path, columns=self._columns, decodes_pages=self._decodes_pages, keeps_lists=self._keeps_columns()
+        )
         with self._lock:
             self._parts[name] = opened
             if len(self._parts) > MAX_OPEN_PARTS:
@@ -100,9 +102,12 @@ class PlainReader:
         part = self.part(groups[0].file)
         for group in groups:
             part.check(group)
-        is_plain = type(self) is PlainReader and self._dedup is None and not self._transforms
-        num_lists = 0 if is_plain else len(self._keys)
+        num_lists = 0 if type(self) is PlainReader and self._keeps_columns() else len(self._keys)
         return [(group, part.charge(group.index, num_distinct_lists=num_lists)) for group in groups]
+
+    def _keeps_columns(self) -> bool:
+        """Whether the ids of a row group stay in the columns they were decoded to."""
+        return self._dedup is None and not self._transforms
 
     def read(self, group: RowGroup) -> RawGroup:
         try:
@@ -118,7 +123,7 @@ class PlainReader:
 
     def transform(self, group: RowGroup, table: pa.Table) -> RowBlock | CutBlock:
         where = self.describe(group)
-        if self._dedup is None and not self._transforms:
+        if self._keeps_columns():
             return decode_block(table, self._schema, where=where)
         rows = decode_block(table, self._schema, where=where, checks_ranges=False)
         found = find_distinct(rows, self._keys, self._dedup or ())
@@ -165,6 +170,9 @@ class DeduplicatedReader(PlainReader):
             check_ranges(block, self._schema, where=where)
             return expand_block(block, self._keys)
         return self._prepare(block, where)
+
+    def _keeps_columns(self) -> bool:
+        return False
 
     def _is_plain(self, block: DistinctBlock) -> bool:
         """Whether lists hardly repeat, so that batches are cut from a list a sample; the first row group decides."""

@@ -148,6 +148,11 @@ def is_own_stage(reader: PlainReader, stage: str) -> bool:
     return bool(getattr(type(reader), stage).__module__ == PlainReader.__module__)
 
 
+def never_waits(reader: PlainReader, stage: str) -> bool:
+    """Whether the stage is of this package and does nothing but compute, as all but reading do."""
+    return stage != "read" and is_own_stage(reader, "assemble" if stage == "batch" else stage)
+
+
 def is_gil_bound(work: Callable[[], object], *, alone: Taken) -> bool:
     """Whether two threads that do the same work wait for each other, not counting what one alone waits for.
 
