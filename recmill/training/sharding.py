@@ -139,8 +139,8 @@ def shard_model(
     dense = [parameter for name, parameter in module.named_parameters() if name.startswith("ranker.")]
     # foreach: the same bits in half the time (0.9 instead of 1.8 ms a step with 42 parameters); the fused form rounds
     # differently.
-    settings = {"lr": config.dense_lr, "weight_decay": config.dense_weight_decay, "foreach": True}
-    optimiser = torch.optim.Adam(dense, **settings)
+    decay = config.dense_weight_decay
+    optimiser = torch.optim.Adam(dense, lr=config.dense_lr, weight_decay=decay, foreach=True)
     held = _Tables(schema=schema, config=config, plan=plan, device=device, placement=placement)
     stores = [
         *([_torchrec_store(module, schema, config)] if kept else []),
