@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 from harness import say
 
 from recmill.artifacts import Dataset, join_path, write_folder
 from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Feature, Schema
 from recmill.data.sources import make_raw_log
+from recmill.data.sources.log_writer import write_log
 
 LAYOUTS = ("time", "session", "deduplicated")
 HELD_OUT = 0.05  # of the sessions: "train" is then the same rows in every layout
@@ -37,9 +41,11 @@ class Layouts:
 class Logs:
     """The logs that are measured, made when they are asked for and once."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed = folder, seed
+    def __init__(self, folder: Path, seed: int, *, widest_globo: int = 1) -> None:
+        """`widest_globo`: the log of globo with most users has one in so many; all others are cut from it."""
+        self.folder, self.seed, self._widest_globo = folder, seed, widest_globo
         self._made: dict[str, Layouts] = {}
+        self._lock = threading.Lock()
 
     def recd(self, num_rows: int, samples_per_session: float = SAMPLES_PER_SESSION) -> Layouts:
         return self._make(_recd_name(num_rows, samples_per_session))
@@ -70,17 +76,36 @@ class Logs:
         return self._made[name]
 
     def _make_raw(self, name: str) -> Path:
+        out = self.folder / name / "raw"
         preset, first, *rest = name.split("-")
-        settings: dict[str, Any] = {"overrides": {"seed": self.seed}}
-        if preset == "recd":
-            samples = float(rest[0])
-            sessions = max(8, round(int(first) / samples))
-            settings["overrides"] |= {"sessions": sessions, "samples_per_session": samples}
-        else:
-            # Not clicks that were filtered before: negatives are drawn from the clicks of everybody.
-            settings["overrides"]["one_in"] = int(first)
-        make_raw_log(preset, out=self.folder / name / "raw", **settings)
-        return self.folder / name / "raw"
+        if preset == "globo":
+            with self._lock:
+                return self._make_globo(int(first), out)
+        samples = float(rest[0])
+        sessions = max(8, round(int(first) / samples))
+        shape = {"seed": self.seed, "sessions": sessions, "samples_per_session": samples}
+        make_raw_log(preset, out=out, overrides=shape)
+        return out
+
+    def _make_globo(self, one_in: int, out: Path) -> Path:
+        """Not from clicks that were filtered before: negatives are drawn from the clicks of everybody.
+
+        Reading those takes 4 s, so only the log with most users is made of them, and others are cut from it.
+        """
+        widest = self.folder / f"globo-{self._widest_globo}" / "raw"
+        if not widest.exists():
+            make_raw_log("globo", out=widest, overrides={"seed": self.seed, "one_in": self._widest_globo})
+        if widest == out:
+            return out
+        assert one_in % self._widest_globo == 0, "its users are not all in the widest log"
+        rows = pq.read_table(sorted(widest.glob("log-*.parquet")))
+        users = rows.column("user").combine_chunks().flatten().to_numpy()
+        rows = rows.take(np.flatnonzero(users % one_in == 0))
+        with write_log(out, Schema.load(widest)) as writer:
+            writer.info["num_sessions"] = len(rows.column("session_id").unique())
+            for batch in rows.to_batches():
+                writer.write(batch)
+        return out
 
     def _cluster(self, raw: Path, name: str, layout: str) -> Dataset:
         return cluster_sessions(raw, out=self.folder / name / layout, layout=layout, eval_fraction=HELD_OUT)

@@ -1,0 +1,160 @@
+"""What benchmarks/recd.py and recd_curve.py measure of a log: bytes on disk, preprocessing, training, memory."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from harness import Metric, compare, in_turns
+from recd_sizes import Sizes
+from session_logs import LAYOUTS, Layouts, with_transforms
+from training_rate import Trainer, check_same_losses, open_batches
+from wire_bytes import wire_bytes
+
+from recmill.artifacts import Dataset
+from recmill.data.dataset import read_table
+from recmill.data.parquet_writer import writer_options
+from recmill.training.config import TrainConfig
+from recmill.training.dedup import DedupChoice, choose_dedup
+
+
+def measure_storage(layouts: Layouts, *names: str, thorough: bool = False) -> list[Metric]:
+    """Bytes a row of time-ordered Parquet with default settings, against those of some of our layouts."""
+    table = read_table(layouts.time)
+    settings: dict[str, dict[str, Any]] = {"default": {"compression": "zstd"}}
+    if thorough:
+        tuned = writer_options(table.schema, "time")
+        settings |= {f"tuned, zstd {level}": {**tuned, "compression_level": level} for level in (3, 9, 19)}
+    sizes = {"our time layout": stored_bytes(layouts.time)}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, options in settings.items():
+            pq.write_table(table, Path(scratch) / "table.parquet", **options)
+            sizes[name] = (Path(scratch) / "table.parquet").stat().st_size
+    default, best = sizes["default"], min(sizes, key=lambda name: sizes[name])
+    note = f"{table.num_rows:,} rows; time order, best of {len(sizes)} settings ({best}) {default / sizes[best]:.2f}x"
+    metrics = []
+    for layout in names:
+        session = "" if layout == "session" else f", session layout {default / stored_bytes(layouts.session):.2f}x"
+        per_row = [size / table.num_rows for size in (default, stored_bytes(getattr(layouts, layout)))]
+        metrics.append(
+            compare(*([size] for size in per_row), unit="bytes/row", note=note + session, less_is_better=True)
+        )
+    return metrics
+
+
+def stored_bytes(dataset: Dataset) -> int:
+    return sum(int(part["bytes"]) for part in dataset.parts)
+
+
+def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
+    """Rows a second from the files to batches a trainer takes: read, decode, dedup, transform, batch."""
+    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
+    chosen, plain = choose_dedup(layouts.deduplicated, layouts.schema, config), DedupChoice()
+
+    def rate(dataset: Dataset, dedup: DedupChoice) -> Callable[[], float]:
+        def read_epoch() -> float:
+            started, num_rows = time.perf_counter(), 0
+            with open_batches(dataset, dedup, batch_size=sizes.batch_size, seed=seed) as batches:
+                for batch in batches:
+                    num_rows += len(batch)
+            return num_rows / (time.perf_counter() - started)
+
+        return read_epoch
+
+    changed = Layouts(**{name: with_transforms(getattr(layouts, name)) for name in LAYOUTS})
+    baseline, ours = in_turns(
+        rate(changed.time, plain), rate(changed.deduplicated, chosen), repeats=sizes.preprocess_repeats, warm_ups=1
+    )
+    clustered, baseline_raw, ours_raw = in_turns(
+        rate(changed.session, plain),
+        rate(layouts.time, plain),
+        rate(layouts.deduplicated, chosen),
+        repeats=max(1, sizes.repeats // 3),
+    )
+    alone = f"session layout without IKJT {_against(clustered, baseline)}"
+    note = (
+        f"hash every id, last 50 of histories, log and clip; {alone}; no transforms {_against(ours_raw, baseline_raw)}"
+    )
+    return compare(baseline, ours, unit="rows/s", note=note)
+
+
+def make_trainers(
+    layouts: Layouts,
+    encoder: str,
+    sizes: Sizes,
+    seed: int,
+    *,
+    batch_size: int | None = None,
+    num_batches: int | None = None,
+) -> tuple[Trainer, Trainer]:
+    """The baseline and ours: the same model, the same weights to begin with."""
+    batch_size = batch_size or sizes.batch_size
+    config = TrainConfig(sequence_encoder=encoder, batch_size=batch_size, seed=seed, dedup="false")
+    ours = replace(config, dedup="auto")
+    return (
+        Trainer(layouts.time, config, num_batches=num_batches),
+        Trainer(layouts.deduplicated, ours, num_batches=num_batches),
+    )
+
+
+def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, repeats: int, num_steps: int) -> Metric:
+    """Samples a second of whole epochs, after steps on the same rows that must give the same losses."""
+    plain, ours = trainers
+    difference = check_same_losses(plain, ours, num_steps=num_steps)
+    rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats)
+    if not ours.dedup.groups:
+        # The models are the same then. Two copies of their tables differ in speed by up to 8%, by where in memory they
+        # lie, so each copy is also trained with what the other one reads.
+        swapped = in_turns(
+            lambda: ours.train_epoch(layouts.time), lambda: plain.train_epoch(layouts.deduplicated), repeats=repeats
+        )
+        rates = [[*own, *other] for own, other in zip(rates, swapped, strict=True)]
+    clustered = [plain.train_epoch(layouts.session) for _ in range(max(1, repeats // 3))]
+    chosen = f"{len(ours.dedup.features)} features in {len(ours.dedup.groups)} groups deduplicated"
+    losses = f"losses on the same rows differ by {difference:.0e}"
+    note = f"{chosen}; {losses}; session layout without IKJT {_against(clustered, rates[0])}"
+    return compare(*rates, unit="samples/s", note=note)
+
+
+def measure_memory(trainers: tuple[Trainer, Trainer], *, repeats: int) -> Metric:
+    """How far the process grows while it reads and trains an epoch with the transformer."""
+    peaks = in_turns(*(trainer.peak_bytes for trainer in trainers), repeats=repeats)
+    note = "rise of resident memory over an epoch with the transformer"
+    return compare(*peaks, unit="bytes", note=note, less_is_better=True)
+
+
+def measure_reader_bytes(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
+    """Bytes a sample of the batches as the trainer receives them."""
+    moved = bytes_per_sample(layouts, sizes, seed)
+    computed = moved["over_the_wire"]["baseline"] / moved["over_the_wire"]["ours"]
+    note = f"batches as the trainer receives them; between ranks they would be {computed:.2f}x (computed)"
+    sides = ([value] for value in moved["reader_to_trainer"].values())
+    return compare(*sides, unit="bytes/sample", note=note, less_is_better=True)
+
+
+def _against(values: list[float], baseline: list[float]) -> str:
+    return f"{statistics.median(values) / statistics.median(baseline):.2f}x"
+
+
+def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dict[str, float]]:
+    """What a batch weighs on its way from the reader to the trainer, and between ranks when no table is local."""
+    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
+    chosen = choose_dedup(layouts.deduplicated, layouts.schema, config)
+    found: dict[str, dict[str, float]] = {"reader_to_trainer": {}, "over_the_wire": {}}
+    sides = {"baseline": (layouts.time, DedupChoice()), "ours": (layouts.deduplicated, chosen)}
+    for side, (dataset, dedup) in sides.items():
+        num_samples = sent = moved = 0
+        with open_batches(dataset, dedup, batch_size=sizes.batch_size, seed=seed) as batches:
+            for batch in batches:
+                num_samples += len(batch)
+                sent += batch.size_in_bytes()
+                moved += wire_bytes(batch, layouts.schema)
+        found["reader_to_trainer"][side] = sent / num_samples
+        found["over_the_wire"][side] = moved / num_samples
+    return found

@@ -1,0 +1,93 @@
+"""How much benchmarks/recd.py measures in its forms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured, and how often."""
+
+    rows: int  # of the synthetic log that is trained pooled
+    sequence_rows: int  # of the one that is trained with a transformer
+    sequence_batches: int | None  # of it that are trained; a log that short would have other sessions
+    control_rows: int
+    storage_rows: int  # of the one that is stored and preprocessed: dictionaries, footers and start-up weigh less
+    storage_globo_users: int  # one in so many users of globo, of whom the others are some
+    globo_users: int  # of the one that is trained pooled
+    sequence_globo_users: int
+    batch_size: int
+    sequence_batch_size: int  # on `recd`, whose histories are always 64 long
+    repeats: int
+    preprocess_repeats: int
+    globo_repeats: int
+    sequence_repeats: int
+    sequence_globo_repeats: int
+    control_repeats: int
+    wire_batches: int  # that two ranks train on while their bytes are counted
+    kernel: tuple[int, int]  # rows, repeats
+
+
+SIZES = {
+    "tiny": Sizes(
+        rows=1_000,
+        sequence_rows=300,
+        sequence_batches=None,
+        control_rows=300,
+        storage_rows=1_000,
+        storage_globo_users=20_000,
+        globo_users=20_000,
+        sequence_globo_users=20_000,
+        batch_size=128,
+        sequence_batch_size=128,
+        repeats=1,
+        preprocess_repeats=1,
+        globo_repeats=1,
+        sequence_repeats=1,
+        sequence_globo_repeats=1,
+        control_repeats=1,
+        wire_batches=1,
+        kernel=(512, 1),
+    ),
+    "quick": Sizes(
+        rows=8_400,
+        sequence_rows=8_400,
+        sequence_batches=1,
+        control_rows=4_300,
+        storage_rows=50_000,
+        storage_globo_users=40,
+        globo_users=200,
+        sequence_globo_users=200,
+        batch_size=2048,
+        sequence_batch_size=1024,
+        repeats=3,
+        preprocess_repeats=5,
+        globo_repeats=5,
+        sequence_repeats=3,
+        sequence_globo_repeats=4,
+        control_repeats=2,
+        wire_batches=1,
+        kernel=(8192, 5),
+    ),
+    "full": Sizes(
+        rows=198_000,
+        sequence_rows=18_000,
+        sequence_batches=None,
+        control_rows=40_000,
+        storage_rows=198_000,
+        storage_globo_users=20,
+        globo_users=20,
+        sequence_globo_users=40,
+        batch_size=2048,
+        sequence_batch_size=2048,
+        repeats=7,
+        preprocess_repeats=15,
+        globo_repeats=7,
+        sequence_repeats=7,
+        sequence_globo_repeats=7,
+        control_repeats=11,
+        wire_batches=8,
+        kernel=(16384, 21),
+    ),
+}
