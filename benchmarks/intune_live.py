@@ -32,9 +32,9 @@ def open_pipeline(dataset: Dataset, *, batch_size: int, epochs: int = 1, **optio
     )
 
 
-def epoch_rate(dataset: Dataset, workers: Mapping[str, int], *, batch_size: int, epochs: int) -> float:
+def epoch_rate(dataset: Dataset, workers: Mapping[str, int], *, batch_size: int, epochs: int, **options: Any) -> float:
     """Rows a second over whole epochs, from the first read on."""
-    with open_pipeline(dataset, batch_size=batch_size, epochs=epochs, workers=workers) as pipeline:
+    with open_pipeline(dataset, batch_size=batch_size, epochs=epochs, workers=workers, **options) as pipeline:
         began = time.perf_counter()
         num_rows = sum(len(batch) for batch in pipeline)
         return num_rows / (time.perf_counter() - began)

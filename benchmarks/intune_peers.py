@@ -1,7 +1,8 @@
 """The same row groups and the same work through other loaders. Each gives Batches; what is not installed is skipped.
 
 Every peer maps `load_group` (read, decode, transform, cut into batches: the functions our own stages call) over the row
-groups of all epochs in one go, so that workers start once; only who runs it, and on how many workers, differs.
+groups of all epochs in one go, so that workers start once; only who runs it, and on how many workers, differs. Parquet
+is decoded by Arrow, as their users do; with `decodes_pages` by the kernel of our pipeline, to tell loader from decoder.
 """
 
 from __future__ import annotations
@@ -10,30 +11,31 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
 
-import pyarrow.parquet as pq
 import torch
 from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset
 from recmill.data.batch import Batch, assemble_batch, decode_block
+from recmill.data.ingest.parts import PartFile
 from recmill.data.schema import Schema
 
-Loader = Callable[[Dataset, int, int, int], Iterable[Batch]]  # dataset, batch size, workers, epochs
+Loader = Callable[
+    [Dataset, int, int, int, bool], Iterable[Batch]
+]  # dataset, batch size, workers, epochs, decodes_pages
 
 
 @cache
-def _open(path: str) -> tuple[pq.ParquetFile, Schema]:
-    return pq.ParquetFile(f"{path}/part-00000.parquet", memory_map=True), Schema.load(path)
+def _open(path: str, decodes_pages: bool) -> tuple[PartFile, Schema]:
+    schema = Schema.load(path)
+    columns = ["label", *(feature.name for feature in schema.features)]
+    part = PartFile(f"{path}/part-00000.parquet", columns=columns, decodes_pages=decodes_pages, keeps_lists=True)
+    return part, schema
 
 
-def load_group(index: int, *, path: str, batch_size: int) -> list[Batch]:
+def load_group(index: int, *, path: str, batch_size: int, decodes_pages: bool) -> list[Batch]:
     """The batches of one row group."""
-    # A file of its own for each call: Arrow's readers are not made for several threads.
-    _, schema = _open(path)
-    with pq.ParquetFile(f"{path}/part-00000.parquet", metadata=_open(path)[0].metadata, pre_buffer=False) as file:
-        columns = ["label", *(feature.name for feature in schema.features)]
-        table = file.read_row_group(index, columns=columns, use_threads=False)
-    block = decode_block(table, schema)
+    part, schema = _open(path, decodes_pages)
+    block = decode_block(part.decode(index, part.read(index)), schema)
     return [
         assemble_batch([(block, start, min(len(block), start + batch_size))], schema, num_global=batch_size)
         for start in range(0, len(block), batch_size)
@@ -44,25 +46,28 @@ def _groups(dataset: Dataset, epochs: int) -> list[int]:
     return list(range(len(dataset.parts[0]["row_group_rows"]))) * epochs
 
 
-def plain_loop(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+def plain_loop(dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool) -> Iterator[Batch]:
     for index in _groups(dataset, epochs):
-        yield from load_group(index, path=dataset.path, batch_size=batch_size)
+        yield from load_group(index, path=dataset.path, batch_size=batch_size, decodes_pages=decodes_pages)
 
 
 class _Groups(torch.utils.data.Dataset[list[Batch]]):
-    def __init__(self, dataset: Dataset, batch_size: int, epochs: int) -> None:
-        self._path, self._batch_size, self._groups = dataset.path, batch_size, _groups(dataset, epochs)
+    def __init__(self, dataset: Dataset, batch_size: int, epochs: int, decodes_pages: bool) -> None:
+        self._groups = _groups(dataset, epochs)
+        self._work = partial(load_group, path=dataset.path, batch_size=batch_size, decodes_pages=decodes_pages)
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def __getitem__(self, index: int) -> list[Batch]:
-        return load_group(self._groups[index], path=self._path, batch_size=self._batch_size)
+        return self._work(self._groups[index])
 
 
-def torch_dataloader(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+def torch_dataloader(
+    dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool
+) -> Iterator[Batch]:
     loader = torch.utils.data.DataLoader(
-        _Groups(dataset, batch_size, epochs),
+        _Groups(dataset, batch_size, epochs, decodes_pages),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=4 if workers else None,
@@ -71,10 +76,12 @@ def torch_dataloader(dataset: Dataset, batch_size: int, workers: int, epochs: in
         yield from batches
 
 
-def torchdata_nodes(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+def torchdata_nodes(
+    dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool
+) -> Iterator[Batch]:
     from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 
-    work = partial(load_group, path=dataset.path, batch_size=batch_size)
+    work = partial(load_group, path=dataset.path, batch_size=batch_size, decodes_pages=decodes_pages)
     node = ParallelMapper(
         IterableWrapper(_groups(dataset, epochs)), work, num_workers=workers, method="thread", prebatch=None
     )
@@ -82,10 +89,10 @@ def torchdata_nodes(dataset: Dataset, batch_size: int, workers: int, epochs: int
         yield from batches
 
 
-def spdl(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+def spdl(dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool) -> Iterator[Batch]:
     from spdl.pipeline import PipelineBuilder
 
-    work = partial(load_group, path=dataset.path, batch_size=batch_size)
+    work = partial(load_group, path=dataset.path, batch_size=batch_size, decodes_pages=decodes_pages)
     pipeline = (
         PipelineBuilder()
         .add_source(_groups(dataset, epochs))
@@ -98,22 +105,22 @@ def spdl(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterat
             yield from batches
 
 
-def grain(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+def grain(dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool) -> Iterator[Batch]:
     import grain.python as pygrain
 
-    work = partial(load_group, path=dataset.path, batch_size=batch_size)
+    work = partial(load_group, path=dataset.path, batch_size=batch_size, decodes_pages=decodes_pages)
     options = pygrain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers)
     source = pygrain.MapDataset.source(_groups(dataset, epochs)).map(work)
     for batches in source.to_iter_dataset(options):
         yield from batches
 
 
-def tf_data(dataset: Dataset, batch_size: int, workers: int, epochs: int) -> Iterator[Batch]:
+def tf_data(dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool) -> Iterator[Batch]:
     """`workers` 0 lets AUTOTUNE decide."""
     import tensorflow as tf
 
     def work(index: tf.Tensor) -> list[object]:
-        batches = load_group(int(index), path=dataset.path, batch_size=batch_size)
+        batches = load_group(int(index), path=dataset.path, batch_size=batch_size, decodes_pages=decodes_pages)
         return [
             array
             for batch in batches[:1] + batches[1:]
