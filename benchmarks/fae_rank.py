@@ -26,6 +26,7 @@ from recmill.artifacts import Dataset, ShardPlan
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
+from recmill.training.processes import keep_freed_memory
 
 
 def hot_batches(job: dict[str, Any], split: str) -> list[KeyedJaggedTensor]:
@@ -117,6 +118,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    keep_freed_memory()
     dist.init_process_group("gloo")
     results = {name: TASKS[job["task"]](job) for name, job in jobs.items()}
     write_result(results)

@@ -35,6 +35,7 @@ from recmill.artifacts import ShardPlan, module_name
 from recmill.model.table_store import TableOptimiser
 from recmill.model.tier_map import TierMap
 from recmill.model.tiered_embedding import TieredEmbeddingCollection
+from recmill.training.processes import keep_freed_memory
 
 OPTIMISER = TableOptimiser(kind="rowwise_adagrad", lr=0.01)
 
@@ -217,6 +218,7 @@ def run_case(folder: Path, case: Mapping[str, Any], wire: Wire) -> dict[str, Any
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     dist.init_process_group("gloo")
     wire = Wire()
     dist.all_to_all_single = wire.all_to_all_single

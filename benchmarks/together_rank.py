@@ -18,11 +18,13 @@ from shaped_network import write_result
 
 from recmill.artifacts import Dataset, ShardPlan
 from recmill.training.ablation import figures_of, predicted_of
+from recmill.training.processes import keep_freed_memory
 from recmill.training.worker import open_run
 
 
 def main(jobs_path: str) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     dist.init_process_group("gloo")
     wanted = json.loads(Path(jobs_path).read_text(encoding="utf-8"))
     found: dict[str, list[dict[str, Any]]] = {job["name"]: [] for job in wanted["jobs"]}

@@ -32,6 +32,7 @@ from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import DedupChoice, choose_dedup
+from recmill.training.processes import keep_freed_memory
 from recmill.training.sharding import shard_model
 
 MAX_LOSS_DIFFERENCE = 1e-4  # relative, after some steps: sums over samples are added up in another order
@@ -43,6 +44,7 @@ def one_rank() -> Iterator[None]:
     """A process group of this process alone, with all cores unless OMP_NUM_THREADS says otherwise."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(os.cpu_count() or 1)
+    keep_freed_memory()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield

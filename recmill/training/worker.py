@@ -27,13 +27,14 @@ from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import choose_dedup_together
 from recmill.training.loop import DISK_FOLDER, TrainingRun
-from recmill.training.processes import PROGRESS_MARK, die_with_parent, threads_of
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, keep_freed_memory, threads_of
 from recmill.training.sharding import shard_model
 
 
 def main(job_path: str) -> None:
     """Run one rank; what goes wrong is written to the job's folder, where the launcher looks for it."""
     die_with_parent()
+    keep_freed_memory()
     job = read_json(job_path)
     rank = int(os.environ["RANK"])
     try:

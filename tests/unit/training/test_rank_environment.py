@@ -1,5 +1,9 @@
 """What ranks are started with: short spinning while threads wait, unless the user has said how they wait."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from recmill.training.processes import rank_environment
@@ -33,3 +37,27 @@ def test_a_way_of_waiting_that_the_user_chose_is_left_alone(
 def test_pages_are_kept_as_long_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "1")
     assert rank_environment()["MIMALLOC_PURGE_DELAY"] == "1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library's settings are glibc's")
+@pytest.mark.parametrize(("settings", "keeps"), [({}, True), ({"MALLOC_MMAP_MAX_": "65536"}, False)])
+def test_ranks_keep_large_blocks_that_they_free_unless_told_otherwise(settings: dict[str, str], keeps: bool) -> None:
+    code = """
+import ctypes, resource
+from recmill.training.processes import keep_freed_memory
+keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+for turn in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(ctypes.c_size_t(100 << 20))
+    ctypes.memset(block, 1, 100 << 20)
+    libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=others | settings, capture_output=True, text=True, check=True
+    )
+    num_faults = int(done.stdout)
+    assert num_faults < 100 if keeps else num_faults > 10_000
