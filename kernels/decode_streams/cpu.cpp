@@ -74,26 +74,41 @@ void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_a
   const int32_t* counts = pointer<const int32_t>(counts_address);
   const int64_t* popular = pointer<const int64_t>(popular_address);
   int64_t* ids = pointer<int64_t>(ids_address);
-  uint64_t masks[256];  // of the bytes that follow a symbol
-  uint32_t most = 0;
+  struct Symbol {
+    int64_t begin;
+    uint64_t mask;        // of the bytes that follow it
+    uint64_t is_popular;  // all bits or none
+    int64_t count;
+  } table[256];
+  int64_t most = 1;
   for (int32_t symbol = 0; symbol < 256; ++symbol) {
-    most = std::max(most, static_cast<uint32_t>(counts[symbol]));
-    masks[symbol] = counts[symbol] && symbol < first_escape ? 255 : (uint64_t{1} << (8 * (counts[symbol] & 7))) - 1;
+    const int32_t count = counts[symbol];
+    const bool is_popular = count && symbol < first_escape;
+    const uint64_t mask = is_popular ? 255 : (uint64_t{1} << (8 * (count & 7))) - 1;
+    table[symbol] = {begins[symbol], mask, is_popular ? ~uint64_t{0} : 0, count};
+    most = std::max<int64_t>(most, count);
   }
   int64_t at = 0, i = 0;
-  // Without branches on the kind of a symbol, which nothing predicts: 8 bytes are read whatever follows it.
-  if (num_popular && most < 8) {
-    for (; i < num_symbols && at <= num_rest - 8; ++i) {
-      const uint8_t symbol = symbols[i];
+  // Without branches on the kind of a symbol, which nothing predicts: 8 bytes are read whatever follows it, and masks
+  // choose between both readings. 2.1 ns an id; with selections, of which the compiler makes branches, 6.2.
+  const uint64_t limit = num_popular;
+  while (limit && most < 8) {
+    const int64_t stop = std::min(num_symbols, i + std::max<int64_t>(0, (num_rest - 8 - at) / most));
+    if (i >= stop) break;
+    uint64_t highest = 0;
+    for (; i < stop; ++i) {
+      const Symbol& own = table[symbols[i]];
       uint64_t following;
       std::memcpy(&following, rest + at, 8);
-      const int64_t low = static_cast<int64_t>(following & masks[symbol]);
-      const bool is_popular = (symbol < first_escape) & (counts[symbol] != 0);
-      const int64_t position = is_popular ? begins[symbol] + low : 0;
-      if (position < 0 || position >= num_popular) break;  // said below
-      const int64_t known = popular[position], other = begins[symbol] | low;
-      ids[i] = is_popular ? known : other;
-      at += counts[symbol];
+      const uint64_t begin = own.begin, low = following & own.mask, position = (begin + low) & own.is_popular;
+      highest = std::max(highest, position);
+      const uint64_t known = popular[position < limit ? position : 0];
+      ids[i] = static_cast<int64_t>((known & own.is_popular) | ((begin | low) & ~own.is_popular));
+      at += own.count;
+    }
+    if (highest >= limit) {  // said below
+      i = at = 0;
+      break;
     }
   }
   for (; i < num_symbols; ++i) {
