@@ -5,18 +5,18 @@
 Baselines: the same rows in time order as zstd Parquet with pyarrow's default settings (storage), and plain
 KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fused tables (preprocessing, training).
 Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
-Everything is measured in turns in this process. `train_*` go from the files to the last optimiser step: whole epochs,
-but for the transformer on `recd` in the quick form, which sees one batch a turn.
+Both sides are measured in turns in one process, of its own for each of the `train_*`. Those go from the files to the
+last optimiser step: whole epochs, but in the quick form for the transformer on `recd`, which sees one batch a turn, and
+the pooled model on globo, which sees 32.
 Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
-import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,9 @@ os.environ.update(rank_environment())  # before anything reads it: how threads w
 
 import torch
 from dedup_kernel import measure_dedup
-from harness import Metric, Options, finish, parse_options, say, warn_if_busy
+from harness import Metric, Options, finish, fresh_processes, parse_options, say, warn_if_busy
 from recd_curve import run_curve
-from recd_measures import (
-    make_trainers,
-    measure_memory,
-    measure_preprocessing,
-    measure_reader_bytes,
-    measure_storage,
-    measure_training,
-)
+from recd_measures import measure_preprocessing, measure_reader_bytes, measure_storage, quieten, train_apart
 from recd_sizes import SIZES, Sizes
 from session_logs import SAMPLES_PER_SESSION, Logs, why_no_globo
 from training_rate import one_rank
@@ -49,20 +42,21 @@ GLOBO_METRICS = (
     "reader_bytes_globo",
     "wire_bytes_globo",
 )
+NUM_TRAINED = 5  # comparisons that train, each in a process of its own
 
 
 def make_logs(logs: Logs, sizes: Sizes, seed: int, *, has_globo: bool) -> dict[str, Metric]:
     """Everything that is measured, but the curve; while the large logs are written, two ranks count their bytes."""
     recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.rows, sizes.sequence_rows)]
-    globo = [sizes.globo_users, sizes.sequence_globo_users] if has_globo else []
+    globo = [sizes.sequence_globo_users] if has_globo else []
     logs.make_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo)
     wired = {"wire_bytes": logs.recd(sizes.rows)}
     if has_globo:
-        wired["wire_bytes_globo"] = logs.globo(sizes.globo_users)
+        wired["wire_bytes_globo"] = logs.globo(sizes.sequence_globo_users)
     with ThreadPoolExecutor(max_workers=1) as pool:
         shape = {"batch_size": sizes.batch_size, "num_batches": sizes.wire_batches, "seed": seed}
         counted = pool.submit(count_wire_bytes, wired, **shape)
-        stored = [sizes.storage_globo_users] if has_globo else []
+        stored = [sizes.storage_globo_users, sizes.globo_users] if has_globo else []
         logs.make_ahead(recd=[(sizes.storage_rows, SAMPLES_PER_SESSION)], globo=stored)
         return counted.result()
 
@@ -77,7 +71,7 @@ def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
     }
 
 
-def run_recd(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
+def run_recd(logs: Logs, sizes: Sizes, options: Options, processes: Iterator[ProcessPoolExecutor]) -> dict[str, Metric]:
     """The metrics of the synthetic preset."""
     seed, thorough = options.seed, options.size == "full"
     main, stored = logs.recd(sizes.rows), logs.recd(sizes.storage_rows)
@@ -88,37 +82,39 @@ def run_recd(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
     metrics["preprocess"] = measure_preprocessing(stored, sizes, seed)
     metrics["reader_bytes"] = measure_reader_bytes(main, sizes, seed)
     say("train with a transformer")
-    layouts = logs.recd(sizes.sequence_rows)
-    shape = {"batch_size": sizes.sequence_batch_size, "num_batches": sizes.sequence_batches}
-    trainers = make_trainers(layouts, "transformer", sizes, seed, **shape)
-    metrics["train_sequence"] = measure_training(layouts, trainers, repeats=sizes.sequence_repeats, num_steps=1)
-    memory_repeats = max(1, sizes.sequence_repeats // 3)
-    metrics["peak_memory"] = measure_memory(trainers, repeats=memory_repeats)
+    layouts, shape = logs.recd(sizes.sequence_rows), {"batch_size": sizes.sequence_batch_size}
+    shape |= {"num_batches": sizes.sequence_batches, "memory_repeats": max(1, sizes.sequence_repeats // 3)}
+    how = {"repeats": sizes.sequence_repeats, "num_steps": 1, **shape}
+    trained = next(processes).submit(train_apart, layouts, "transformer", sizes, seed, **how)
+    metrics["train_sequence"], metrics["peak_memory"] = trained.result()
     say("train pooled")
-    trainers = make_trainers(main, "mean", sizes, seed)
-    metrics["train_pooled"] = measure_training(main, trainers, repeats=sizes.repeats, num_steps=2)
+    how = {"repeats": sizes.repeats, "num_steps": 2}
+    metrics["train_pooled"] = next(processes).submit(train_apart, main, "mean", sizes, seed, **how).result()[0]
     say("train pooled, one sample a session")
-    layouts = logs.recd(sizes.control_rows, samples_per_session=1.0)
-    trainers = make_trainers(layouts, "mean", sizes, seed)
-    metrics["train_control"] = measure_training(layouts, trainers, repeats=sizes.control_repeats, num_steps=1)
+    layouts, how = logs.recd(sizes.control_rows, samples_per_session=1.0), {"repeats": sizes.control_repeats}
+    trained = next(processes).submit(train_apart, layouts, "mean", sizes, seed, **how, num_steps=1)
+    metrics["train_control"] = trained.result()[0]
     return metrics
 
 
-def run_globo(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
+def run_globo(
+    logs: Logs, sizes: Sizes, options: Options, processes: Iterator[ProcessPoolExecutor]
+) -> dict[str, Metric]:
     """The metrics of globo."""
     seed, main = options.seed, logs.globo(sizes.globo_users)
     stored = logs.globo(sizes.storage_globo_users)
     metrics = {"storage_globo": measure_storage(stored, "deduplicated", thorough=options.size == "full")[0]}
     say("preprocess globo")
     metrics["preprocess_globo"] = measure_preprocessing(stored, sizes, seed)
-    say("train globo with a transformer")
-    layouts = logs.globo(sizes.sequence_globo_users)
-    trainers = make_trainers(layouts, "transformer", sizes, seed)
-    repeats = sizes.sequence_globo_repeats
-    metrics["train_sequence_globo"] = measure_training(layouts, trainers, repeats=repeats, num_steps=3)
-    say("train globo pooled")
-    trainers = make_trainers(main, "mean", sizes, seed)
-    metrics["train_pooled_globo"] = measure_training(main, trainers, repeats=sizes.globo_repeats, num_steps=3)
+    trained = {
+        "train_sequence_globo": (sizes.sequence_globo_users, "transformer", sizes.sequence_globo_repeats, None),
+        "train_pooled_globo": (sizes.globo_users, "mean", sizes.globo_repeats, sizes.globo_batches),
+    }
+    for name, (users, encoder, repeats, num_batches) in trained.items():
+        say(f"{name}: {encoder}")
+        how = {"repeats": repeats, "num_steps": 3, "num_batches": num_batches}
+        found = next(processes).submit(train_apart, logs.globo(users), encoder, sizes, seed, **how)
+        metrics[name] = found.result()[0]
     metrics["reader_bytes_globo"] = measure_reader_bytes(main, sizes, seed)
     return metrics
 
@@ -126,18 +122,21 @@ def run_globo(logs: Logs, sizes: Sizes, options: Options) -> dict[str, Metric]:
 def main() -> None:
     options = parse_options(__doc__, quick="smaller logs, fewer repeats, no curve over samples a session (under 90 s)")
     warn_if_busy()
-    warnings.filterwarnings("ignore")  # TorchRec uses what torch is about to drop, and logs that it does
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    quieten()
     sizes = SIZES[options.size]
     skipped: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="recd-") as folder, one_rank():
-        logs = Logs(Path(folder), options.seed, widest_globo=sizes.storage_globo_users)
+    with (
+        fresh_processes(os.cpu_count() or 1, *[1] * NUM_TRAINED) as processes,
+        tempfile.TemporaryDirectory(prefix="recd-") as folder,
+        one_rank(),
+    ):
+        logs = Logs(Path(folder), options.seed, widest_globo=sizes.storage_globo_users, writers=next(processes))
         wired = make_logs(logs, sizes, options.seed, has_globo=not why_no_globo())
-        metrics = run_recd(logs, sizes, options)
+        metrics = run_recd(logs, sizes, options, processes)
         if reason := why_no_globo():
             skipped = dict.fromkeys(GLOBO_METRICS, reason)
         else:
-            metrics |= run_globo(logs, sizes, options)
+            metrics |= run_globo(logs, sizes, options, processes)
         metrics |= wired
         series: dict[str, Any] = {"bytes_per_sample": moved_bytes(metrics)}
         num_rows, repeats = sizes.kernel

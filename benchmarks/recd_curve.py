@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,14 @@ from recmill.training.processes import rank_environment
 os.environ.update(rank_environment())  # before anything reads it: how threads wait and memory is kept, as in training
 
 from harness import say
-from recd_measures import bytes_per_sample, make_trainers, measure_preprocessing, measure_storage, measure_training
+from recd_measures import (
+    bytes_per_sample,
+    make_trainers,
+    measure_preprocessing,
+    measure_storage,
+    measure_training,
+    quieten,
+)
 from recd_sizes import SIZES, Sizes
 from session_logs import SAMPLES_PER_SESSION, Logs
 from training_rate import one_rank
@@ -64,8 +69,7 @@ def main() -> None:
     parser.add_argument("--sequence-rows", type=int, default=SIZES["full"].sequence_rows // 2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    quieten()
     sizes = replace(SIZES["full"], rows=4 * given.rows, sequence_rows=2 * given.sequence_rows)
     with tempfile.TemporaryDirectory(prefix="recd-") as folder, one_rank():
         for point in run_curve(Logs(Path(folder), given.seed), sizes, given.seed, given.samples):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 from harness import Metric, compare, in_turns
 from recd_sizes import Sizes
 from session_logs import LAYOUTS, Layouts, with_transforms
-from training_rate import Trainer, check_same_losses, open_batches
+from training_rate import Trainer, check_same_losses, one_rank, open_batches
 from wire_bytes import wire_bytes
 
 from recmill.artifacts import Dataset
@@ -84,6 +86,33 @@ def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
     return compare(baseline, ours, unit="rows/s", note=note)
 
 
+def train_apart(
+    layouts: Layouts,
+    encoder: str,
+    sizes: Sizes,
+    seed: int,
+    *,
+    repeats: int,
+    num_steps: int,
+    memory_repeats: int = 0,
+    **shape: int | None,
+) -> list[Metric]:
+    """What a process of its own measures: samples a second, and with `memory_repeats` how far it grows, too."""
+    quieten()
+    with one_rank():
+        trainers = make_trainers(layouts, encoder, sizes, seed, **shape)
+        metrics = [measure_training(layouts, trainers, repeats=repeats, num_steps=num_steps)]
+        if memory_repeats:
+            metrics.append(measure_memory(trainers, repeats=memory_repeats))
+    return metrics
+
+
+def quieten() -> None:
+    """TorchRec uses what torch is about to drop, and logs that it does."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
 def make_trainers(
     layouts: Layouts,
     encoder: str,
@@ -107,7 +136,7 @@ def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, rep
     """Samples a second of whole epochs, after steps on the same rows that must give the same losses."""
     plain, ours = trainers
     difference = check_same_losses(plain, ours, num_steps=num_steps)
-    rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats)
+    rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats, warm_ups=1)
     if not ours.dedup.groups:
         # The models are the same then. Two copies of their tables differ in speed by up to 8%, by where in memory they
         # lie, so each copy is also trained with what the other one reads.

@@ -16,6 +16,7 @@ class Sizes:
     storage_rows: int  # of the one that is stored and preprocessed: dictionaries, footers and start-up weigh less
     storage_globo_users: int  # one in so many users of globo, of whom the others are some
     globo_users: int  # of the one that is trained pooled
+    globo_batches: int | None  # of it that are trained
     sequence_globo_users: int
     batch_size: int
     sequence_batch_size: int  # on `recd`, whose histories are always 64 long
@@ -38,6 +39,7 @@ SIZES = {
         storage_rows=1_000,
         storage_globo_users=20_000,
         globo_users=20_000,
+        globo_batches=None,
         sequence_globo_users=20_000,
         batch_size=128,
         sequence_batch_size=128,
@@ -54,17 +56,18 @@ SIZES = {
         rows=8_400,
         sequence_rows=8_400,
         sequence_batches=1,
-        control_rows=4_300,
+        control_rows=8_600,
         storage_rows=50_000,
         storage_globo_users=40,
-        globo_users=200,
+        globo_users=40,
+        globo_batches=32,
         sequence_globo_users=200,
         batch_size=2048,
-        sequence_batch_size=1024,
+        sequence_batch_size=2048,
         repeats=3,
         preprocess_repeats=5,
-        globo_repeats=5,
-        sequence_repeats=3,
+        globo_repeats=4,
+        sequence_repeats=2,
         sequence_globo_repeats=4,
         control_repeats=2,
         wire_batches=1,
@@ -78,6 +81,7 @@ SIZES = {
         storage_rows=198_000,
         storage_globo_users=20,
         globo_users=20,
+        globo_batches=None,
         sequence_globo_users=40,
         batch_size=2048,
         sequence_batch_size=2048,

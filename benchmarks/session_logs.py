@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,14 @@ class Layouts:
 class Logs:
     """The logs that are measured, made when they are asked for and once."""
 
-    def __init__(self, folder: Path, seed: int, *, widest_globo: int = 1) -> None:
-        """`widest_globo`: the log of globo with most users has one in so many; all others are cut from it."""
-        self.folder, self.seed, self._widest_globo = folder, seed, widest_globo
+    def __init__(
+        self, folder: Path, seed: int, *, widest_globo: int = 1, writers: ProcessPoolExecutor | None = None
+    ) -> None:
+        """`widest_globo`: the log of globo with most users has one in so many; all others are cut from it.
+
+        `writers` lay out the logs that are made ahead, else threads do.
+        """
+        self.folder, self.seed, self._widest_globo, self._writers = folder, seed, widest_globo, writers
         self._made: dict[str, Layouts] = {}
         self._lock = threading.Lock()
 
@@ -64,7 +69,8 @@ class Logs:
             wanted = [(name, layout) for name in raw for layout in LAYOUTS]
             # The longest first, so that no core is idle at the end.
             wanted.sort(key=lambda pair: (_size_of(raw[pair[0]]), LAYOUTS.index(pair[1])), reverse=True)
-            made = dict(zip(wanted, pool.map(lambda pair: self._cluster(raw[pair[0]], *pair), wanted), strict=True))
+            logs = [(raw[name], self.folder / name / layout, layout) for name, layout in wanted]
+            made = dict(zip(wanted, (self._writers or pool).map(_lay_out, *zip(*logs, strict=True)), strict=True))
         for name in raw:
             self._made[name] = Layouts(**{layout: made[name, layout] for layout in LAYOUTS})
 
@@ -72,7 +78,9 @@ class Logs:
         if name not in self._made:
             say(f"write {name}")
             raw = self._make_raw(name)
-            self._made[name] = Layouts(**{layout: self._cluster(raw, name, layout) for layout in LAYOUTS})
+            self._made[name] = Layouts(
+                **{layout: _lay_out(raw, self.folder / name / layout, layout) for layout in LAYOUTS}
+            )
         return self._made[name]
 
     def _make_raw(self, name: str) -> Path:
@@ -107,8 +115,9 @@ class Logs:
                 writer.write(batch)
         return out
 
-    def _cluster(self, raw: Path, name: str, layout: str) -> Dataset:
-        return cluster_sessions(raw, out=self.folder / name / layout, layout=layout, eval_fraction=HELD_OUT)
+
+def _lay_out(raw: Path, out: Path, layout: str) -> Dataset:
+    return cluster_sessions(raw, out=out, layout=layout, eval_fraction=HELD_OUT)
 
 
 def _recd_name(num_rows: int, samples_per_session: float) -> str:
