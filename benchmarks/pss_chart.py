@@ -30,8 +30,12 @@ def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
     points: dict[str, list[tuple[float, float]]] = {}
     for entry in sorted(curve, key=lambda entry: entry["bytes"]):
         points.setdefault(entry["way"], []).append((float(entry["bytes"]), statistics.median(entry["best"])))
-    reference = [Reference(name="full table", value=points["full"][0][1])] if "full" in points else []
-    names = [name for name in points if name != "full"]
+    reference = [
+        Reference(name=text, value=points[name][0][1])
+        for name, text in (("full", "full table, Adam"), ("full adagrad", "full table, row-wise Adagrad"))
+        if name in points
+    ]
+    names = [name for name in points if name not in ("full", "full adagrad")]
     lines = [
         Series(legend=Legend.of(name, place), points=points[name], has_dots=True) for place, name in enumerate(names)
     ]

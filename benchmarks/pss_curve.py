@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -23,14 +23,28 @@ from typing import Any
 import torch
 from harness import say
 from pss_data import Samples, load_frappe, load_globo, make_synthetic
-from pss_quality import Exact, Make, full, hash_rows, narrow, quotient_remainder, shared, train_once
+from pss_quality import (
+    Exact,
+    Make,
+    full,
+    full_adagrad,
+    hash_rows,
+    narrow,
+    packed,
+    quotient_remainder,
+    shared,
+    train_once,
+)
 
 from recmill.artifacts import write_text_atomically
 
 RATES = (0.01, 0.03, 0.1)  # of the rows: what every way may choose from, on the validation split
+ADAGRAD_RATES = (0.1, 0.2, 0.3)
+ADAGRAD = ("full adagrad", "hot int8")
 SHARED: dict[str, Make] = {f"shared {block}": shared(block) for block in (1, 16, 64)}
 PEERS: dict[str, Make] = {"hash": hash_rows, "quotient": quotient_remainder, **SHARED}
 PEERS["randomfold"] = shared(1, mapping="randomfold")
+NAMES = ("hot int8", "hot", *PEERS)
 FACTORS = (10.0, 100.0, 1_000.0, 10_000.0)
 
 
@@ -46,7 +60,8 @@ class Way:
     def make(self) -> Make:
         if self.name == "hot":
             return shared(1, exact=Exact.planned(self.compression))
-        return {**PEERS, "full": full, "narrow": narrow}[self.name]
+        others = {"full": full, "full adagrad": full_adagrad, "hot int8": packed, "narrow": narrow}
+        return {**PEERS, **others}[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +79,26 @@ class Training:
         return make_synthetic() if self.data == "synthetic" else load_globo(self.rows or 200_000)
 
 
-def all_ways(names: Sequence[str] = ("hot", *PEERS), rates: Sequence[float] = RATES) -> list[Way]:
-    """The full table, then every way at every factor."""
-    pairs = [("full", 1.0), *((name, factor) for factor in FACTORS for name in names), ("narrow", 10.0)]
-    return [Way(name=name, compression=compression, rates=tuple(rates)) for name, compression in pairs]
+def all_ways(
+    names: Sequence[str] = NAMES, rates: Sequence[float] = RATES, adagrad_rates: Sequence[float] = ADAGRAD_RATES
+) -> list[Way]:
+    """Full tables, then every way at every factor; rates by optimiser."""
+    pairs = [("full", 1.0), ("full adagrad", 1.0)]
+    pairs += [*((name, factor) for factor in FACTORS for name in names), ("narrow", 10.0)]
+    chosen = {name: tuple(adagrad_rates if name in ADAGRAD else rates) for name, _ in pairs}
+    return [Way(name=name, compression=compression, rates=chosen[name]) for name, compression in pairs]
 
 
-def measure_curve(training: Training, ways: Sequence[Way], *, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Bytes and AUC of every way over all seeds, trained on all cores, one thread each."""
+def measure_curve(
+    training: Training, ways: Sequence[Way], *, seeds: Sequence[int] | Mapping[Way, Sequence[int]]
+) -> Iterator[dict[str, Any]]:
+    """Bytes and AUC of every way over all seeds (or its own), trained on all cores, one thread each."""
+    seeds_of = seeds if isinstance(seeds, Mapping) else dict.fromkeys(ways, seeds)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
 
         def start(way: Way) -> dict[float, list[Future[dict[str, Any]]]]:
-            first = seeds if len(way.rates) == 1 else seeds[:1]
+            first = seeds_of[way] if len(way.rates) == 1 else seeds_of[way][:1]
             return {lr: [pool.submit(_train, training, way, seed, lr) for seed in first] for lr in way.rates}
 
         # Nothing to choose: all may wait in line. Otherwise one way after another, so that entries come one by one.
@@ -85,7 +107,7 @@ def measure_curve(training: Training, ways: Sequence[Way], *, seeds: Sequence[in
         for way in ways:
             tried = {lr: [run.result() for run in runs] for lr, runs in (started.get(way) or start(way)).items()}
             lr = max(tried, key=lambda rate: tried[rate][0]["best_valid"])
-            rest = [pool.submit(_train, training, way, seed, lr) for seed in seeds[len(tried[lr]) :]]
+            rest = [pool.submit(_train, training, way, seed, lr) for seed in seeds_of[way][len(tried[lr]) :]]
             runs = tried[lr] + [run.result() for run in rest]
             yield _describe(training, way, lr, runs, {rate: found[0]["best_valid"] for rate, found in tried.items()})
 
@@ -112,6 +134,7 @@ def _describe(
         "way": way.name,
         "compression": way.compression,
         "bytes": runs[0]["bytes"],
+        "weight_bytes": runs[0]["weight_bytes"],
         "epochs": training.epochs,
         "lr": lr,
         "tried": {f"{rate:g}": valid for rate, valid in tried.items()},
@@ -127,12 +150,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--ways", nargs="+", choices=("hot", *PEERS), default=("hot", *PEERS), metavar="NAME")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--ways", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of Adam")
+    parser.add_argument("--adagrad-rates", type=float, nargs="+", default=ADAGRAD_RATES, help="of row-wise Adagrad")
     given = parser.parse_args()
     curves = json.loads(given.result.read_text())["curves"] if given.result.exists() else []
     known = {(entry["data"], entry["way"], entry["compression"]) for entry in curves}
-    ways = all_ways(given.ways, given.rates)
+    ways = all_ways(given.ways, given.rates, given.adagrad_rates)
     ways = [way for way in ways if (given.data, way.name, way.compression) not in known]
     training = Training(data=given.data, rows=given.rows, epochs=given.epochs, batch_size=given.batch_size)
     for entry in measure_curve(training, ways, seeds=range(given.seeds)):
