@@ -7,8 +7,9 @@ was measured is written, with the figures of the others beside it.
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ __all__ = ["StageTime", "available_cores", "measure_stages", "measure_throughput
 
 AGENT_FILE = "agent.zip"
 DEFAULT_SECONDS = 10.0  # of measuring; starting pipelines takes about as long again on small data
+NUM_TURNS = 3  # of measuring the allocations
 ALIKE = 0.03  # rates this close are the same: the allocation with fewer workers wins
 
 
@@ -208,16 +210,29 @@ def _measure_all(
     progress: Progress,
     **options: Any,
 ) -> dict[str, Throughput]:
-    """Each allocation's rate; one that several controllers name is measured once."""
-    found: dict[str, Throughput] = {}
-    for done, (name, workers) in enumerate(candidates.items()):
-        progress("measure allocations", done, len(candidates))
-        known = [entry for entry in found.values() if dict(entry.stages) == dict(workers)]
-        found[name] = (
-            known[0] if known else measure_throughput(dataset, workers=workers, measure_s=measure_s, **options)
-        )
-    progress("measure allocations", len(candidates), len(candidates))
-    return found
+    """Each allocation's rate, measured in turns; one that several controllers name is measured once."""
+    keys = {name: tuple(sorted(workers.items())) for name, workers in candidates.items()}
+    taken: dict[tuple[tuple[str, int], ...], list[Throughput]] = {key: [] for key in keys.values()}
+    for turn in range(NUM_TURNS):
+        for done, key in enumerate(taken):
+            progress("measure allocations", turn * len(taken) + done, NUM_TURNS * len(taken))
+            taken[key].append(
+                measure_throughput(dataset, workers=dict(key), measure_s=measure_s / NUM_TURNS, **options)
+            )
+    progress("measure allocations", NUM_TURNS * len(taken), NUM_TURNS * len(taken))
+    return {name: _joined(taken[key], candidates[name]) for name, key in keys.items()}
+
+
+def _joined(turns: Sequence[Throughput], workers: Mapping[str, int]) -> Throughput:
+    """All turns of an allocation: the median of the rates, since other work on the machine spoils single ones."""
+    return Throughput(
+        stages=dict(workers),
+        rows_per_s=statistics.median(turn.rows_per_s for turn in turns),
+        memory_bytes=max(turn.memory_bytes for turn in turns),
+        num_rows=sum(turn.num_rows for turn in turns),
+        seconds=sum(turn.seconds for turn in turns),
+        cpu_seconds=sum(turn.cpu_seconds for turn in turns),
+    )
 
 
 def _choose(measured: Mapping[str, Throughput]) -> str:
