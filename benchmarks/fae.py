@@ -27,7 +27,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from fae_data import Workload, make_clicks, make_globo
-from fae_training import BENCH_CONFIG, auc_after_epoch
+from fae_order import SEEDS, describe_aucs, largest_mean, measure_aucs
+from fae_training import BENCH_CONFIG
 from harness import Metric, Options, compare, finish, in_turns, parse_options, plain_value, say, warn_if_busy
 from session_logs import why_no_globo
 from shaped_network import run_on_nodes
@@ -47,7 +48,6 @@ from recmill.training.sharding import shard_model
 FOLDER = Path(__file__).parent
 NETWORK_MBIT = 200.0
 MIB = 2**20
-SEEDS = 3
 LOW_SKEW = 0.6
 
 
@@ -141,14 +141,14 @@ class Benchmark:
         self.topology = Topology(nodes=2, ranks_per_node=1, inter_node_bytes_per_s=NETWORK_MBIT * 1e6 / 8)
 
     def run(self) -> None:
-        reason = why_no_globo()
-        made, flat, globo = self._make_data(with_globo=reason is None)
+        # In quick nothing is trained on it.
+        made, flat, globo = self._make_data(with_globo=self.options.size == "full" and why_no_globo() is None)
         self.series["workloads"] = {own.name: self._describe(own) for own in [*made, flat, *([globo] if globo else [])]}
         self.series["share_against_budget"] = {own.name: self._shares(own.profile) for own in made}
         self._measure_layout(made[0])
         self._measure_swap()
         self._measure_ranks(made, flat, globo)
-        self._measure_auc(made[0], globo, reason)
+        self._measure_auc(made[0])
         self._measure_disk()
 
     def _make_data(self, *, with_globo: bool) -> tuple[list[Workload], Workload, Workload | None]:
@@ -210,7 +210,7 @@ class Benchmark:
         say("two ranks over loopback")
         jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat)}
         jobs |= {f"train {own.name}": self._job("training", own) for own in made}
-        if globo is not None and not self.options.quick:
+        if globo is not None:
             jobs["train globo"] = self._job("training", globo)
         found = self._run(jobs, mbit=None)["results"][0]
         embedding = found["embedding"]
@@ -285,26 +285,16 @@ class Benchmark:
             env={"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(FOLDER.parent)},
         )
 
-    def _measure_auc(self, clicks: Workload, globo: Workload | None, reason: str | None) -> None:
+    def _measure_auc(self, clicks: Workload) -> None:
         say("accuracy of hot and cold turns against random order")
-        differences = measure_aucs(self.pool, [clicks, *([globo] if globo else [])], self.sizes.auc_batch_size)
-        self.series["auc"] = differences
-        note = ", ".join(
-            f"{name}: {sum(own['ours']) / SEEDS:.4f} against {sum(own['random']) / SEEDS:.4f}, differences "
-            f"{min(own['difference']):+.4f} to {max(own['difference']):+.4f}"
-            for name, own in differences.items()
-        )
-        if globo is None:
-            note += f"; globo: {reason}"
-        self.metrics["auc_difference"] = plain_value(
-            [_largest_mean(differences, "difference")],
-            unit="AUC",
-            note=f"largest mean difference, {SEEDS} seeds; {note}",
-        )
+        found = {clicks.name: measure_aucs(self.pool, clicks, {"batch_size": self.sizes.auc_batch_size})}
+        self.series["auc"] = found
+        note = f"mean difference, {SEEDS} seeds; {describe_aucs(found)}; globo: benchmarks/fae_order.py"
+        self.metrics["auc_difference"] = plain_value([largest_mean(found, "difference")], unit="AUC", note=note)
         self.metrics["auc_random_orders"] = plain_value(
-            [_largest_mean(differences, "control")],
+            [largest_mean(found, "control")],
             unit="AUC",
-            note=f"what auc_difference would be without hot batches: two random orders of {list(differences)[-1]}",
+            note="what auc_difference would be without hot batches: two random orders",
         )
 
     def _measure_disk(self) -> None:
@@ -358,38 +348,6 @@ def swap_seconds(num_rows: int, dim: int = 64) -> tuple[list[float], list[float]
             ours()
             baseline, mine = in_turns(loop, ours, repeats=2)
         return baseline, mine
-
-
-def measure_aucs(
-    pool: ProcessPoolExecutor, workloads: list[Workload], batch_size: int
-) -> dict[str, dict[str, list[float]]]:
-    """AUC after an epoch in hot and cold turns and in random order; of the last in another one too. A core a run."""
-    sides = {own.name: ("ours", "random", "other") if own is workloads[-1] else ("ours", "random") for own in workloads}
-    runs = [(own, side, seed) for own in workloads for seed in range(SEEDS) for side in sides[own.name]]
-    started = [
-        pool.submit(
-            auc_after_epoch,
-            str(own.data.path),
-            str(own.plan.path),
-            str(own.laid_out.path) if side == "ours" else None,
-            batch_size,
-            seed,
-            order=SEEDS if side == "other" else 0,
-        )
-        for own, side, seed in runs
-    ]
-    found: dict[str, dict[str, list[float]]] = {name: {side: [] for side in own} for name, own in sides.items()}
-    for (own, side, _), run in zip(runs, started, strict=True):
-        found[own.name][side].append(run.result())
-    for aucs in found.values():
-        for name, side in (("difference", "ours"), ("control", "other")):
-            if side in aucs:
-                aucs[name] = [auc - random for auc, random in zip(aucs[side], aucs["random"], strict=True)]
-    return found
-
-
-def _largest_mean(aucs: dict[str, dict[str, list[float]]], name: str) -> float:
-    return max(abs(sum(own[name]) / len(own[name])) for own in aucs.values() if name in own)
 
 
 if __name__ == "__main__":

@@ -67,14 +67,26 @@ def make_clicks(
 
 
 def make_globo(
-    folder: Path, one_in: int, *, budget_bytes: int, topology: Topology, batch_size: int, seed: int
+    folder: Path,
+    one_in: int,
+    *,
+    budget_bytes: int,
+    topology: Topology,
+    batch_size: int,
+    seed: int,
+    rows_per_group: int | None = None,
 ) -> Workload:
-    """A sample of globo's users, each with all of their clicks; negatives are drawn from what everybody clicked."""
+    """A sample of globo's users, each with all of their clicks; negatives are drawn from what everybody clicked.
+
+    Sessions are held out at random: the last ones are about articles that nobody clicked before.
+    """
     say(f"write globo, one user in {one_in}")
     place = folder / "globo"
     overrides = {"one_in": one_in, "seed": seed}
     raw = make_raw_log("globo", out=place / "raw", data=globo_clicks(), overrides=overrides)
-    data = cluster_sessions(raw, out=place / "data", eval_fraction=HELD_OUT)
+    data = cluster_sessions(
+        raw, out=place / "data", eval_fraction=HELD_OUT, eval_sessions="random", rows_per_group=rows_per_group
+    )
     return prepare(place, data, "globo", budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
 
 

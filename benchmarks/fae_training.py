@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,10 +114,10 @@ class Variant:
         return float(roc_auc_score(truth.numpy().astype(np.int64), scores.numpy())), loss
 
 
-def auc_after_epoch(data: str, plan: str, laid_out: str | None, batch_size: int, seed: int, *, order: int = 0) -> float:
+def auc_after_epoch(data: str, plan: str, laid_out: str | None, settings: dict[str, Any], *, order: int = 0) -> float:
     """AUC after an epoch of one process: in hot and cold turns as the scheduler sets them, or in random order.
 
-    `order` is added to the seed of the order; the model starts the same.
+    `settings` are those of TrainConfig; `order` is added to the seed of the order, the model starts the same.
     """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -126,7 +127,7 @@ def auc_after_epoch(data: str, plan: str, laid_out: str | None, batch_size: int,
     hot_set = ShardPlan.load(plan).body["hot_set"]
     chosen = ShardPlan(path=plan, body={**alone.body, "hot_set": hot_set})
     # With constant rates the order of the last batches decides: two random orders differ by 0.004 and more on globo.
-    config = replace(BENCH_CONFIG, batch_size=batch_size, seed=seed, lr_schedule="linear")
+    config = replace(BENCH_CONFIG, lr_schedule="linear", **settings)
     with one_rank():
         laid = Dataset.load(laid_out) if laid_out else None
         variant = make_variant(dataset, laid, chosen, config)
