@@ -19,7 +19,6 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,18 @@ import torch
 from fae_data import Workload, make_clicks, make_globo
 from fae_order import SEEDS, describe_aucs, largest_mean, measure_aucs
 from fae_training import BENCH_CONFIG
-from harness import Metric, Options, compare, finish, in_turns, parse_options, plain_value, say, warn_if_busy
+from harness import (
+    Metric,
+    Options,
+    compare,
+    finish,
+    fresh_processes,
+    in_turns,
+    parse_options,
+    plain_value,
+    say,
+    warn_if_busy,
+)
 from session_logs import why_no_globo
 from shaped_network import run_on_nodes
 from torchrec import EmbeddingBagConfig
@@ -120,12 +130,11 @@ def main() -> None:
     options = parse_options(__doc__ or "", quick="fewer samples and one Zipf exponent; under 90 s")
     sizes = SIZES[options.size]
     warn_if_busy()
-    # Forked before anything ran here, so that torch is imported once.
     with (
         tempfile.TemporaryDirectory(prefix="recmill-fae-") as scratch,
-        ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool,
+        fresh_processes(os.cpu_count() or 1) as processes,
     ):
-        bench = Benchmark(options, sizes, Path(scratch), pool)
+        bench = Benchmark(options, sizes, Path(scratch), next(processes))
         bench.run()
         finish(options, bench.metrics, skipped=bench.skipped, extra={"series": bench.series})
 

@@ -17,13 +17,12 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from fae_data import Workload, make_globo
 from fae_training import auc_after_epoch
-from harness import Metric, finish, parse_options, plain_value, say, warn_if_busy
+from harness import Metric, finish, fresh_processes, parse_options, plain_value, say, warn_if_busy
 from session_logs import why_no_globo
 
 from recmill.planning.topology import Topology
@@ -102,7 +101,7 @@ def main() -> None:
     else:
         with (
             tempfile.TemporaryDirectory(prefix="recmill-order-") as scratch,
-            ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool,
+            fresh_processes(os.cpu_count() or 1) as processes,
         ):
             workload = make_globo(
                 Path(scratch),
@@ -115,7 +114,7 @@ def main() -> None:
             )
             share = workload.laid_out.body["hot"]["sample_share"]
             say(f"train {3 * SEEDS} epochs; {share:.0%} of the samples are hot")
-            aucs = measure_aucs(pool, workload, {**SETTINGS, "batch_size": sizes.batch_size})
+            aucs = measure_aucs(next(processes), workload, {**SETTINGS, "batch_size": sizes.batch_size})
         found["globo"] = aucs
         note = f"{SEEDS} seeds, {share:.0%} of the samples hot; {describe_aucs(found)}"
         metrics["auc_difference_globo"] = plain_value([_mean(aucs["difference"])], unit="AUC", note=note)
