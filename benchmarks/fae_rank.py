@@ -78,11 +78,11 @@ def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
     sides: dict[str, list[float]] = {"baseline": [], "reduced": [], "raw": []}
     moved: dict[str, float] = {}
     cpu_s: dict[str, list[float]] = {}
-    for turn in range(job["turns"] + 1):
+    for turn in range(job["warm_ups"] + job["turns"]):
         for name in sides:
             hot.sync = name if name != "baseline" else hot.sync
             value = run(tables.pooled, rows) if name == "baseline" else run(hot, slots)
-            if turn:
+            if turn >= job["warm_ups"]:
                 sides[name].append(value)
                 cpu_s.setdefault(name, []).append(cpu[-1])
             if sent:
@@ -100,11 +100,14 @@ def measure_training(job: dict[str, Any]) -> dict[str, Any]:
     baseline = make_variant(data, None, plain, config)
     ours = make_variant(data, laid_out, plan, config, sync=job.get("sync", "reduced"))
     sides: dict[str, list[float]] = {"baseline": [], "ours": []}
-    for turn in range(job["turns"]):
+    num_epochs = job["warm_ups"] + job["turns"]
+    for turn in range(num_epochs):
         order = [("baseline", baseline), ("ours", ours)]
         for name, variant in order if turn % 2 == 0 else reversed(order):
-            sides[name].append(variant.train_epoch())
-    return {**sides, "swap_s": ours.swap_s / job["turns"]}
+            rate = variant.train_epoch()
+            if turn >= job["warm_ups"]:
+                sides[name].append(rate)
+    return {**sides, "swap_s": ours.swap_s / num_epochs}
 
 
 TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
