@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCHREC := torchrec==1.8.0
 OUT ?= runs/demo
-BENCHMARKS := recd flexshard fae pss intune together dedup_kernel generate profile_scale
+BENCHMARKS := recd flexshard fae fae_order pss intune together dedup_kernel generate profile_scale
 PRESET ?= tiny
 # Where wheels of CPU-only torch are found, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))

@@ -1,7 +1,7 @@
 """The results table of the README, made from the JSON of the benchmarks.
 
     python benchmarks/results.py              write the table into README.md and docs/results.md
-    python benchmarks/results.py --run        run every benchmark first (quick form; nothing else may run meanwhile)
+    python benchmarks/results.py --run        run every benchmark first (nothing else may run meanwhile)
     python benchmarks/results.py --check      fail if the files do not hold the table
 
 Results lie in benchmarks/results/NAME.json as the benchmarks write them (--json).
@@ -21,7 +21,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGES = (HERE.parent / "README.md", HERE.parent / "docs" / "results.md")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-BENCHMARKS = ("recd", "flexshard", "fae", "pss", "intune", "together")
+BENCHMARKS = ("recd", "flexshard", "fae", "fae_order", "pss", "intune", "together")
+FULL_FORM = ("fae_order",)  # noise in the quick one is larger than what is claimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,24 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(text="training on loopback", metric="train_loopback", target=1.2),
         Claim(text="moving 100,000 rows over a loop", metric="swap_rows", target=100.0),
         Claim(
-            text="AUC, hot order against random", metric="auc_difference", target=0.001, is_below=True, is_value=True
+            text="AUC, hot order against random, Zipf 1.2",
+            metric="auc_difference",
+            target=0.001,
+            is_below=True,
+            is_value=True,
         ),
         Claim(text="ids laid out, a second and core", metric="layout_ids_per_s", target=5e6, is_value=True),
         Claim(text="low skew: left off", metric="low_skew", target=0.97),
         Claim(text="samples/s, 50 GB table in 12 GB", metric="beyond_memory_samples_per_s", target=0.0, is_value=True),
+    ),
+    "fae_order": (
+        Claim(
+            text="AUC, hot order against random, globo",
+            metric="auc_difference_globo",
+            target=0.001,
+            is_below=True,
+            is_value=True,
+        ),
     ),
     "pss": (
         Claim(text="step over plain-torch sharing", metric="step_vs_torch", target=10.0),
@@ -204,7 +218,8 @@ def main() -> None:
         for name in given.only or BENCHMARKS:
             print(f"== {name}", flush=True)
             target = RESULTS / f"{name}.json"
-            subprocess.run([sys.executable, HERE / f"{name}.py", "--quick", "--json", target], check=True)
+            form = [] if name in FULL_FORM else ["--quick"]
+            subprocess.run([sys.executable, HERE / f"{name}.py", *form, "--json", target], check=True)
     table = make_table()
     for page in PAGES:
         text = update(page, table)

@@ -4,7 +4,8 @@ globo_all           samples/s of all switches over the baseline, globo, at the s
 recd_all            the same on the synthetic preset `recd`
 globo_best_single   the best single switch over the baseline; all of them must be above it
 auc_difference      AUC of all switches less the baseline's (globo, more users, sessions held out at random, both alone)
-time_to_auc         training seconds to the baseline's last AUC less 0.002, baseline over ours (the same runs)
+time_to_auc         training seconds to the lowest AUC at which a run of the baseline ends less 0.002, baseline over
+                    ours (the same runs)
 prediction_error    bytes a step that the plan of +tiers predicts, with those of the dense gradients, against what the
                     network carried while it trained (globo)
 
@@ -53,6 +54,7 @@ class Workload:
     is_all_only: bool = False  # the baseline and all switches, no single ones
     eval_sessions: str = "last"
     rows_per_group: int | None = None
+    time_rows_per_group: int | None = None
 
 
 def workloads(options: Options) -> dict[str, Workload]:
@@ -60,21 +62,24 @@ def workloads(options: Options) -> dict[str, Workload]:
     base = TrainConfig(
         batch_size=2048, eval_batch_size=8192, bottom_layers=(64,), top_layers=(128, 64), threads=1, seed=options.seed
     )
-    one_in = {"tiny": "2000", "quick": "50", "full": "8"}[options.size]  # users, each with all clicks
+    one_in = {"tiny": "2000", "quick": "25", "full": "8"}[options.size]  # users, each with all clicks
     sessions = {"tiny": "40", "quick": "600", "full": "6000"}[options.size]
-    repeats = {"tiny": 1, "quick": 1, "full": 3}[options.size]
+    # Hot batches alone and all switches are within a tenth of each other, which one turn of two seconds does not tell.
+    turns = {"tiny": 1, "quick": 2, "full": 3}[options.size]
     steps = {"tiny": 4, "quick": 0, "full": 0}[options.size]
     # The last sessions are about articles younger than the training data: AUC is 0.51 to 0.58 there and two random
     # orders differ by 0.02 (docs/log.md). Sessions held out at random, more users and row groups small enough to mix
-    # the hours of a day tell variants apart.
+    # the hours of a day tell variants apart; in time order they have to be smaller for that, else the baseline loses
+    # 0.004 by its order alone.
     one_in_accurate = {"tiny": "2000", "quick": "8", "full": "4"}[options.size]
-    shared: dict[str, Any] = {"inter_mbit": 100.0, "repeats": repeats}
+    shared: dict[str, Any] = {"inter_mbit": 100.0}
     globo = Workload(
         preset="globo",
         data_settings={"one_in": one_in},
         config=replace(base, max_steps=steps, eval_every=10, max_sequence_length=50, lr_schedule="linear"),
         hot_budget_bytes=4 << 20,
         compress="auto",
+        repeats=turns,
         **shared,
     )
     recd = Workload(
@@ -84,6 +89,7 @@ def workloads(options: Options) -> dict[str, Workload]:
         hot_budget_bytes=4 << 20,
         compress="auto",
         is_all_only=True,
+        repeats={"tiny": 1, "quick": 1, "full": 3}[options.size],
         **shared,
     )
     accurate = replace(
@@ -94,6 +100,7 @@ def workloads(options: Options) -> dict[str, Workload]:
         is_all_only=True,
         eval_sessions="random",
         rows_per_group=1024,
+        time_rows_per_group=256,
     )
     return {"globo": globo, "recd": recd, "accuracy": accurate}
 
@@ -115,6 +122,7 @@ def measure(work: Path, workload: Workload) -> tuple[dict[str, list[dict[str, An
         tune_seconds=TUNE_SECONDS,
         eval_sessions=workload.eval_sessions,
         rows_per_group=workload.rows_per_group,
+        time_rows_per_group=workload.time_rows_per_group,
     )
     say(f"{workload.preset}: prepare")
     jobs = prepare_jobs(ablation, out=work, names=("baseline", "all") if workload.is_all_only else None)
@@ -159,7 +167,7 @@ def accuracy_metrics(found: dict[str, list[dict[str, Any]]]) -> dict[str, Metric
             f"all {statistics.median(turn['auc'] for turn in everything):.4f}",
         ),
     }
-    target = statistics.median(turn["auc"] for turn in baseline) - TOLERANCE
+    target = min(turn["auc"] for turn in baseline) - TOLERANCE  # what every run of the baseline reaches
     times = [[time_to_auc(turn, target) for turn in turns] for turns in (baseline, everything)]
     if all(seconds is not None for side in times for seconds in side):
         metrics["time_to_auc"] = compare(times[0], times[1], unit="s", less_is_better=True, note=f"to {target:.4f}")
@@ -178,7 +186,7 @@ def prediction_error(turns: list[dict[str, Any]]) -> Metric:
 
 def main() -> None:
     options = parse_options(
-        __doc__ or "", quick="one user of globo in 50 (in 8 for the accuracy), 600 sessions of recd, one turn"
+        __doc__ or "", quick="one user of globo in 25 (in 8 for the accuracy), 600 sessions of recd, few turns"
     )
     warn_if_busy()
     metrics: dict[str, Metric] = {}
@@ -198,7 +206,7 @@ def main() -> None:
             elif name == "accuracy":
                 metrics |= accuracy_metrics(found)
                 if "time_to_auc" not in metrics:
-                    skipped["time_to_auc"] = "a variant never reached the baseline's AUC less 0.002"
+                    skipped["time_to_auc"] = "a run never reached the lowest AUC of the baseline's runs less 0.002"
             else:
                 sides = speeds(found["baseline"]), speeds(found["all"])
                 metrics["recd_all"] = compare(*sides, unit="samples/s", note=note)
