@@ -99,15 +99,15 @@ SIZES = {
         num_samples=80_000,
         flat_samples=30_000,
         batch_size=8_192,
-        embedding_batches=6,
-        turns=3,
+        embedding_batches=4,
+        turns=4,
         budget_bytes=12 * MIB,  # 6% of the tables; 8 of 10 samples are hot
         zipfs=(1.2,),
         globo_one_in=200,
         globo_budget_bytes=150_000,
         swap_rows=100_000,
         disk_gb=50.0,
-        disk_batches=24,
+        disk_batches=20,
     ),
     "full": Sizes(
         num_samples=400_000,
