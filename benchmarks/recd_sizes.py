@@ -69,7 +69,7 @@ SIZES = {
         globo_repeats=4,
         sequence_repeats=2,
         sequence_globo_repeats=4,
-        control_repeats=2,
+        control_repeats=3,
         wire_batches=1,
         kernel=(8192, 5),
     ),
