@@ -12,7 +12,7 @@ from components.generate_data.component import generate_data
 from components.images import TAG
 from components.placement import Placement
 from components.train_model.component import train_model
-from pipelines.site import Site
+from pipelines.site import Site, field_of
 from pipelines.train import steps_before_training
 
 NAME = "recmill-ablations"
@@ -90,8 +90,9 @@ def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Plac
                         plan=planned.outputs["plan"],
                         allocation=tuned.outputs["allocation"],
                         settings=settings,
-                        variant=variant.settings,
-                        workdir=f"{workdir}/ablations/{variant.name}",
+                        variant=field_of(variant, "settings"),
+                        workdir=f"{workdir}/ablations",
+                        subfolder=field_of(variant, "name"),
                         **ranks,
                         **tracked,
                     ),

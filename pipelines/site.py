@@ -62,6 +62,14 @@ class Site:
             yield
 
 
+def field_of(item: Any, name: str) -> Any:
+    """A field of the item that dsl.ParallelFor is at. Not `item.name`: that is what kfp calls the item.
+
+    To be passed on as it is: kfp's local runner does not find it inside of a longer text.
+    """
+    return item.__getattr__(name)
+
+
 def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: Placement) -> None:
     given = placement.step(step)
     task.set_cpu_request(given.cpu).set_cpu_limit(given.cpu)

@@ -20,7 +20,7 @@ from components.profile_access.component import profile_access
 from components.report.component import report
 from components.train_model.component import train_model
 from components.tune_ingest.component import tune_ingest
-from pipelines.site import Site
+from pipelines.site import Site, field_of
 
 STEPS = ("generate_data", "profile_access", "plan_shards", "tune_ingest", "train_model", "report")
 NAME = "recmill"
@@ -105,13 +105,14 @@ def build_partitioned_pipeline(
                     "generate_data",
                     generate_data(
                         preset="parquet",
-                        data=partition.data,
+                        data=field_of(partition, "data"),
                         data_settings="{}",
                         layout="session",
                         eval_fraction=eval_fraction,
                         engine=engine,
                         master=master,
-                        workdir=f"{workdir}/partitions/{partition.name}",
+                        workdir=f"{workdir}/partitions",
+                        subfolder=field_of(partition, "name"),
                         **tracked,
                     ),
                 )

@@ -19,6 +19,7 @@ def train_model(
     parent_run_id: str,
     num_nodes: int = 1,
     variant: dict = {},  # noqa: B006
+    subfolder: str = "",
 ):
     """Train with torchrun in this pod, or on several nodes; evaluate on held-out sessions; register the model."""
     import json
@@ -35,7 +36,11 @@ def train_model(
     inputs = {"dataset": data.path, "plan": path_of(plan), "allocation": path_of(allocation), "nproc": nproc}
     inputs |= {"num_nodes": num_nodes, **variant}
     with step_run(
-        "train_model", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
+        "train_model",
+        workdir=artifacts.join_path(workdir, subfolder) if subfolder else workdir,
+        tracking_uri=tracking_uri,
+        parent_run_id=parent_run_id,
+        inputs=inputs,
     ) as step:
         step.log_dataset(data, context="training")
         with explain_memory_limit():

@@ -187,10 +187,18 @@ def test_every_step_has_an_image_and_a_default_placement() -> None:
     assert set(IMAGES) == set(DEFAULT_STEPS)
 
 
+def assert_folders_differ(task: dict) -> None:
+    """The folder of a loop's task is the field `name` of its item."""
+    folder = task["inputs"]["parameters"]["subfolder"]
+    assert folder["componentInputParameter"].endswith("loop-item")
+    assert folder["parameterExpressionSelector"] == 'parseJson(string_value)["name"]'
+
+
 def test_the_graph_shows_the_ablations_side_by_side(tmp_path: Path) -> None:
     spec, _ = compiled(tmp_path, "--pipeline", "ablations")
     (loop,) = [name for name in spec["components"] if name.startswith("comp-for-loop")]
     assert set(spec["components"][loop]["dag"]["tasks"]) == {"train-model"}
+    assert_folders_differ(spec["components"][loop]["dag"]["tasks"]["train-model"])
     default = spec["root"]["inputDefinitions"]["parameters"]["ablations"]["defaultValue"]
     assert [variant["name"] for variant in default] == ["baseline", "dedup", "tiers", "hot", "shared"]
     outer = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
@@ -214,5 +222,6 @@ def test_the_graph_shows_the_partitions_side_by_side(tmp_path: Path) -> None:
     spec, _ = compiled(tmp_path, "--pipeline", "partitions")
     (loop,) = [name for name in spec["components"] if name.startswith("comp-for-loop")]
     assert set(spec["components"][loop]["dag"]["tasks"]) == {"generate-data"}
+    assert_folders_differ(spec["components"][loop]["dag"]["tasks"]["generate-data"])
     outer = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert {"merge-data", "train-model", "report"} <= set(outer)
