@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 
 from recmill.artifacts import InputError
-from recmill.data.ingest.order import EpochPlan, Order
+from recmill.data.ingest.order import MAX_PARTS, EpochPlan, Order
 
 MAX_DEFAULT_LIMIT_BYTES = 4 * 2**30  # beyond this, more read-ahead buys nothing
 GUARD_INTERVAL_S = 0.5
+MIXED_BYTES = 256 * 2**20  # ids and values of the row groups that all lanes together may hold to mix them
 CGROUP_FILES = (  # version 2, version 1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -86,10 +87,23 @@ class MemoryGuard:
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """What a row group is charged: the most it takes on its way, and what it keeps once it is transformed."""
+    """What a row group is charged: the most it takes on its way, and what it keeps once it is transformed.
+
+    `value_bytes` are its ids and values alone, however they are read.
+    """
 
     admitted_bytes: int
     settled_bytes: int
+    value_bytes: int = 0
+
+
+def choose_parts(charges: Sequence[Charge], num_lanes: int) -> int:
+    """Into how many parts a lane is cut. The data alone decide: batches depend neither on the limit nor on dedup."""
+    lanes_bytes = num_lanes * max((charge.value_bytes for charge in charges), default=0)
+    num_parts = MAX_PARTS
+    while num_parts > 1 and num_parts * lanes_bytes > MIXED_BYTES:
+        num_parts //= 2
+    return num_parts
 
 
 def peak_live_bytes(plan: EpochPlan, charges: Sequence[Charge]) -> int:
@@ -112,14 +126,20 @@ def peak_live_bytes(plan: EpochPlan, charges: Sequence[Charge]) -> int:
 def live_bytes_bound(order: Order, charges: Sequence[Charge]) -> int:
     """What `peak_live_bytes` cannot exceed in any epoch, however the row groups are permuted.
 
-    The groups that one lane's share of a batch touches have at most its rows and two row groups more; and each
-    boundary between lanes may keep one shared row group alive.
+    The groups that the run of one part touches have at most its rows and two row groups more; and each boundary
+    between parts may keep one shared row group alive.
     """
-    touched_rows = order.batch_size + 2 * order.num_own_lanes * max(order.group_rows)
-    shared_bytes = order.num_own_lanes * max(charge.settled_bytes for charge in charges)
+    num_parts = order.num_own_lanes * order.num_parts
+    touched_rows = order.num_parts * order.batch_size + 2 * num_parts * max(order.group_rows)
+    shared_bytes = num_parts * max(charge.settled_bytes for charge in charges)
     touched_bytes = int(touched_rows * _row_bytes(order, charges)) + shared_bytes
     all_bytes = sum(charge.settled_bytes for charge in charges)
     return min(all_bytes, touched_bytes) + max(_decoding_bytes(charge) for charge in charges)
+
+
+def _least_live_bytes(order: Order, charges: Sequence[Charge], epoch: int) -> int:
+    """A row group is held for all of its lanes or read again for each, whatever takes less."""
+    return min(peak_live_bytes(order.plan(epoch, share_items=shared), charges) for shared in (True, False))
 
 
 def _decoding_bytes(charge: Charge) -> int:
@@ -129,6 +149,12 @@ def _decoding_bytes(charge: Charge) -> int:
 def _row_bytes(order: Order, charges: Sequence[Charge]) -> float:
     """Bytes of a row in the row group that has the widest ones."""
     return max(charge.settled_bytes / rows for charge, rows in zip(charges, order.group_rows, strict=True))
+
+
+def _batch_bytes(order: Order, charges: Sequence[Charge]) -> int:
+    """The most that this rank's share of a batch takes."""
+    own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
+    return int(own_rows * _row_bytes(order, charges))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +173,11 @@ def split_budget(
 
     `num_outside`: batches that the engine has handed on and that still take memory, on their way to another process.
     """
-    own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
-    batch_bytes = int(own_rows * _row_bytes(order, charges))
+    batch_bytes = _batch_bytes(order, charges)
     limit_bytes -= num_outside * batch_bytes
     live_bytes = live_bytes_bound(order, charges)
     if live_bytes + prefetch * batch_bytes > limit_bytes:
-        live_bytes = max(peak_live_bytes(order.plan(epoch, share_items=False), charges) for epoch in epochs)
+        live_bytes = max(_least_live_bytes(order, charges, epoch) for epoch in epochs)
     if live_bytes + batch_bytes > limit_bytes:
         raise InputError(
             f"the memory limit of {limit_bytes:,} bytes is too small: one batch of {order.batch_size:,} rows and the "

@@ -111,7 +111,7 @@ class PartFile:
         if num_distinct_lists:
             settled += (8 * num_distinct_lists + 16) * (num_rows + 1)
             decoding += 24 * num_distinct_lists * (num_rows + 1)
-        return Charge(admitted_bytes=settled + decoding, settled_bytes=settled)
+        return Charge(admitted_bytes=settled + decoding, settled_bytes=settled, value_bytes=8 * sum(num_values))
 
     def read(self, index: int) -> RawGroup:
         start, stop = self.byte_range(index)

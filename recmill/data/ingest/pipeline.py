@@ -11,8 +11,15 @@ from typing import Any
 from recmill.artifacts import Dataset, InputError
 from recmill.data.batch import Batch
 from recmill.data.ingest.engine import Engine
-from recmill.data.ingest.memory import Budget, MemoryGuard, default_memory_limit, hard_memory_cap, split_budget
-from recmill.data.ingest.order import Order, num_lanes_for
+from recmill.data.ingest.memory import (
+    Budget,
+    MemoryGuard,
+    choose_parts,
+    default_memory_limit,
+    hard_memory_cap,
+    split_budget,
+)
+from recmill.data.ingest.order import ORDER_VERSION, Order, num_lanes_for
 from recmill.data.ingest.remote import WINDOW, RemoteEngine
 from recmill.data.ingest.schedule import Schedule
 from recmill.data.ingest.splits import split_groups
@@ -26,9 +33,9 @@ CHECKED_EPOCHS = 20  # a tight memory limit is tried on this many permutations b
 class IngestPipeline:
     """Iterates over the batches of one rank, epoch after epoch, while worker threads read ahead.
 
-    The position is the number of batches handed out. `state_dict` keeps it; `load_state_dict` continues there, at any
-    number of ranks that divides the number of lanes. Leaving the loop ends the workers, and a new loop goes on where
-    the last one stopped.
+    Row groups come in a permuted order and mixed with each other (recmill/data/ingest/order.py). The position is the
+    number of batches handed out. `state_dict` keeps it; `load_state_dict` continues there, at any number of ranks that
+    divides the number of lanes. Leaving the loop ends the workers, and a new loop goes on where the last one stopped.
 
         with IngestPipeline("dataset", batch_size=4096, epochs=2) as pipeline:
             for batch in pipeline:
@@ -103,6 +110,7 @@ class IngestPipeline:
             self.dataset, self.schema, dedup=dedup, windows=windows, decodes_pages=decodes_pages
         )
         self._charges = self._reader.charges(self._groups)
+        self._set_lanes(self.num_lanes)
         self._hard_cap_bytes = hard_memory_cap(world_size, reserve_bytes=trainer_reserve_bytes)
         self._limit_bytes = min(memory_limit_bytes or default_memory_limit(world_size), self._hard_cap_bytes)
         self._position = 0  # all batches before it were handed out
@@ -220,19 +228,23 @@ class IngestPipeline:
                 f"which cannot be shared out to {self._order.world_size} ranks"
             )
         self._stop_engine()
-        self._order = replace(self._order, num_lanes=int(state["num_lanes"]))
+        self._set_lanes(int(state["num_lanes"]))
         self._position = int(state["epoch"]) * self.batches_per_epoch + int(state["batch"])
         self._ahead = {int(number) for number in state.get("ahead", ())}
         self._budget = self._split_budget()
 
     def _identity(self) -> dict[str, Any]:
         return {
+            "order": ORDER_VERSION,
             "seed": self._order.seed,
             "batch_size": self._order.batch_size,
             "shuffle": self._order.shuffle,
             "split": self.split,
             "dataset": self.dataset.content_hash,
         }
+
+    def _set_lanes(self, num_lanes: int) -> None:
+        self._order = replace(self._order, num_lanes=num_lanes, num_parts=choose_parts(self._charges, num_lanes))
 
     def _split_budget(self) -> Budget:
         first = min(self._position // self.batches_per_epoch, self.epochs - 1)

@@ -13,7 +13,7 @@ from small_dataset import SCHEMA, make_table, write_dataset
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.ingest import STAGES, IngestPipeline
-from recmill.data.ingest.order import num_lanes_for, permute_groups
+from recmill.data.ingest.order import MAX_PARTS, num_lanes_for, permute_groups, permute_runs
 
 GROUPS = [[40, 31, 7], [64, 1, 52, 33], [90]]
 NUM_ROWS = sum(map(sum, GROUPS))
@@ -26,7 +26,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 
 def expected_rows(*, batch_size: int, rank: int = 0, world_size: int = 1, seed: int = 0, epochs: int = 1):
-    """The rows of every batch, found the slow and obvious way: list the stream, cut lanes, take quotas."""
+    """The rows of every batch, found the slow and obvious way: list the stream, cut lanes, take runs."""
     sizes = [size for part in GROUPS for size in part]
     starts = [sum(sizes[:group]) for group in range(len(sizes))]
     num_lanes = num_lanes_for(world_size)
@@ -43,7 +43,11 @@ def expected_rows(*, batch_size: int, rank: int = 0, world_size: int = 1, seed: 
             rows = []
             for lane in range(rank * num_lanes // world_size, (rank + 1) * num_lanes // world_size):
                 quota = edges[lane + 1] - edges[lane]
-                rows += lanes[lane][batch * quota : (batch + 1) * quota]
+                begins = [at for at, row in enumerate(lanes[lane]) if row in starts and at]
+                runs = permute_runs(
+                    [0, *begins, len(lanes[lane])], quota, num_parts=MAX_PARTS, seed=(seed, epoch, lane)
+                )
+                rows += lanes[lane][runs[batch] * quota : (runs[batch] + 1) * quota] if batch < len(runs) else []
             batches.append(rows)
     return batches
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.data.ingest.order import Order, lane_bounds, lane_quotas, num_lanes_for, permute_groups
+from recmill.data.ingest.order import Order, lane_bounds, lane_quotas, num_lanes_for, permute_groups, permute_runs
 
 group_sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(tuple)
 
 
-def make_order(group_rows, *, batch_size, num_lanes=8, rank=0, world_size=1, seed=5, shuffle=True) -> Order:
+def make_order(group_rows, *, batch_size, num_lanes=8, rank=0, world_size=1, seed=5, shuffle=True, **more) -> Order:
     return Order(
         group_rows=group_rows,
         batch_size=batch_size,
@@ -19,6 +19,7 @@ def make_order(group_rows, *, batch_size, num_lanes=8, rank=0, world_size=1, see
         world_size=world_size,
         seed=seed,
         shuffle=shuffle,
+        **more,
     )
 
 
@@ -140,3 +141,47 @@ def test_the_permutation_depends_on_seed_and_epoch_alone():
     assert not np.array_equal(first, permute_groups(50, seed=1, epoch=1))
     assert not np.array_equal(first, permute_groups(50, seed=2, epoch=0))
     assert np.array_equal(permute_groups(50, seed=1, epoch=1, shuffle=False), np.arange(50))
+
+
+def test_runs_move_within_their_row_group_and_those_in_two_stay():
+    runs = permute_runs([0, 103, 200], 10, seed=(1, 0, 0))
+    assert sorted(runs[:10]) == list(range(10))
+    assert runs[10] == 10, "rows 100 to 109 lie in both"
+    assert sorted(runs[11:]) == list(range(11, 20))
+    assert not np.array_equal(runs, np.arange(20))
+
+
+def test_the_parts_of_a_lane_take_turns():
+    runs = permute_runs([0, *range(10, 130, 10)], 10, num_parts=4, seed=(1, 0, 0))  # a run a row group: none can move
+    assert runs.tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
+
+
+def test_runs_depend_on_their_seed_alone_and_stay_without_one():
+    first = permute_runs([0, 500], 10, num_parts=4, seed=(1, 0, 3))
+    assert np.array_equal(first, permute_runs([0, 500], 10, num_parts=4, seed=(1, 0, 3)))
+    assert not np.array_equal(first, permute_runs([0, 500], 10, num_parts=4, seed=(1, 0, 4)))
+    assert np.array_equal(permute_runs([0, 500], 10, num_parts=4), np.arange(50))
+
+
+def test_rows_that_fill_no_run_come_last():
+    assert permute_runs([0, 45], 10, num_parts=4, seed=(1, 0, 0))[-1] == 4
+
+
+def test_no_more_row_groups_are_held_than_the_parts_have_in_hand():
+    for num_parts in (1, 2, 4):
+        order = make_order((20,) * 640, batch_size=80, num_parts=num_parts)
+        items = order.plan(0).items
+        most = max(sum(item.first_batch <= batch <= item.last_batch for item in items) for batch in range(160))
+        assert 8 * num_parts <= most <= 2 * 8 * num_parts
+
+
+def test_the_batches_of_an_epoch_wander_through_a_row_group_unless_it_is_not_shuffled():
+    mixed, stored = (
+        [rows[0][1] for rows in rows_of_batches(make_order((4_000,), batch_size=80, shuffle=shuffle), epoch=0)]
+        for shuffle in (True, False)
+    )
+    assert stored == sorted(stored)
+    assert sorted(mixed) == stored
+    assert mixed != stored
+    others = [rows[0][1] for rows in rows_of_batches(make_order((4_000,), batch_size=80), epoch=1)]
+    assert others != mixed, "every epoch has its own order"
