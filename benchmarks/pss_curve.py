@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -55,6 +55,7 @@ class Way:
     name: str
     compression: float
     rates: tuple[float, ...] = RATES
+    epochs: int | None = None  # None: as the others
 
     @property
     def make(self) -> Make:
@@ -89,16 +90,13 @@ def all_ways(
     return [Way(name=name, compression=compression, rates=chosen[name]) for name, compression in pairs]
 
 
-def measure_curve(
-    training: Training, ways: Sequence[Way], *, seeds: Sequence[int] | Mapping[Way, Sequence[int]]
-) -> Iterator[dict[str, Any]]:
-    """Bytes and AUC of every way over all seeds (or its own), trained on all cores, one thread each."""
-    seeds_of = seeds if isinstance(seeds, Mapping) else dict.fromkeys(ways, seeds)
+def measure_curve(training: Training, ways: Sequence[Way], *, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Bytes and AUC of every way over all seeds, trained on all cores, one thread each."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
 
         def start(way: Way) -> dict[float, list[Future[dict[str, Any]]]]:
-            first = seeds_of[way] if len(way.rates) == 1 else seeds_of[way][:1]
+            first = seeds if len(way.rates) == 1 else seeds[:1]
             return {lr: [pool.submit(_train, training, way, seed, lr) for seed in first] for lr in way.rates}
 
         # Nothing to choose: all may wait in line. Otherwise one way after another, so that entries come one by one.
@@ -107,14 +105,15 @@ def measure_curve(
         for way in ways:
             tried = {lr: [run.result() for run in runs] for lr, runs in (started.get(way) or start(way)).items()}
             lr = max(tried, key=lambda rate: tried[rate][0]["best_valid"])
-            rest = [pool.submit(_train, training, way, seed, lr) for seed in seeds_of[way][len(tried[lr]) :]]
+            rest = [pool.submit(_train, training, way, seed, lr) for seed in seeds[len(tried[lr]) :]]
             runs = tried[lr] + [run.result() for run in rest]
             yield _describe(training, way, lr, runs, {rate: found[0]["best_valid"] for rate, found in tried.items()})
 
 
 def _train(training: Training, way: Way, seed: int, lr: float) -> dict[str, Any]:
     torch.set_num_threads(1)
-    how = {"compression": way.compression, "epochs": training.epochs, "batch_size": training.batch_size}
+    epochs = way.epochs or training.epochs
+    how = {"compression": way.compression, "epochs": epochs, "batch_size": training.batch_size}
     return train_once(_samples(training), way.make, seed=seed, lr=lr, **how)
 
 
@@ -135,7 +134,7 @@ def _describe(
         "compression": way.compression,
         "bytes": runs[0]["bytes"],
         "weight_bytes": runs[0]["weight_bytes"],
-        "epochs": training.epochs,
+        "epochs": way.epochs or training.epochs,
         "lr": lr,
         "tried": {f"{rate:g}": valid for rate, valid in tried.items()},
         **{key: [run[key] for run in runs] for key in ("best", "best_valid", "best_epoch", "one_epoch")},

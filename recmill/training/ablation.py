@@ -85,8 +85,6 @@ class Ablation:
     eval_fraction: float = 0.1
     eval_sessions: str = "last"  # or "random": `cluster_sessions`
     rows_per_group: int | None = None
-    # Of variants that read in time order, if it is another: as many rows of sessions span, and so mix, more time.
-    time_rows_per_group: int | None = None
     tune_seconds: float = DEFAULT_SECONDS
     repeats: int = 1
     switches: tuple[str, ...] = tuple(SWITCHES)
@@ -105,7 +103,6 @@ class Ablation:
             "eval_fraction": self.eval_fraction,
             "eval_sessions": self.eval_sessions,
             "rows_per_group": self.rows_per_group,
-            "time_rows_per_group": self.time_rows_per_group,
             "tune_seconds": self.tune_seconds,
             "repeats": self.repeats,
             "switches": list(self.switches),
@@ -179,14 +176,11 @@ class _Shared:
         target = self.folder / "data" / layout
         if (target / Dataset.manifest_name).exists():
             return Dataset.load(target)
-        rows_per_group = self.ablation.rows_per_group
-        if layout == "time":
-            rows_per_group = self.ablation.time_rows_per_group or rows_per_group
         return cluster_sessions(
             self._raw(),
             out=target,
             layout=layout,
-            rows_per_group=rows_per_group,
+            rows_per_group=self.ablation.rows_per_group,
             eval_fraction=self.ablation.eval_fraction,
             eval_sessions=self.ablation.eval_sessions,
             progress=self.progress,
