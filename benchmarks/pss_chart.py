@@ -15,13 +15,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from recmill.report.charts import LEFT, WIDTH, Axis, Reference, Series, line_chart
+from recmill.report.charts import WIDTH, Axis, Reference, Series, line_chart
 from recmill.report.svg import Legend, label, tag
 
 COLOURS = ("#848f9b", "#0072b2", "#e06000", "#0a5c36", "#5b2a86", "#3399ee", "#bb7788")  # those of the report
 STYLE = "text{font:12px sans-serif;fill:#55616f}.grid{stroke:#dfe4ea}.base,.reference{stroke:#848f9b}" + "".join(
     f".c{number}{{stroke:{colour};fill:{colour}}}" for number, colour in enumerate(COLOURS)
 )
+LEGEND_WIDTH = 130.0
 LINE = ".line{fill:none;stroke-width:2}.reference{stroke-dasharray:4 4}.legend{stroke:none}"
 
 
@@ -30,12 +31,10 @@ def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
     points: dict[str, list[tuple[float, float]]] = {}
     for entry in sorted(curve, key=lambda entry: entry["bytes"]):
         points.setdefault(entry["way"], []).append((float(entry["bytes"]), statistics.median(entry["best"])))
-    reference = [
-        Reference(name=text, value=points[name][0][1])
-        for name, text in (("full", "full table, Adam"), ("full adagrad", "full table, row-wise Adagrad"))
-        if name in points
-    ]
-    names = [name for name in points if name not in ("full", "full adagrad")]
+    full = {"full": "full table, Adam", "full adagrad": "full table, row-wise Adagrad"}
+    best = max((points[name][0][1], text) for name, text in full.items() if name in points)
+    reference = [Reference(name=best[1], value=best[0])]
+    names = sorted(set(points) - set(full))
     lines = [
         Series(legend=Legend.of(name, place), points=points[name], has_dots=True) for place, name in enumerate(names)
     ]
@@ -48,15 +47,23 @@ def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
         y=Axis(name="AUC", format=lambda value: f"{value:.3f}"),
         references=reference,
     )
-    entries = [
-        tag("g", label(name, LEFT + 12, 52 + 16 * place, class_="legend"), class_=f"c{lines[place].legend.colour}")
-        for place, name in enumerate(names)
-    ]
-    size = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{}" ').format(f"{WIDTH:g}")
-    opened = str(picture).replace("<svg ", str(size), 1)
+    entries = [legend_entry(line.legend, 52 + 18 * place) for place, line in enumerate(lines)]
+    size = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{}" ').format(f"{WIDTH + LEGEND_WIDTH:g}")
+    opened = (
+        str(picture)
+        .replace("<svg ", str(size), 1)
+        .replace(f'viewBox="0 0 {WIDTH:g} ', f'viewBox="0 0 {WIDTH + LEGEND_WIDTH:g} ', 1)
+    )
     end = opened.index(">") + 1
     style = tag("style", Markup(STYLE + LINE))
     return Markup(opened[:end] + str(style) + opened[end:].replace("</svg>", "".join(map(str, entries)) + "</svg>"))
+
+
+def legend_entry(legend: Legend, y: float) -> Markup:
+    """A line of the legend, to the right of the chart."""
+    dash = {"stroke-dasharray": legend.dash} if legend.dash else {}
+    stroke = tag("line", x1=WIDTH + 8, x2=WIDTH + 32, y1=y - 4, y2=y - 4, class_=f"line c{legend.colour}", **dash)
+    return tag("g", stroke, label(legend.name, WIDTH + 40, y))
 
 
 def main() -> None:

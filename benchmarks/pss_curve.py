@@ -72,12 +72,12 @@ class Training:
     data: str
     epochs: int
     batch_size: int
-    rows: int | None = None  # of frappe to train on, clicks of globo; None: all of frappe, 200,000 clicks
+    rows: int | None = None  # of frappe to train on, clicks of globo, made; None: all of frappe, 200,000, 120,000
 
     def samples(self) -> Samples:
         if self.data == "frappe":
             return load_frappe(self.rows)
-        return make_synthetic() if self.data == "synthetic" else load_globo(self.rows or 200_000)
+        return make_synthetic(self.rows or 120_000) if self.data == "synthetic" else load_globo(self.rows or 200_000)
 
 
 def all_ways(
@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
     parser.add_argument("--data", choices=("frappe", "globo", "synthetic"), default="frappe")
-    parser.add_argument("--rows", type=int, help="training rows of frappe (all unless given), clicks of globo")
+    parser.add_argument("--rows", type=int, help="rows of frappe (all unless given), clicks of globo, samples made")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=1024)

@@ -83,8 +83,9 @@ def load_globo(limit: int = 200_000) -> Samples:
     return _cut("globo", ids, label)
 
 
-def make_synthetic(num_samples: int = 120_000, num_rows: int = 20_000, num_fields: int = 6) -> Samples:
-    """Zipf-like ids whose rows have hidden effects and hidden vectors that multiply."""
+def make_synthetic(num_samples: int = 120_000, num_fields: int = 6) -> Samples:
+    """Zipf-like ids, a row of each field for six samples, whose rows have hidden effects and vectors that multiply."""
+    num_rows = num_samples // 6
     generator = torch.Generator().manual_seed(0)
     ids = (num_rows ** torch.rand(num_samples, num_fields, generator=generator)).long() - 1
     line = ids + torch.arange(num_fields) * num_rows
