@@ -17,6 +17,7 @@ import numpy.typing as npt
 IdArray = npt.NDArray[np.int64]
 
 CUT_SHARES = (0.01, 0.04, 0.16)  # of the samples still served: what one step may give up
+NUM_NEEDS = 32  # frequent samples that are looked at
 MAX_FILLS = 500
 
 
@@ -38,14 +39,24 @@ def choose_depths(
 
     Three candidates are made and the one that serves most samples is taken: samples given up one cut after another,
     samples taken in one after another, the cheapest first, and a threshold of reads a byte, the same for all tables.
+    A frequent sample whose rows alone serve more than that is where the second way begins instead.
     """
     limits_T = np.where(whole_T, num_rows_T, np.array([len(own) for own in counts], np.int64))
     floor_T = np.where(whole_T, num_rows_T, 0)
     everything_T = np.minimum(limits_T, deepest_NT.max(axis=0, initial=-1) + 1)
+
+    def spend_rest(start_T: IdArray) -> IdArray:
+        depths_T = _fill(deepest_NT, start_T, limits_T, row_bytes_T, budget_bytes)
+        return spread_rest(depths_T, counts, row_bytes_T, whole_T, budget_bytes)
+
+    def num_served(depths_T: IdArray) -> int:
+        return int(served(deepest_NT, depths_T).sum())
+
     by_samples = _give_up(deepest_NT, everything_T, floor_T, row_bytes_T, budget_bytes)
-    started = [_fill(deepest_NT, start_T, limits_T, row_bytes_T, budget_bytes) for start_T in (by_samples, floor_T)]
-    candidates = [spread_rest(depths_T, counts, row_bytes_T, whole_T, budget_bytes) for depths_T in (*started, floor_T)]
-    return max(candidates, key=lambda depths_T: int(served(deepest_NT, depths_T).sum()))
+    by_reads = spread_rest(floor_T, counts, row_bytes_T, whole_T, budget_bytes)
+    best_T = max(spend_rest(by_samples), spend_rest(floor_T), by_reads, key=num_served)
+    need_T = max(_frequent_needs(deepest_NT, floor_T, limits_T, row_bytes_T, budget_bytes), key=num_served)
+    return spend_rest(need_T) if num_served(need_T) > num_served(best_T) else best_T
 
 
 def _give_up(
@@ -84,6 +95,15 @@ def _cuts(ranked_N: IdArray, floor: int) -> list[tuple[int, int]]:
         depth = max(depth, floor)
         found.append((depth, num_samples - int(np.searchsorted(ranked_N, depth))))
     return found
+
+
+def _frequent_needs(
+    deepest_NT: IdArray, floor_T: IdArray, limits_T: IdArray, row_bytes_T: IdArray, budget_bytes: int
+) -> list[IdArray]:
+    """The depths that serve the most frequent samples that fit, and the least that there can be."""
+    needs_MT, times_M = np.unique(np.maximum(deepest_NT + 1, floor_T), axis=0, return_counts=True)
+    fits_M = (needs_MT <= limits_T).all(axis=1) & ((needs_MT * row_bytes_T).sum(axis=1) <= budget_bytes)
+    return [floor_T, *needs_MT[fits_M][np.argsort(-times_M[fits_M], kind="stable")[:NUM_NEEDS]]]
 
 
 def _fill(

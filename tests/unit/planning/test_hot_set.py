@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, write_folder
@@ -189,6 +189,7 @@ def test_choosing_for_samples_beats_choosing_by_counts_alone():
     ranks=st.lists(st.tuples(st.integers(-1, 5), st.integers(-1, 5)), min_size=1, max_size=12),
     budget=st.integers(0, 40),
 )
+@example(ranks=[(0, 0), (-1, 3), (-1, 3), (-1, 3)], budget=20)  # one cheap sample bars three that are alike
 def test_depths_never_exceed_the_budget_and_come_near_the_best(ranks, budget):
     deepest = np.array(ranks)
     counts = [np.arange(6, 0, -1), np.arange(6, 0, -1)]
