@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from pipelines.commands import compile_pipeline
 from tests.cluster.deployment import TestSite
+from tests.cluster.kube import wait_until
 from tests.cluster.tasks import PipelineRun
 
 MASTER = "k8s://https://kubernetes.default.svc"
@@ -99,7 +100,11 @@ def test_executors_of_the_step_write_what_duckdb_writes(site: TestSite, package:
     assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "executor"
     (owner,) = pod["metadata"]["ownerReferences"]
     assert owner["name"].startswith("generate-data-spark")
-    assert site.cluster.pods("spark-role=executor", namespace=site.namespace) == []
+    wait_until(
+        lambda: not site.cluster.pods("spark-role=executor", namespace=site.namespace),
+        timeout_s=60,  # they are deleted when the step ends, and then have half a minute to stop
+        what="no executor is left",
+    )
 
 
 def test_the_command_line_clusters_on_executors_too(site: TestSite, by_duckdb: str) -> None:
