@@ -101,11 +101,16 @@ class HotSchedule:
         return Block(is_hot=is_hot, start=done, count=count)
 
     def _turn_of_hot(self) -> int:
-        """Hot batches of this turn. No more turns than there are batches of the rarer kind, so that each has some."""
-        left, fewest = self.num_hot - self._state.hot_done, min(self.num_hot, self.num_cold)
-        if self._state.cold_done >= self.num_cold:
+        """Hot batches of this turn. No more turns than there are batches of the rarer kind, so that each has some.
+
+        Nor fewer than it takes for a cold batch to be due: every turn has one, and cold ones would run ahead.
+        """
+        state = self._state
+        left, fewest = self.num_hot - state.hot_done, min(self.num_hot, self.num_cold)
+        if state.cold_done >= self.num_cold:
             return left
-        return min(left, max(1, _round(max(self._state.rate, 1 / fewest) * self.num_hot)))
+        due = math.ceil(self.num_hot * (state.cold_done + 0.5) / self.num_cold) - state.hot_done
+        return min(left, max(1, due, _round(max(state.rate, 1 / fewest) * self.num_hot)))
 
     def _turn_of_cold(self) -> int:
         """Cold batches until as much of them is trained as of the hot ones: both end together."""
