@@ -33,7 +33,7 @@ FULL = ("full", "full adagrad")
 EPOCHS = {"tiny": 1, "quick": 3, "full": 8}
 # The tenth is compared to 0.002, so both sides train until neither gains: after three epochs full tables are .002 below
 # their best and a tenth .004 (docs/log.md).
-CLOSE_EPOCHS = {"tiny": 1, "quick": 7, "full": 8}
+CLOSE_EPOCHS = {"tiny": 1, "quick": 7}
 TRAIN_ROWS = {"tiny": 2_000, "quick": 35_000, "full": None}
 BATCH_SIZE = {"tiny": 256, "quick": 512, "full": 1024}  # few rows still need some hundred steps
 

@@ -23,7 +23,7 @@ STYLE = "text{font:12px sans-serif;fill:#55616f}.grid{stroke:#dfe4ea}.base,.refe
     f".c{number}{{stroke:{colour};fill:{colour}}}" for number, colour in enumerate(COLOURS)
 )
 LEGEND_WIDTH = 130.0
-LINE = ".line{fill:none;stroke-width:2}.reference{stroke-dasharray:4 4}.legend{stroke:none}"
+LINE = ".line{fill:none;stroke-width:2}.reference{stroke-dasharray:4 4}"
 
 
 def draw(data: str, curve: list[dict[str, Any]]) -> Markup:

@@ -25,7 +25,6 @@ def generate_data(
 
     from components.generate_data.executors import spark_settings
     from components.outputs import publish, write_table
-    from recmill.artifacts import join_path
     from recmill.data.cluster import cluster_sessions
     from recmill.data.sources import make_raw_log
     from recmill.data.spark_session import spark_session
@@ -34,10 +33,11 @@ def generate_data(
     inputs = {"preset": preset, "data": data, "layout": layout, "eval_fraction": eval_fraction, "engine": engine}
     with step_run(
         "generate_data",
-        workdir=join_path(workdir, subfolder) if subfolder else workdir,
+        workdir=workdir,
         tracking_uri=tracking_uri,
         parent_run_id=parent_run_id,
         inputs=inputs,
+        subfolder=subfolder,
     ) as step:
         settings = json.loads(data_settings)
         raw = make_raw_log(preset, out=step.path("raw"), data=data or None, overrides=settings, progress=step.progress)

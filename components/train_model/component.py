@@ -37,10 +37,11 @@ def train_model(
     inputs |= {"num_nodes": num_nodes, **variant}
     with step_run(
         "train_model",
-        workdir=artifacts.join_path(workdir, subfolder) if subfolder else workdir,
+        workdir=workdir,
         tracking_uri=tracking_uri,
         parent_run_id=parent_run_id,
         inputs=inputs,
+        subfolder=subfolder,
     ) as step:
         step.log_dataset(data, context="training")
         with explain_memory_limit():

@@ -143,10 +143,15 @@ def step_run(
     tracking_uri: str = "",
     parent_run_id: str = "",
     inputs: Mapping[str, Any] | None = None,
+    subfolder: str = "",
 ) -> Iterator[StepRun]:
-    """Run the body as one step: say on standard error that it starts, ends or fails, and record what it measured."""
+    """Run the body as one step: say on standard error that it starts, ends or fails, and record what it measured.
+
+    `subfolder` of `workdir` is for a step that runs several times, side by side.
+    """
     say(step, "started")
-    running = StepRun(step=step, workdir=workdir, inputs=dict(inputs or {}))
+    folder = join_path(workdir, subfolder) if subfolder else workdir
+    running = StepRun(step=step, workdir=folder, inputs=dict(inputs or {}))
     running.began = time.monotonic()
     try:
         _enter_mlflow(running, tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""), parent_run_id)

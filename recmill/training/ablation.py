@@ -84,7 +84,6 @@ class Ablation:
     compress: str = "auto"
     eval_fraction: float = 0.1
     eval_sessions: str = "last"  # or "random": `cluster_sessions`
-    rows_per_group: int | None = None
     tune_seconds: float = DEFAULT_SECONDS
     repeats: int = 1
     switches: tuple[str, ...] = tuple(SWITCHES)
@@ -102,7 +101,6 @@ class Ablation:
             "compress": self.compress,
             "eval_fraction": self.eval_fraction,
             "eval_sessions": self.eval_sessions,
-            "rows_per_group": self.rows_per_group,
             "tune_seconds": self.tune_seconds,
             "repeats": self.repeats,
             "switches": list(self.switches),
@@ -180,7 +178,6 @@ class _Shared:
             self._raw(),
             out=target,
             layout=layout,
-            rows_per_group=self.ablation.rows_per_group,
             eval_fraction=self.ablation.eval_fraction,
             eval_sessions=self.ablation.eval_sessions,
             progress=self.progress,

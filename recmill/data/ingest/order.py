@@ -155,30 +155,26 @@ def global_batch_rows(batch: int, *, num_rows: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """What a lane has of a row group: from row `start` of the lane on, which is row `row` of the group."""
+    """What a lane has of a row group, from row `start` of the lane on."""
 
     position: int  # of the row group in the epoch's order
     start: int
-    row: int
     first_batch: int
     last_batch: int
 
 
 def _lane_pieces(
-    begins: Sequence[int], begin: int, end: int, *, quota: int, runs: npt.NDArray[np.int64], first_batch: int
+    edges: Sequence[int], *, first: int, quota: int, runs: npt.NDArray[np.int64], first_batch: int
 ) -> list[_Piece]:
-    """The pieces of the lane of rows [begin, end) that batches from `first_batch` on use."""
+    """What batches from `first_batch` on use of a lane that begins in the row group at position `first`."""
     batch_of_run = np.argsort(runs)
     found = []
-    for position in range(bisect_right(begins, begin) - 1, bisect_left(begins, end)):
-        start, stop = max(begin, begins[position]) - begin, min(end, begins[position + 1]) - begin
-        if start < stop:
-            users = batch_of_run[start // quota : (stop - 1) // quota + 1]
-            if users.max() >= first_batch:
-                users = users[users >= first_batch]
-                row = begin + start - begins[position]
-                first, last = int(users.min()), int(users.max())
-                found.append(_Piece(position=position, start=start, row=row, first_batch=first, last_batch=last))
+    for position, (start, stop) in enumerate(pairwise(edges) if quota else (), first):
+        users = batch_of_run[start // quota : -(-stop // quota)]
+        users = users[users >= first_batch]
+        if len(users):
+            used = {"first_batch": int(users.min()), "last_batch": int(users.max())}
+            found.append(_Piece(position=position, start=start, **used))
     return found
 
 
@@ -209,10 +205,11 @@ def plan_epoch(
     runs, pieces = [], []
     for lane in owned:
         begin, end, quota = bounds[lane], bounds[lane + 1], quotas[lane]
-        edges = [0, *(edge - begin for edge in begins if begin < edge < end), end - begin]
+        first = bisect_right(begins, begin)
+        edges = [0, *(edge - begin for edge in begins[first : bisect_left(begins, end)]), end - begin]
         own = None if seed is None else (*seed, lane)
         runs.append(permute_runs(edges, quota, num_parts=num_parts, seed=own))
-        pieces.append(_lane_pieces(begins, begin, end, quota=quota, runs=runs[-1], first_batch=first_batch))
+        pieces.append(_lane_pieces(edges, first=first - 1, quota=quota, runs=runs[-1], first_batch=first_batch))
     spans: dict[tuple[int, int], tuple[int, int]] = {}  # (position in the order, lane or -1) -> first and last batch
     keys_of = [[(piece.position, -1 if share_items else lane) for piece in own] for lane, own in enumerate(pieces)]
     for key, piece in zip(chain(*keys_of), chain(*pieces), strict=True):
@@ -229,7 +226,7 @@ def plan_epoch(
                 num_rows=bounds[lane + 1] - bounds[lane],
                 runs=own_runs,
                 starts=[piece.start for piece in own],
-                rows=[piece.row for piece in own],
+                rows=[bounds[lane] + piece.start - begins[piece.position] for piece in own],
                 items=[index[key] for key in own_keys],
             )
             for lane, own_runs, own, own_keys in zip(owned, runs, pieces, keys_of, strict=True)
