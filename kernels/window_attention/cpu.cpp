@@ -4,6 +4,7 @@
 // head are copied into scratch that stays in the L1 cache, and everything else is products of small matrices.
 #include <nanobind/nanobind.h>
 
+#include <initializer_list>
 #include <type_traits>
 
 #include "window_attention/window.h"
@@ -22,25 +23,53 @@ constexpr float kSmallest = 1e-25f;
 
 struct Pairs {  // scratch of a chunk: everything about its rows and pairs of rows
   int64_t wide;
-  float *query, *key, *key_across, *value_across, *value, *sums, *key_sums, *value_sums, *own, *exps, *changes, *part;
-  float* highest;
+  float *query, *key, *key_across, *value_across, *value, *sums, *key_sums, *value_sums, *own, *core, *exps, *changes;
+  float *part, *highest, *core_totals, *factors;
 
   static int64_t room(int64_t rows, const Shape& shape) {
     const int64_t wide = round_up(rows, kLanes);
-    return 9 * wide * shape.padded + 3 * wide * wide + wide;
+    return 10 * wide * shape.padded + 3 * wide * wide + 3 * wide;
   }
 
   Pairs(int64_t rows, const Shape& shape, float* room) : wide(round_up(rows, kLanes)) {
-    for (float** matrix : {&query, &key, &key_across, &value_across, &value, &sums, &key_sums, &value_sums, &own}) {
-      *matrix = room;
-      room += wide * shape.padded;
-    }
-    for (float** matrix : {&exps, &changes, &part}) {
-      *matrix = room;
-      room += wide * wide;
-    }
-    highest = room;
+    const auto take = [&room](int64_t size, std::initializer_list<float**> matrices) {
+      for (float** matrix : matrices) {
+        *matrix = room;
+        room += size;
+      }
+    };
+    take(wide * shape.padded,
+         {&query, &key, &key_across, &value_across, &value, &sums, &key_sums, &value_sums, &own, &core});
+    take(wide * wide, {&exps, &changes, &part});
+    take(wide, {&highest, &core_totals, &factors});
   }
+};
+
+// The rows [first, last) of a chunk.
+struct Range {
+  int64_t first, last;
+
+  int64_t length() const { return last - first; }
+};
+
+// What all windows of the chunk hold: most of it where windows shift by a row or two. May be empty.
+Range find_core(const Windows& windows, const int64_t* order, const Chunk& chunk) {
+  Range core{0, chunk.length};
+  for (int64_t at = chunk.first; at < chunk.last; ++at) {
+    const int64_t from = windows.starts[order[at]] - chunk.start;
+    core.first = std::max(core.first, from);
+    core.last = std::min(core.last, from + windows.lengths[order[at]]);
+  }
+  return core.first < core.last ? core : Range{0, 0};
+}
+
+// The rows of a window before and behind the core.
+struct Outer {
+  Range parts[2];
+
+  Outer(const Range& window, const Range& core)
+      : parts{core.length() ? Range{window.first, core.first} : window,
+              core.length() ? Range{core.last, window.last} : Range{window.last, window.last}} {}
 };
 
 RECMILL_INLINE void fill_exps(const Chunk& chunk, const Shape& shape, const float* base, int64_t step, Pairs& pairs) {
@@ -63,6 +92,18 @@ RECMILL_INLINE float sum_row(const float* from, int64_t count) {
   return sum;
 }
 
+// A window of a chunk whose scores must be computed alone. Rare, and apart from the rest, which it would slow down.
+__attribute__((noinline)) void attend_alone(const Windows& windows, const Shape& shape, const Forward& io, int64_t w,
+                                            int64_t head, float* room) {
+  attend(windows, shape, io, w, head, room);
+}
+
+__attribute__((noinline)) void attend_alone(const Windows& windows, const Shape& shape, const Backward& io, int64_t w,
+                                            int64_t head, float* room) {
+  attend_back(windows, shape, io, w, head, room);
+}
+
+// Sums over the core are taken once a row; a window adds what it has besides.
 RECMILL_INLINE void attend_chunk(const Windows& windows, const int64_t* order, const Chunk& chunk, const Shape& shape,
                                  const Forward& io, int64_t head, float* room, float* other_room) {
   const int64_t step = 3 * shape.width;
@@ -70,25 +111,59 @@ RECMILL_INLINE void attend_chunk(const Windows& windows, const int64_t* order, c
   Pairs pairs(chunk.length, shape, room);
   fill_exps(chunk, shape, base, step, pairs);
   copy_rows(base + 2 * shape.width, step, chunk.length, shape, 1.0f, pairs.value);
+  const Range core = find_core(windows, order, chunk);
+  multiply<false>(chunk.length, shape.padded, core.length(), pairs.exps + core.first, pairs.wide, 1,
+                  pairs.value + core.first * shape.padded, shape.padded, pairs.core, shape.padded);
+  for (int64_t row = 0; row < chunk.length; ++row)
+    pairs.core_totals[row] = sum_row(pairs.exps + row * pairs.wide + core.first, core.length());
   for (int64_t at = chunk.first; at < chunk.last; ++at) {
     const int64_t w = order[at], length = windows.lengths[w], from = windows.starts[w] - chunk.start;
-    const float* exps = pairs.exps + from * pairs.wide + from;
-    multiply<false>(length, shape.padded, length, exps, pairs.wide, 1, pairs.value + from * shape.padded,
-                    shape.padded, pairs.sums, shape.padded);
+    const float* exps = pairs.exps + from * pairs.wide;
+    float* totals = pairs.factors;
+    std::memcpy(pairs.sums, pairs.core + from * shape.padded, sizeof(float) * length * shape.padded);
+    std::memcpy(totals, pairs.core_totals + from, sizeof(float) * length);
+    for (const Range& part : Outer({from, from + length}, core).parts) {
+      multiply<true>(length, shape.padded, part.length(), exps + part.first, pairs.wide, 1,
+                     pairs.value + part.first * shape.padded, shape.padded, pairs.sums, shape.padded);
+      for (int64_t row = 0; row < length; ++row)
+        totals[row] += sum_row(exps + row * pairs.wide + part.first, part.length());
+    }
     bool is_good = true;
     for (int64_t row = 0; row < length; ++row) {
-      const float total = sum_row(exps + row * pairs.wide, length), factor = 1.0f / total;
-      const int64_t place = windows.places[w] + row;
-      is_good &= total > kSmallest;
-      io.log_sums[head * windows.places[windows.count] + place] = pairs.highest[from + row] + std::log(total);
-      float* to = io.out + place * shape.width + head * shape.head_width;
+      is_good &= totals[row] > kSmallest;
+      const float factor = 1.0f / totals[row];
+      float* to = io.out + (windows.places[w] + row) * shape.width + head * shape.head_width;
       for (int64_t i = 0; i < shape.head_width; ++i) to[i] = pairs.sums[row * shape.padded + i] * factor;
     }
-    if (!is_good) attend(windows, shape, io, w, head, other_room);
+    float* log_sums = io.log_sums + head * windows.places[windows.count] + windows.places[w];
+    for (int64_t row = 0; row < length; row += kLanes) {  // totals have room for whole vectors, results have not
+      store(totals + row, log_vec(load(totals + row)) + load(pairs.highest + from + row));
+      std::memcpy(log_sums + row, totals + row, sizeof(float) * std::min(kLanes, length - row));
+    }
+    if (!is_good) attend_alone(windows, shape, io, w, head, other_room);
   }
 }
 
-// The gradient of exp(score) of each pair is summed over the windows that hold it, then taken back to rows once.
+// The gradient of exp(score) of the pairs of a window's rows with `columns`, and that of the columns' values.
+RECMILL_INLINE void add_changes(const Range& rows, const Range& columns, const float* own, const float* agreements,
+                                const Shape& shape, Pairs& pairs) {
+  const int64_t width = round_up(columns.length(), kLanes), first = rows.first * pairs.wide + columns.first;
+  multiply<false>(rows.length(), width, shape.head_width, own, shape.padded, 1, pairs.value_across + columns.first,
+                  pairs.wide, pairs.part, width);
+  for (int64_t row = 0; row < rows.length(); ++row) {
+    float* to = pairs.changes + first + row * pairs.wide;
+    const float* part = pairs.part + row * width;
+    int64_t i = 0;
+    for (; i + kLanes <= columns.length(); i += kLanes)
+      store(to + i, load(to + i) + (load(part + i) - agreements[row]));
+    for (; i < columns.length(); ++i) to[i] += part[i] - agreements[row];
+  }
+  multiply<true>(columns.length(), shape.padded, rows.length(), pairs.exps + first, 1, pairs.wide, own, shape.padded,
+                 pairs.value_sums + columns.first * shape.padded, shape.padded);
+}
+
+// The gradient of exp(score) of each pair is summed over the windows that hold it, then taken back to rows once. Pairs
+// with a row of the core get the gradients of all windows at once, summed beforehand.
 RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* order, const Chunk& chunk,
                                       const Shape& shape, const Backward& io, int64_t head, float* room,
                                       float* other_room) {
@@ -99,42 +174,42 @@ RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* ord
   copy_rows(base + shape.width, step, chunk.length, shape, 1.0f, pairs.key);
   copy_transposed(base + 2 * shape.width, step, chunk.length, shape, pairs.wide, pairs.value_across);
   std::memset(pairs.changes, 0, sizeof(float) * chunk.length * pairs.wide);
-  std::memset(pairs.value_sums, 0, sizeof(float) * chunk.length * shape.padded);
+  for (float* sums : {pairs.value_sums, pairs.core}) std::memset(sums, 0, sizeof(float) * chunk.length * shape.padded);
+  std::memset(pairs.core_totals, 0, sizeof(float) * chunk.length);
+  const Range core = find_core(windows, order, chunk);
   for (int64_t at = chunk.first; at < chunk.last; ++at) {
     const int64_t w = order[at], length = windows.lengths[w], from = windows.starts[w] - chunk.start;
     const int64_t place = windows.places[w];
     const float* log_sums = io.log_sums + head * windows.places[windows.count] + place;
     bool is_good = true;
-    for (int64_t row = 0; row < length; ++row) is_good &= log_sums[row] - pairs.highest[from + row] > std::log(kSmallest);
+    for (int64_t row = 0; row < length; ++row) {
+      pairs.factors[row] = pairs.highest[from + row] - log_sums[row];
+      is_good &= -pairs.factors[row] > std::log(kSmallest);
+    }
     if (!is_good) {
-      attend_back(windows, shape, io, w, head, other_room);
+      attend_alone(windows, shape, io, w, head, other_room);
       continue;
     }
+    for (int64_t row = 0; row < length; row += kLanes)
+      store(pairs.factors + row, exp_vec(load(pairs.factors + row)));
     float* agreements = pairs.sums;
     for (int64_t row = 0; row < length; ++row) {
       const int64_t own = (place + row) * shape.width + head * shape.head_width;
-      const float factor = std::exp(pairs.highest[from + row] - log_sums[row]);
+      float* sums = pairs.core + (from + row) * shape.padded;
       float agreement = 0.0f;
       for (int64_t i = 0; i < shape.head_width; ++i) {
-        agreement += io.gradient[own + i] * io.out[own + i];
-        pairs.own[row * shape.padded + i] = io.gradient[own + i] * factor;
+        const float gradient = io.gradient[own + i] * pairs.factors[row];
+        agreement += gradient * io.out[own + i];
+        pairs.own[row * shape.padded + i] = gradient;
+        sums[i] += gradient;
       }
-      agreements[row] = agreement * factor;
+      agreements[row] = agreement;
+      pairs.core_totals[from + row] += agreement;
     }
-    const int64_t width = round_up(length, kLanes);
-    multiply<false>(length, width, shape.head_width, pairs.own, shape.padded, 1, pairs.value_across + from, pairs.wide,
-                    pairs.part, width);
-    float* changes = pairs.changes + from * pairs.wide + from;
-    for (int64_t row = 0; row < length; ++row) {
-      float* to = changes + row * pairs.wide;
-      const float* part = pairs.part + row * width;
-      int64_t i = 0;
-      for (; i + kLanes <= length; i += kLanes) store(to + i, load(to + i) + (load(part + i) - agreements[row]));
-      for (; i < length; ++i) to[i] += part[i] - agreements[row];
-    }
-    multiply<true>(length, shape.padded, length, pairs.exps + from * pairs.wide + from, 1, pairs.wide, pairs.own,
-                   shape.padded, pairs.value_sums + from * shape.padded, shape.padded);
+    const Range rows{from, from + length};
+    for (const Range& part : Outer(rows, core).parts) add_changes(rows, part, pairs.own, agreements, shape, pairs);
   }
+  add_changes({0, chunk.length}, core, pairs.core, pairs.core_totals, shape, pairs);
   for (int64_t i = 0; i < chunk.length * pairs.wide; i += kLanes)
     store(pairs.changes + i, load(pairs.changes + i) * load(pairs.exps + i));
   multiply<false>(chunk.length, shape.padded, chunk.length, pairs.changes, pairs.wide, 1, pairs.key, shape.padded,
@@ -156,27 +231,32 @@ struct Task {
   const Io& io;
   int64_t most_room;  // scratch of a window alone; the rest is for chunks
 
+  template <bool kShared>
   RECMILL_INLINE void run(const Chunk& chunk, int64_t head, float* room) const {
-    if constexpr (std::is_same_v<Io, Forward>) {
-      if (chunk.is_shared) return attend_chunk(windows, order, chunk, shape, io, head, room + most_room, room);
-      for (int64_t at = chunk.first; at < chunk.last; ++at) attend(windows, shape, io, order[at], head, room);
-    } else {
-      if (chunk.is_shared) return attend_chunk_back(windows, order, chunk, shape, io, head, room + most_room, room);
-      for (int64_t at = chunk.first; at < chunk.last; ++at) attend_back(windows, shape, io, order[at], head, room);
-    }
+    if constexpr (kShared && std::is_same_v<Io, Forward>)
+      attend_chunk(windows, order, chunk, shape, io, head, room + most_room, room);
+    else if constexpr (kShared)
+      attend_chunk_back(windows, order, chunk, shape, io, head, room + most_room, room);
+    else
+      for (int64_t at = chunk.first; at < chunk.last; ++at)
+        if constexpr (std::is_same_v<Io, Forward>)
+          attend(windows, shape, io, order[at], head, room);
+        else
+          attend_back(windows, shape, io, order[at], head, room);
   }
 };
 
-template <typename Io>
+// Functions of their own for windows that share and for others: in one, the second took 1.3 times as long.
+template <typename Io, bool kShared>
 void run_portable(const Task<Io>& task, const Chunk& chunk, int64_t head, float* room) {
-  task.run(chunk, head, room);
+  task.template run<kShared>(chunk, head, room);
 }
 
 #if defined(__x86_64__)
-template <typename Io>
+template <typename Io, bool kShared>
 __attribute__((target("avx2,fma"))) void run_avx2(const Task<Io>& task, const Chunk& chunk, int64_t head,
                                                   float* room) {
-  task.run(chunk, head, room);
+  task.template run<kShared>(chunk, head, room);
 }
 #endif
 
@@ -195,9 +275,9 @@ void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t m
     else
       jobs.push_back(std::move(chunks));
   }
-  auto run = run_portable<Io>;
+  auto run_apart = run_portable<Io, false>, run_shared = run_portable<Io, true>;
 #if defined(__x86_64__)
-  if (has_avx2()) run = run_avx2<Io>;
+  if (has_avx2()) run_apart = run_avx2<Io, false>, run_shared = run_avx2<Io, true>;
 #endif
   const Task<Io> task{windows, clusters.order.data(), shape, io, most_room};
   const int threads = choose_threads(num_threads, windows.work(shape.width), kWorkPerThread);
@@ -206,7 +286,8 @@ void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t m
     std::vector<float> room(most_room + Pairs::room(longest, shape), 0.0f);
 #pragma omp for schedule(dynamic)
     for (int64_t job = 0; job < static_cast<int64_t>(jobs.size()) * shape.num_heads; ++job)
-      for (const Chunk& chunk : jobs[job / shape.num_heads]) run(task, chunk, job % shape.num_heads, room.data());
+      for (const Chunk& chunk : jobs[job / shape.num_heads])
+        (chunk.is_shared ? run_shared : run_apart)(task, chunk, job % shape.num_heads, room.data());
   }
 }
 

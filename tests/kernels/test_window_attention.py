@@ -139,3 +139,11 @@ def test_windows_that_shift_by_one_are_as_exact_as_windows_apart(length, spread)
     torch.testing.assert_close(shared[0], apart[0], rtol=1e-5, atol=1e-5)
     summed = torch.zeros_like(packed).index_add_(0, rows, apart[1][0])
     torch.testing.assert_close(shared[1][0], summed, rtol=1e-4, atol=1e-4)
+
+
+@given(windows=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 40)), min_size=2, max_size=12))
+def test_windows_that_overlap_anyhow_are_as_exact_as_torch(windows):
+    """What all windows of a chunk hold is summed once: it may be all of a window, a part of it, or nothing."""
+    starts, lengths = torch.tensor(windows).T.contiguous()
+    packed = torch.randn(52, 24, generator=torch.Generator().manual_seed(0))
+    assert_as_exact_as_torch(window_attention, packed, starts, lengths, num_heads=2)
