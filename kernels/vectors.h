@@ -1,4 +1,4 @@
-// Products of matrices that fit the L1 cache, exp and log over vectors: what attention over short sequences is made of.
+// Products of matrices that fit the L1 cache, and exp over vectors: what attention over short sequences is made of.
 #pragma once
 
 #include <cstdint>
@@ -53,28 +53,6 @@ RECMILL_INLINE Vec exp_vec(Vec x) {
   Vec scale;
   std::memcpy(&scale, &power, sizeof(Vec));
   return sum * scale;
-}
-
-// The natural logarithm to 1e-7 (the polynomial of Cephes' logf), of positive numbers that are not denormal.
-RECMILL_INLINE Vec log_vec(Vec x) {
-  IntVec bits;
-  std::memcpy(&bits, &x, sizeof(Vec));
-  // x = 2^power * part, part in [sqrt(1/2), sqrt(2)); 0x3f3504f3 is sqrt(1/2).
-  const IntVec power = (bits - 0x3f3504f3) >> 23;
-  bits -= power << 23;
-  Vec part;
-  std::memcpy(&part, &bits, sizeof(Vec));
-  part -= 1.0f;
-  Vec sum = part * 7.0376836292e-2f - 1.1514610310e-1f;
-  sum = sum * part + 1.1676998740e-1f;
-  sum = sum * part - 1.2420140846e-1f;
-  sum = sum * part + 1.4249322787e-1f;
-  sum = sum * part - 1.6668057665e-1f;
-  sum = sum * part + 2.0000714765e-1f;
-  sum = sum * part - 2.4999993993e-1f;
-  sum = sum * part + 3.3333331174e-1f;
-  const Vec square = part * part, whole = __builtin_convertvector(power, Vec);
-  return (sum * part * square - 0.5f * square + whole * -2.12194440e-4f) + part + whole * 0.693359375f;
 }
 
 // One tile of C: kRows x (kVecs * 8). Element (i, k) of A is a[i * row_step + k * step].

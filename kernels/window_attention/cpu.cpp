@@ -24,11 +24,11 @@ constexpr float kSmallest = 1e-25f;
 struct Pairs {  // scratch of a chunk: everything about its rows and pairs of rows
   int64_t wide;
   float *query, *key, *key_across, *value_across, *value, *sums, *key_sums, *value_sums, *own, *core, *exps, *changes;
-  float *part, *highest, *core_totals, *factors;
+  float *part, *highest, *core_totals, *core_agreements, *factors;
 
   static int64_t room(int64_t rows, const Shape& shape) {
     const int64_t wide = round_up(rows, kLanes);
-    return 10 * wide * shape.padded + 3 * wide * wide + 3 * wide;
+    return 10 * wide * shape.padded + 3 * wide * wide + 4 * wide;
   }
 
   Pairs(int64_t rows, const Shape& shape, float* room) : wide(round_up(rows, kLanes)) {
@@ -41,7 +41,7 @@ struct Pairs {  // scratch of a chunk: everything about its rows and pairs of ro
     take(wide * shape.padded,
          {&query, &key, &key_across, &value_across, &value, &sums, &key_sums, &value_sums, &own, &core});
     take(wide * wide, {&exps, &changes, &part});
-    take(wide, {&highest, &core_totals, &factors});
+    take(wide, {&highest, &core_totals, &core_agreements, &factors});
   }
 };
 
@@ -92,6 +92,27 @@ RECMILL_INLINE float sum_row(const float* from, int64_t count) {
   return sum;
 }
 
+RECMILL_INLINE void sum_core(const Chunk& chunk, const Range& core, Pairs& pairs) {
+  for (int64_t row = 0; row < chunk.length; ++row)
+    pairs.core_totals[row] = sum_row(pairs.exps + row * pairs.wide + core.first, core.length());
+}
+
+// 1 / (sum of exp(score) inside the window) of each of its rows. False if a sum is too small to be used. The backward
+// pass calls it, too: by way of the sums' logarithms the factors would lose a digit.
+RECMILL_INLINE bool fill_factors(const Range& window, const Range& core, Pairs& pairs) {
+  const float* exps = pairs.exps + window.first * pairs.wide;
+  std::memcpy(pairs.factors, pairs.core_totals + window.first, sizeof(float) * window.length());
+  for (const Range& part : Outer(window, core).parts)
+    for (int64_t row = 0; row < window.length(); ++row)
+      pairs.factors[row] += sum_row(exps + row * pairs.wide + part.first, part.length());
+  bool is_good = true;
+  for (int64_t row = 0; row < window.length(); ++row) {
+    is_good &= pairs.factors[row] > kSmallest;
+    pairs.factors[row] = 1.0f / pairs.factors[row];
+  }
+  return is_good;
+}
+
 // A window of a chunk whose scores must be computed alone. Rare, and apart from the rest, which it would slow down.
 __attribute__((noinline)) void attend_alone(const Windows& windows, const Shape& shape, const Forward& io, int64_t w,
                                             int64_t head, float* room) {
@@ -114,33 +135,22 @@ RECMILL_INLINE void attend_chunk(const Windows& windows, const int64_t* order, c
   const Range core = find_core(windows, order, chunk);
   multiply<false>(chunk.length, shape.padded, core.length(), pairs.exps + core.first, pairs.wide, 1,
                   pairs.value + core.first * shape.padded, shape.padded, pairs.core, shape.padded);
-  for (int64_t row = 0; row < chunk.length; ++row)
-    pairs.core_totals[row] = sum_row(pairs.exps + row * pairs.wide + core.first, core.length());
+  sum_core(chunk, core, pairs);
   for (int64_t at = chunk.first; at < chunk.last; ++at) {
     const int64_t w = order[at], length = windows.lengths[w], from = windows.starts[w] - chunk.start;
-    const float* exps = pairs.exps + from * pairs.wide;
-    float* totals = pairs.factors;
+    const Range window{from, from + length};
+    if (!fill_factors(window, core, pairs)) {
+      attend_alone(windows, shape, io, w, head, other_room);
+      continue;
+    }
     std::memcpy(pairs.sums, pairs.core + from * shape.padded, sizeof(float) * length * shape.padded);
-    std::memcpy(totals, pairs.core_totals + from, sizeof(float) * length);
-    for (const Range& part : Outer({from, from + length}, core).parts) {
-      multiply<true>(length, shape.padded, part.length(), exps + part.first, pairs.wide, 1,
+    for (const Range& part : Outer(window, core).parts)
+      multiply<true>(length, shape.padded, part.length(), pairs.exps + from * pairs.wide + part.first, pairs.wide, 1,
                      pairs.value + part.first * shape.padded, shape.padded, pairs.sums, shape.padded);
-      for (int64_t row = 0; row < length; ++row)
-        totals[row] += sum_row(exps + row * pairs.wide + part.first, part.length());
-    }
-    bool is_good = true;
     for (int64_t row = 0; row < length; ++row) {
-      is_good &= totals[row] > kSmallest;
-      const float factor = 1.0f / totals[row];
       float* to = io.out + (windows.places[w] + row) * shape.width + head * shape.head_width;
-      for (int64_t i = 0; i < shape.head_width; ++i) to[i] = pairs.sums[row * shape.padded + i] * factor;
+      for (int64_t i = 0; i < shape.head_width; ++i) to[i] = pairs.sums[row * shape.padded + i] * pairs.factors[row];
     }
-    float* log_sums = io.log_sums + head * windows.places[windows.count] + windows.places[w];
-    for (int64_t row = 0; row < length; row += kLanes) {  // totals have room for whole vectors, results have not
-      store(totals + row, log_vec(load(totals + row)) + load(pairs.highest + from + row));
-      std::memcpy(log_sums + row, totals + row, sizeof(float) * std::min(kLanes, length - row));
-    }
-    if (!is_good) attend_alone(windows, shape, io, w, head, other_room);
   }
 }
 
@@ -175,23 +185,17 @@ RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* ord
   copy_transposed(base + 2 * shape.width, step, chunk.length, shape, pairs.wide, pairs.value_across);
   std::memset(pairs.changes, 0, sizeof(float) * chunk.length * pairs.wide);
   for (float* sums : {pairs.value_sums, pairs.core}) std::memset(sums, 0, sizeof(float) * chunk.length * shape.padded);
-  std::memset(pairs.core_totals, 0, sizeof(float) * chunk.length);
+  std::memset(pairs.core_agreements, 0, sizeof(float) * chunk.length);
   const Range core = find_core(windows, order, chunk);
+  sum_core(chunk, core, pairs);
   for (int64_t at = chunk.first; at < chunk.last; ++at) {
     const int64_t w = order[at], length = windows.lengths[w], from = windows.starts[w] - chunk.start;
+    const Range window{from, from + length};
     const int64_t place = windows.places[w];
-    const float* log_sums = io.log_sums + head * windows.places[windows.count] + place;
-    bool is_good = true;
-    for (int64_t row = 0; row < length; ++row) {
-      pairs.factors[row] = pairs.highest[from + row] - log_sums[row];
-      is_good &= -pairs.factors[row] > std::log(kSmallest);
-    }
-    if (!is_good) {
+    if (!fill_factors(window, core, pairs)) {
       attend_alone(windows, shape, io, w, head, other_room);
       continue;
     }
-    for (int64_t row = 0; row < length; row += kLanes)
-      store(pairs.factors + row, exp_vec(load(pairs.factors + row)));
     float* agreements = pairs.sums;
     for (int64_t row = 0; row < length; ++row) {
       const int64_t own = (place + row) * shape.width + head * shape.head_width;
@@ -204,12 +208,11 @@ RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* ord
         sums[i] += gradient;
       }
       agreements[row] = agreement;
-      pairs.core_totals[from + row] += agreement;
+      pairs.core_agreements[from + row] += agreement;
     }
-    const Range rows{from, from + length};
-    for (const Range& part : Outer(rows, core).parts) add_changes(rows, part, pairs.own, agreements, shape, pairs);
+    for (const Range& part : Outer(window, core).parts) add_changes(window, part, pairs.own, agreements, shape, pairs);
   }
-  add_changes({0, chunk.length}, core, pairs.core, pairs.core_totals, shape, pairs);
+  add_changes({0, chunk.length}, core, pairs.core, pairs.core_agreements, shape, pairs);
   for (int64_t i = 0; i < chunk.length * pairs.wide; i += kLanes)
     store(pairs.changes + i, load(pairs.changes + i) * load(pairs.exps + i));
   multiply<false>(chunk.length, shape.padded, chunk.length, pairs.changes, pairs.wide, 1, pairs.key, shape.padded,

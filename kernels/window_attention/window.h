@@ -44,7 +44,7 @@ RECMILL_INLINE void copy_transposed(const float* from, int64_t step, int64_t row
 struct Forward {
   const float* packed;
   float* out;
-  float* log_sums;  // of exp(score), one a head and result row: [heads, rows]
+  float* log_sums;  // of exp(score), one a head and result row: [heads, rows]; of windows that are computed alone
 };
 
 // exp(scores - highest) of one row in place; gives their sum and the highest.
