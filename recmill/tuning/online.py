@@ -21,13 +21,17 @@ INTERVAL_S = 2.0
 ITEMS_PER_LOOK = 4  # workers that began together finish together: fewer items each, and an interval shows waves
 MAX_INTERVAL_S = 10.0
 MAX_HISTORY = 10_000
+# A trainer that waits for less than this share of its time gains nothing from other workers. Until it waits for more,
+# no agent is loaded: stable-baselines3 takes 2.4 s of CPU time, as much as a short run has.
+IDLE_STALL = 0.02
 
 
 class OnlineTuner:
     """Keeps the workers of a pipeline right while somebody else reads its batches.
 
-    Starts from `allocation` if there is one. Notices by itself when the CPU quota, the memory that is left, the storage
-    or the trainer changes; `set_cores` and `set_memory_limit` say so at once. Every decision passes the guard.
+    Starts from `allocation` if there is one, and leaves it as it is until the reader waits. Notices by itself when the
+    CPU quota, the memory that is left, the storage or the trainer changes; `set_cores` and `set_memory_limit` say so at
+    once. Every decision passes the guard.
 
         with IngestPipeline("dataset", batch_size=4096) as pipeline, OnlineTuner(pipeline) as tuner:
             for batch in pipeline:
@@ -51,9 +55,9 @@ class OnlineTuner:
         """`cores`: those that ingestion may keep busy (None: all this process has, looked up every interval, or its
         share of them where `num_sharing` processes have the same ones).
 
-        `controller`: who decides (None: the agent with the policy that ships with the package, or the one of the
-        allocation). `slots`: the most workers of all stages together. `learns`: the agent also tries actions and
-        learns from what they give; `agent.policy.save` keeps that.
+        `controller`: who decides, from the start (None: once the reader waits, the agent with the policy that ships
+        with the package, or the one of the allocation). `slots`: the most workers of all stages together. `learns`: the
+        agent also tries actions and learns from what they give; `agent.policy.save` keeps that.
         """
         if interval_s <= 0:
             raise InputError(f"interval_s is {interval_s}, expected more than 0")
@@ -115,7 +119,7 @@ class OnlineTuner:
             self._note(None, event=f"tuning stopped: {error}", controller="none")
 
     def _tune(self) -> None:
-        controller = self._controller or self._open_agent()
+        controller = self._open_agent() if self._learns and not self._controller else self._controller
         meter = Meter(self._pipeline)
         last: Measured | None = None
         wait_s = self._interval_s
@@ -125,14 +129,19 @@ class OnlineTuner:
             measured = meter.measure(cores=cores, slots=self._slots or default_slots(cores))
             if measured is None:
                 continue
-            if last is None:
-                controller.reset(measured)
             event = "; ".join([*self._events, *_describe_changes(last, measured)]) or None
             self._events.clear()
-            workers = as_workers(controller.decide(measured))
-            self._note(measured, event=event, controller=_who(controller))
-            if workers != self._pipeline.workers:
-                self._pipeline.set_workers(workers)
+            if controller is None and measured.stall_B[0] > IDLE_STALL:
+                controller, last = self._open_agent(), None
+            if controller is None:
+                self._note(measured, event=event, controller="none")
+            else:
+                if last is None:
+                    controller.reset(measured)
+                workers = as_workers(controller.decide(measured))
+                self._note(measured, event=event, controller=_who(controller))
+                if workers != self._pipeline.workers:
+                    self._pipeline.set_workers(workers)
             last, wait_s = measured, max(self._interval_s, min(MAX_INTERVAL_S, ITEMS_PER_LOOK * meter.longest_item_s))
 
     def _open_agent(self) -> Controller:

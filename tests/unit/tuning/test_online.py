@@ -59,6 +59,36 @@ def test_the_shipped_agent_tunes_a_pipeline(dataset):
     assert {entry["controller"] for entry in tuner.history()} <= {"agent", "linear programme"}
 
 
+def test_no_agent_is_asked_while_the_reader_never_waits(dataset):
+    loaded = []
+
+    class Watched(OnlineTuner):
+        def _open_agent(self):
+            loaded.append(self)
+            return super()._open_agent()
+
+    reader, was_quick = delayed_reader(dataset, 0.0), None
+    with IngestPipeline(dataset, split="all", batch_size=16, epochs=10_000, reader=reader) as pipeline:
+        batches = iter(pipeline)
+        next(batches)  # whatever the first one waits for, imports among it
+        with Watched(pipeline, interval_s=0.2, cores=2) as tuner:
+            began = time.monotonic()
+            for _ in batches:
+                elapsed_s = time.monotonic() - began
+                if elapsed_s < 1.5:
+                    time.sleep(0.02)  # far slower than ingestion
+                elif was_quick is None:
+                    was_quick = not loaded, pipeline.workers
+                    reader.delay_s = 0.02  # now ingestion is the slower one
+                history = tuner.history()
+                if elapsed_s > 10 or (history and history[-1]["controller"] != "none"):
+                    break
+    assert was_quick == (True, dict.fromkeys(STAGES, 1))
+    assert loaded == [tuner]
+    assert history[0]["controller"] == "none"
+    assert history[-1]["controller"] == "linear programme"  # the agent's own first answer
+
+
 def test_events_are_noticed(dataset):
     done = set()
 
