@@ -7,7 +7,7 @@ KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fu
 Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
 Both sides are measured in turns in one process, of its own for each of the `train_*`. Those go from the files to the
 last optimiser step: whole epochs, but in the quick form for the transformer on `recd`, which sees one batch a turn, and
-the pooled model on globo, which sees 32.
+the pooled model on globo, which sees 24.
 Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from dedup_kernel import measure_dedup
 from harness import Metric, Options, finish, fresh_processes, parse_options, say, warn_if_busy
 from recd_curve import run_curve
 from recd_measures import measure_preprocessing, measure_reader_bytes, measure_storage, quieten, train_apart
+from recd_rank import NUM_RANKS
 from recd_sizes import SIZES, Sizes
 from session_logs import SAMPLES_PER_SESSION, Logs, why_no_globo
 from training_rate import one_rank
@@ -45,20 +46,16 @@ GLOBO_METRICS = (
 NUM_TRAINED = 5  # comparisons that train, each in a process of its own
 
 
-def make_logs(logs: Logs, sizes: Sizes, seed: int, *, has_globo: bool) -> dict[str, Metric]:
-    """Everything that is measured, but the curve; while the large logs are written, two ranks count their bytes."""
-    recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.rows, sizes.sequence_rows)]
-    globo = [sizes.sequence_globo_users] if has_globo else []
-    logs.make_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo)
-    wired = {"wire_bytes": logs.recd(sizes.rows)}
-    if has_globo:
-        wired["wire_bytes_globo"] = logs.globo(sizes.sequence_globo_users)
-    with ThreadPoolExecutor(max_workers=1) as pool:
+def make_logs(logs: Logs, sizes: Sizes, seed: int, *, ranks: ProcessPoolExecutor, has_globo: bool) -> dict[str, Metric]:
+    """Write all logs but the curve's; two ranks count their bytes as soon as the logs for it are there."""
+    recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.rows, sizes.sequence_rows, sizes.storage_rows)]
+    globo = [sizes.sequence_globo_users, sizes.storage_globo_users, sizes.globo_users] if has_globo else []
+    with logs.made_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo):
+        wired = {"wire_bytes": logs.recd(sizes.rows)}
+        if has_globo:
+            wired["wire_bytes_globo"] = logs.globo(sizes.sequence_globo_users)
         shape = {"batch_size": sizes.batch_size, "num_batches": sizes.wire_batches, "seed": seed}
-        counted = pool.submit(count_wire_bytes, wired, **shape)
-        stored = [sizes.storage_globo_users, sizes.globo_users] if has_globo else []
-        logs.make_ahead(recd=[(sizes.storage_rows, SAMPLES_PER_SESSION)], globo=stored)
-        return counted.result()
+        return count_wire_bytes(wired, ranks=ranks, **shape)
 
 
 def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
@@ -126,12 +123,12 @@ def main() -> None:
     sizes = SIZES[options.size]
     skipped: dict[str, str] = {}
     with (
-        fresh_processes(os.cpu_count() or 1, *[1] * NUM_TRAINED) as processes,
+        fresh_processes(os.cpu_count() or 1, NUM_RANKS, *[1] * NUM_TRAINED) as processes,
         tempfile.TemporaryDirectory(prefix="recd-") as folder,
         one_rank(),
     ):
         logs = Logs(Path(folder), options.seed, widest_globo=sizes.storage_globo_users, writers=next(processes))
-        wired = make_logs(logs, sizes, options.seed, has_globo=not why_no_globo())
+        wired = make_logs(logs, sizes, options.seed, ranks=next(processes), has_globo=not why_no_globo())
         metrics = run_recd(logs, sizes, options, processes)
         if reason := why_no_globo():
             skipped = dict.fromkeys(GLOBO_METRICS, reason)

@@ -1,24 +1,18 @@
-"""One rank of benchmarks/recd.py: counts what the all-to-alls of training steps are handed, plain and deduplicated.
-
-    recd_rank.py JOB.json      {"batch_size", "num_batches", "seed", "sides": {name: {"data", "dedup"}}}
+"""One of two ranks of benchmarks/recd.py: counts what its all-to-alls are handed in training steps.
 
 Tables lie whole on one rank each, as they do when no plan is given. What stays on its own rank is not counted.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import warnings
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from flexshard_rank import Wire
-from shaped_network import write_result
 from torch.nn import functional
 
 from recmill.artifacts import Dataset
@@ -28,6 +22,8 @@ from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import choose_dedup_together
 from recmill.training.sharding import shard_model
+
+NUM_RANKS = 2
 
 
 def count_bytes(job: dict[str, Any], side: dict[str, str], wire: Wire) -> dict[str, int]:
@@ -57,18 +53,15 @@ def count_bytes(job: dict[str, Any], side: dict[str, str], wire: Wire) -> dict[s
     return {"sent": int(wire.take()["sent"]), "num_samples": num_samples}
 
 
-def main(job_path: str) -> None:
+def count_on_rank(job: dict[str, Any], store: str, rank: int) -> dict[str, dict[str, int]]:
+    """`job`: {"batch_size", "num_batches", "seed", "sides": {name: {"data", "dedup"}}}; `store`: where ranks meet."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", store=dist.FileStore(store, NUM_RANKS), rank=rank, world_size=NUM_RANKS)
     wire = Wire()
     dist.all_to_all_single = wire.all_to_all_single
-    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    write_result({name: count_bytes(job, side, wire) for name, side in job["sides"].items()})
+    counted = {name: count_bytes(job, side, wire) for name, side in job["sides"].items()}
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return counted

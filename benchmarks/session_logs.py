@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Logs:
         """
         self.folder, self.seed, self._widest_globo, self._writers = folder, seed, widest_globo, writers
         self._made: dict[str, Layouts] = {}
+        self._coming: dict[str, Future[Layouts]] = {}
         self._lock = threading.Lock()
 
     def recd(self, num_rows: int, samples_per_session: float = SAMPLES_PER_SESSION) -> Layouts:
@@ -58,23 +60,32 @@ class Logs:
     def globo(self, one_in: int) -> Layouts:
         return self._make(f"globo-{one_in}")
 
-    def make_ahead(self, *, recd: Sequence[tuple[int, float]] = (), globo: Sequence[int] = ()) -> None:
-        """Make several logs on all cores: nothing is timed meanwhile."""
-        names = [*(_recd_name(*shape) for shape in recd), *(f"globo-{one_in}" for one_in in globo)]
-        names = [name for name in dict.fromkeys(names) if name not in self._made]
-        if names:
-            say(f"write {', '.join(names)}")
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            raw = dict(zip(names, pool.map(self._make_raw, names), strict=True))
-            wanted = [(name, layout) for name in raw for layout in LAYOUTS]
-            # The longest first, so that no core is idle at the end.
-            wanted.sort(key=lambda pair: (_size_of(raw[pair[0]]), LAYOUTS.index(pair[1])), reverse=True)
-            logs = [(raw[name], self.folder / name / layout, layout) for name, layout in wanted]
-            made = dict(zip(wanted, (self._writers or pool).map(_lay_out, *zip(*logs, strict=True)), strict=True))
-        for name in raw:
-            self._made[name] = Layouts(**{layout: made[name, layout] for layout in LAYOUTS})
+    @contextmanager
+    def made_ahead(self, *, recd: Sequence[tuple[int, float]] = (), globo: Sequence[int] = ()) -> Iterator[None]:
+        """Makes several logs on all cores while the block runs, and all of them before it ends.
+
+        Whoever asks for one of them inside waits for it alone. Nothing is timed meanwhile.
+        """
+        names = dict.fromkeys([*(_recd_name(*shape) for shape in recd), *(f"globo-{one_in}" for one_in in globo)])
+        say(f"write {', '.join(names)}")
+        with ThreadPoolExecutor(max_workers=len(names)) as pool:
+            self._coming = {name: pool.submit(self._make_apart, name) for name in names}
+            yield
+            self._made |= {name: layouts.result() for name, layouts in self._coming.items()}
+            self._coming = {}
+
+    def _make_apart(self, name: str) -> Layouts:
+        """One log, its layouts side by side; the one that takes longest first."""
+        raw = self._make_raw(name)
+        with ThreadPoolExecutor(max_workers=len(LAYOUTS)) as pool:
+            writers = self._writers or pool
+            wanted = ("session", "deduplicated", "time")
+            started = {layout: writers.submit(_lay_out, raw, self.folder / name / layout, layout) for layout in wanted}
+            return Layouts(**{layout: dataset.result() for layout, dataset in started.items()})
 
     def _make(self, name: str) -> Layouts:
+        if name in self._coming:
+            return self._coming[name].result()
         if name not in self._made:
             say(f"write {name}")
             raw = self._make_raw(name)
@@ -122,10 +133,6 @@ def _lay_out(raw: Path, out: Path, layout: str) -> Dataset:
 
 def _recd_name(num_rows: int, samples_per_session: float) -> str:
     return f"recd-{num_rows}-{samples_per_session}"
-
-
-def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def globo_clicks() -> Path:

@@ -1,15 +1,13 @@
 """One rank of benchmarks/together.py: trains every job in turns, all in one process group.
 
-    together_rank.py JOBS.json     {"repeats": 2, "duels": 3, "jobs": [{"name", ...a job of recmill.training.trainer}]}
+    together_rank.py JOBS.json     {"repeats": 2, "jobs": [{"name", ...a job of recmill.training.trainer}]}
 
-Every repeat starts from fresh weights of another seed in a fresh folder; jobs run in order, then in reverse. After that
-"all" and the fastest single switch, which are close, take as many turns more as there are duels.
+Every repeat starts from fresh weights of another seed in a fresh folder; jobs run in order, then in reverse.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,25 +31,8 @@ def main(jobs_path: str) -> None:
     for repeat in range(wanted["repeats"]):
         for job in wanted["jobs"] if repeat % 2 == 0 else wanted["jobs"][::-1]:
             found[job["name"]].append(train_once(job, repeat))
-    rivals = ("all", fastest_single(found)) if wanted["duels"] else ()
-    pair = [job for job in wanted["jobs"] if job["name"] in rivals]
-    for duel in range(wanted["duels"]):
-        for job in pair if duel % 2 == 0 else pair[::-1]:
-            found[job["name"]].append(train_once(job, wanted["repeats"] + duel))
     write_result(found)
     dist.destroy_process_group()
-
-
-def fastest_single(found: dict[str, list[dict[str, Any]]]) -> str:
-    """By the first rank's figures, the only ones there are, of the turns that all variants had."""
-    speeds = {
-        name: statistics.median(turn.get("samples_per_s", 0.0) for turn in turns)
-        for name, turns in found.items()
-        if name.startswith("+")
-    }
-    chosen = [max(speeds, key=lambda name: speeds[name])]
-    dist.broadcast_object_list(chosen)
-    return chosen[0]
 
 
 def train_once(job: dict[str, Any], repeat: int) -> dict[str, Any]:

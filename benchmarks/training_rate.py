@@ -63,7 +63,7 @@ class Trainer:
 
     def __init__(self, dataset: Dataset, config: TrainConfig, *, num_batches: int | None = None) -> None:
         """`num_batches`: an epoch ends there, for models that are too slow to see all of a log."""
-        self.dataset, self.config, self._num_batches = dataset, config, num_batches
+        self.dataset, self.config, self.num_batches = dataset, config, num_batches
         schema = Schema.load(dataset.path)
         self.dedup = choose_dedup(dataset, schema, config)
         plan = default_plan(schema, Topology.local(1))
@@ -92,7 +92,7 @@ class Trainer:
         """Samples a second of one epoch, reading included."""
         started, num_samples = time.perf_counter(), 0
         with self.open(dataset) as batches:
-            for batch in islice(batches, self._num_batches):
+            for batch in islice(batches, self.num_batches):
                 self.step(batch)
                 num_samples += len(batch)
         return num_samples / (time.perf_counter() - started)

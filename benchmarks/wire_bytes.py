@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from harness import Metric, compare
+from recd_rank import NUM_RANKS, count_on_rank
 from session_logs import Layouts
-from shaped_network import run_on_nodes
 from torchrec import KeyedJaggedTensor
 
 from recmill.data.batch import Batch
@@ -19,8 +18,13 @@ from recmill.data.schema import Schema
 SIDES = {"baseline": ("time", "false"), "ours": ("deduplicated", "auto")}  # the layout that is read, and `dedup`
 
 
-def count_wire_bytes(logs: Mapping[str, Layouts], *, batch_size: int, num_batches: int, seed: int) -> dict[str, Metric]:
-    """Bytes a sample that two ranks hand to their all-to-alls: ids out, vectors back, gradients out again."""
+def count_wire_bytes(
+    logs: Mapping[str, Layouts], *, ranks: ProcessPoolExecutor, batch_size: int, num_batches: int, seed: int
+) -> dict[str, Metric]:
+    """Bytes a sample that two ranks hand to their all-to-alls: ids out, vectors back, gradients out again.
+
+    `ranks` has a process for each of them.
+    """
     sides = {
         f"{name}/{side}": {"data": str(getattr(layouts, layout).path), "dedup": dedup}
         for name, layouts in logs.items()
@@ -28,14 +32,12 @@ def count_wire_bytes(logs: Mapping[str, Layouts], *, batch_size: int, num_batche
     }
     job = {"batch_size": batch_size, "num_batches": num_batches, "seed": seed, "sides": sides}
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "job.json"
-        path.write_text(json.dumps(job), encoding="utf-8")
-        script, shape = Path(__file__).with_name("recd_rank.py"), {"nodes": 1, "ranks_per_node": 2}
-        ranks = run_on_nodes(script, [str(path)], **shape, inter_mbit=None, preload=["recd_rank"])["results"]
+        started = [ranks.submit(count_on_rank, job, f"{scratch}/store", rank) for rank in range(NUM_RANKS)]
+        found = [rank.result() for rank in started]
     note = "counted: what 2 ranks hand to all-to-alls for each other; pooled DLRM, each table whole on one rank"
     metrics = {}
     for name in logs:
-        counted = [[rank[f"{name}/{side}"] for rank in ranks] for side in SIDES]
+        counted = [[rank[f"{name}/{side}"] for rank in found] for side in SIDES]
         values = [sum(rank["sent"] for rank in own) / sum(rank["num_samples"] for rank in own) for own in counted]
         metrics[name] = compare(*([value] for value in values), unit="bytes/sample", note=note, less_is_better=True)
     return metrics

@@ -26,7 +26,7 @@ def expand_rows(distinct_UD: Tensor, inverse_B: Tensor, *, kernel: str | None = 
         return reference.expand_rows(distinct_UD, inverse_B)
     from kernels.expand_rows import ops
 
-    expanded_BD: Tensor = ops.expand_rows(distinct_UD, inverse_B, backend, num_threads)
+    expanded_BD: Tensor = ops.quick_expand_rows(distinct_UD, inverse_B, backend, num_threads)
     return expanded_BD
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels import _cpu
 from kernels.buffers import address_of
 from kernels.jagged import item_bytes
+from kernels.shortcut import shortcut
 from kernels.take_rows import take_windows
 
 SUMS = {
@@ -164,7 +165,7 @@ def _keep_for_expand_rows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> 
 
 def _expand_rows_backward(ctx: Any, gradient_BD: Tensor) -> tuple[Tensor, None, None, None]:
     (inverse_B,) = ctx.saved_tensors
-    return sum_rows(gradient_BD, inverse_B, ctx.num_distinct, *ctx.options), None, None, None
+    return quick_sum_rows(gradient_BD, inverse_B, ctx.num_distinct, *ctx.options), None, None, None
 
 
 def _keep_for_sum_rows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -174,7 +175,7 @@ def _keep_for_sum_rows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _sum_rows_backward(ctx: Any, gradient_UD: Tensor) -> tuple[Tensor, None, None, None, None]:
     (inverse_B,) = ctx.saved_tensors
-    return expand_rows(gradient_UD, inverse_B, *ctx.options), None, None, None, None
+    return quick_expand_rows(gradient_UD, inverse_B, *ctx.options), None, None, None, None
 
 
 def _keep_for_jagged(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -197,3 +198,6 @@ expand_rows.register_autograd(_expand_rows_backward, setup_context=_keep_for_exp
 sum_rows.register_autograd(_sum_rows_backward, setup_context=_keep_for_sum_rows)
 expand_jagged.register_autograd(_expand_jagged_backward, setup_context=_keep_for_jagged)
 sum_jagged.register_autograd(_sum_jagged_backward, setup_context=_keep_for_jagged)
+
+quick_expand_rows = shortcut(expand_rows, setup_context=_keep_for_expand_rows, backward=_expand_rows_backward)
+quick_sum_rows = shortcut(sum_rows, setup_context=_keep_for_sum_rows, backward=_sum_rows_backward)

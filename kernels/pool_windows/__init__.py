@@ -39,5 +39,5 @@ def pool_windows(
         return reference.pool_windows(rows_ND, scores_NH, starts_W, lengths_W)
     from kernels.pool_windows import ops
 
-    pooled_WHD: Tensor = ops.pool_windows(rows_ND, scores_NH, starts_W, lengths_W, num_threads)[0]
+    pooled_WHD: Tensor = ops.quick_pool_windows(rows_ND, scores_NH, starts_W, lengths_W, num_threads)[0]
     return pooled_WHD

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels import _cpu
 from kernels.buffers import address_of
+from kernels.shortcut import shortcut
 
 
 def _scores_address(scores_NH: Tensor | None) -> int:
@@ -115,8 +116,10 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
     if gradient_WHD is None:
         return None, None, None, None, None
-    rows, scores = pool_windows_backward(*ctx.saved_tensors, gradient_WHD, ctx.num_threads)
+    rows, scores = quick_backward(*ctx.saved_tensors, gradient_WHD, ctx.num_threads)
     return rows, scores if ctx.has_scores else None, None, None, None
 
 
 pool_windows.register_autograd(_backward, setup_context=_keep)
+quick_pool_windows = shortcut(pool_windows, setup_context=_keep, backward=_backward)
+quick_backward = shortcut(pool_windows_backward)

@@ -41,5 +41,5 @@ def window_attention(
         return reference.window_attention(packed_NE, starts_W, lengths_W, num_heads, total)
     from kernels.window_attention import ops
 
-    attended_TD: Tensor = ops.window_attention(packed_NE, starts_W, lengths_W, num_heads, total, num_threads)[0]
+    attended_TD: Tensor = ops.quick_window_attention(packed_NE, starts_W, lengths_W, num_heads, total, num_threads)[0]
     return attended_TD

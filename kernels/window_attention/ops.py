@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels import _cpu
 from kernels.buffers import address_of
+from kernels.shortcut import shortcut
 
 
 @torch.library.custom_op("recmill::window_attention", mutates_args=())
@@ -97,8 +98,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(
     ctx: Any, gradient_TD: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, None, None, None, None, None]:
-    found = None if gradient_TD is None else window_attention_backward(*ctx.saved_tensors, gradient_TD, ctx.num_threads)
+    found = None if gradient_TD is None else quick_backward(*ctx.saved_tensors, gradient_TD, ctx.num_threads)
     return found, None, None, None, None, None
 
 
 window_attention.register_autograd(_backward, setup_context=_keep)
+quick_window_attention = shortcut(window_attention, setup_context=_keep, backward=_backward)
+quick_backward = shortcut(window_attention_backward)
