@@ -163,8 +163,7 @@ class _Features:
 
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
-        self.plain = ids.to_dict() if isinstance(ids, KeyedJaggedTensor) else {}
-        self.groups: dict[int, dict[str, JaggedTensor]] = {}
+        self.groups: dict[int, KeyedJaggedTensor] = {}
         self.made: dict[tuple[str, ...], KeyedJaggedTensor] = {}
 
     def of_shape(self, shape: str, names: list[str]) -> KeyedJaggedTensor:
@@ -177,14 +176,16 @@ class _Features:
 
     def lists(self, name: str) -> tuple[Tensor, Tensor]:
         """(values, lengths [U]) of a feature's distinct lists."""
-        if isinstance(self.ids, KeyedJaggedTensor):
-            found = self.plain[name]
-        else:
-            group = self.ids.group_of(name)
-            if group not in self.groups:
-                self.groups[group] = self.ids.group_kjt(group).to_dict()
-            found = self.groups[group][name]
-        return found.values(), found.lengths()
+        found = self.ids if isinstance(self.ids, KeyedJaggedTensor) else self._group(self.ids.group_of(name))
+        # Not `to_dict()`, which takes apart the features that nobody asks for, too.
+        position, edges, stride = found.keys().index(name), found.offset_per_key(), found.stride()
+        values = found.values()[edges[position] : edges[position + 1]]
+        return values, found.lengths()[position * stride : (position + 1) * stride]
+
+    def _group(self, group: int) -> KeyedJaggedTensor:
+        if group not in self.groups:
+            self.groups[group] = self.ids.group_kjt(group)
+        return self.groups[group]
 
     def num_rows(self, name: str) -> int:
         if isinstance(self.ids, KeyedJaggedTensor):
@@ -202,11 +203,12 @@ class _Features:
     def expanded(self, names: list[str]) -> KeyedJaggedTensor:
         """Features at one list a sample."""
         if isinstance(self.ids, KeyedJaggedTensor):
-            return self.ids.permute([self.ids.keys().index(name) for name in names])
-        for name in names:
-            if not self.ids.is_plain(self.ids.group_of(name)):
+            return _pick(self.ids, names)
+        groups = {self.ids.group_of(name): name for name in names}
+        for group, name in groups.items():
+            if not self.ids.is_plain(group):
                 raise ValueError(f"feature {name!r} arrives deduplicated, the model was built for one list a sample")
-        return self.aligned(names)
+        return _pick(self._group(next(iter(groups))), names) if len(groups) == 1 else self.aligned(names)
 
     def aligned(self, names: list[str], *, windows: bool = False) -> KeyedJaggedTensor:
         """Features of different numbers of rows in one KeyedJaggedTensor: shorter ones end in empty lists.
@@ -227,6 +229,11 @@ class _Features:
             short = max(stride, 1) - len(feature_lengths)
             lengths.append(nn.functional.pad(feature_lengths.int(), (0, short)) if short else feature_lengths.int())
         return KeyedJaggedTensor(keys=names, values=torch.cat(values), lengths=torch.cat(lengths))
+
+
+def _pick(ids: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor:
+    keys = ids.keys()
+    return ids if keys == names else ids.permute([keys.index(name) for name in names])
 
 
 def pool_rows(rows: JaggedTensor, *, is_mean: bool) -> Tensor:
