@@ -7,7 +7,7 @@ KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fu
 Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
 Both sides are measured in turns in one process, of its own for each of the `train_*`. Those go from the files to the
 last optimiser step: whole epochs, but in the quick form for the transformer on `recd`, which sees one batch a turn, and
-the pooled model on globo, which sees 24.
+the pooled model on globo, which sees 20.
 Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
 """
 
@@ -104,12 +104,20 @@ def run_globo(
     say("preprocess globo")
     metrics["preprocess_globo"] = measure_preprocessing(stored, sizes, seed)
     trained = {
-        "train_sequence_globo": (sizes.sequence_globo_users, "transformer", sizes.sequence_globo_repeats, None),
-        "train_pooled_globo": (sizes.globo_users, "mean", sizes.globo_repeats, sizes.globo_batches),
+        "train_sequence_globo": (
+            sizes.sequence_globo_users,
+            "transformer",
+            {"repeats": sizes.sequence_globo_repeats, "batch_size": sizes.sequence_globo_batch_size},
+        ),
+        "train_pooled_globo": (
+            sizes.globo_users,
+            "mean",
+            {"repeats": sizes.globo_repeats, "num_batches": sizes.globo_batches},
+        ),
     }
-    for name, (users, encoder, repeats, num_batches) in trained.items():
+    for name, (users, encoder, shape) in trained.items():
         say(f"{name}: {encoder}")
-        how = {"repeats": repeats, "num_steps": 3, "num_batches": num_batches}
+        how = {"num_steps": 3, **shape}
         found = next(processes).submit(train_apart, logs.globo(users), encoder, sizes, seed, **how)
         metrics[name] = found.result()[0]
     metrics["reader_bytes_globo"] = measure_reader_bytes(main, sizes, seed)

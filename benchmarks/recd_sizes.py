@@ -20,6 +20,7 @@ class Sizes:
     sequence_globo_users: int
     batch_size: int
     sequence_batch_size: int  # on `recd`, whose histories are always 64 long
+    sequence_globo_batch_size: int  # of 11 clicks on average
     repeats: int
     preprocess_repeats: int
     globo_repeats: int
@@ -43,6 +44,7 @@ SIZES = {
         sequence_globo_users=20_000,
         batch_size=128,
         sequence_batch_size=128,
+        sequence_globo_batch_size=128,
         repeats=1,
         preprocess_repeats=1,
         globo_repeats=1,
@@ -60,15 +62,16 @@ SIZES = {
         storage_rows=50_000,
         storage_globo_users=40,
         globo_users=40,
-        globo_batches=24,
+        globo_batches=20,
         sequence_globo_users=200,
         batch_size=2048,
-        sequence_batch_size=3072,
+        sequence_batch_size=2560,
+        sequence_globo_batch_size=4096,
         repeats=3,
         preprocess_repeats=5,
         globo_repeats=4,
         sequence_repeats=3,
-        sequence_globo_repeats=3,
+        sequence_globo_repeats=5,
         control_repeats=3,
         wire_batches=1,
         kernel=(8192, 5),
@@ -85,6 +88,7 @@ SIZES = {
         sequence_globo_users=40,
         batch_size=2048,
         sequence_batch_size=2048,
+        sequence_globo_batch_size=4096,
         repeats=7,
         preprocess_repeats=15,
         globo_repeats=7,
