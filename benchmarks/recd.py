@@ -117,7 +117,7 @@ def run_globo(
     }
     for name, (users, encoder, shape) in trained.items():
         say(f"{name}: {encoder}")
-        how = {"num_steps": 3, **shape}
+        how = {"num_steps": 2, **shape}
         found = next(processes).submit(train_apart, logs.globo(users), encoder, sizes, seed, **how)
         metrics[name] = found.result()[0]
     metrics["reader_bytes_globo"] = measure_reader_bytes(main, sizes, seed)

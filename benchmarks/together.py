@@ -76,7 +76,7 @@ def workloads(options: Options) -> dict[str, Workload]:
     globo = Workload(
         preset="globo",
         data_settings={"one_in": one_in},
-        config=replace(model, max_steps=steps, eval_every=10, lr_schedule="linear"),
+        config=replace(model, max_steps=steps, eval_every=50, lr_schedule="linear"),
         hot_budget_bytes=4 << 20,
         compress="auto",
         repeats=turns,
