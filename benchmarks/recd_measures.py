@@ -138,17 +138,18 @@ def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, rep
     difference = check_same_losses(plain, ours, num_steps=num_steps)
     # These steps have warmed up what an epoch of one batch needs.
     rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats, warm_ups=0 if plain.num_batches == 1 else 1)
-    if not ours.dedup.groups:
+    if not ours.dedup.features:
         # The models are the same then. Two copies of their tables differ in speed by up to 8%, by where in memory they
         # lie, so each copy is also trained with what the other one reads.
         swapped = in_turns(
             lambda: ours.train_epoch(layouts.time), lambda: plain.train_epoch(layouts.deduplicated), repeats=repeats
         )
         rates = [[*own, *other] for own, other in zip(rates, swapped, strict=True)]
-    chosen = f"{len(ours.dedup.features)} features in {len(ours.dedup.groups)} groups deduplicated"
+    chosen = f"{sum(map(len, ours.dedup.groups))} features in {len(ours.dedup.groups)} groups deduplicated"
+    chosen += f", and rows of {len(ours.dedup.dense)} numbers" if ours.dedup.dense else ""
     losses = f"losses on the same rows differ by {difference:.0e}"
     note = f"{chosen}; {losses}"
-    if ours.dedup.groups:
+    if ours.dedup.features:
         clustered = [plain.train_epoch(layouts.session) for _ in range(max(1, repeats // 3))]
         note += f"; session layout without IKJT {_against(clustered, rates[0])}"
     return compare(*rates, unit="samples/s", note=note)

@@ -6,7 +6,7 @@ counting numpy arrays does not.
 
 from kernels.count_rows import count_rows
 from kernels.decode_streams import decode_inverse, decode_symbols, decode_windows
-from kernels.dedup_rows import dedup_rows
+from kernels.dedup_rows import dedup_rows, distinct_rows
 from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
@@ -25,6 +25,7 @@ __all__ = [
     "decode_windows",
     "dedup_rows",
     "distinct_keys",
+    "distinct_rows",
     "expand_jagged",
     "expand_rows",
     "find_changed",

@@ -44,6 +44,14 @@ def dedup_rows(
     return _dedup_on_cpu(values, offsets, num_rows, num_threads)
 
 
+def distinct_rows(rows_BF: Tensor) -> tuple[Tensor, Tensor]:
+    """`dedup_rows` of the rows of a matrix."""
+    import torch
+
+    rows_BF = rows_BF.contiguous()
+    return dedup_rows([rows_BF], [torch.arange(len(rows_BF) + 1, device=rows_BF.device)])
+
+
 def _dedup_on_cpu(
     values: Sequence[Tensor],
     offsets: Sequence[Tensor],

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels import expand_rows
+from kernels import distinct_rows, expand_rows
 from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.layers import MLP, AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
@@ -52,14 +52,14 @@ class Ranker(nn.Module):
     `forward(dense_BF, pooled, sequences, inverse)`: `pooled` maps a sparse feature to [U, D], `sequences` a sequence
     feature to windows, or to the padded pair ([U, L, D], lengths [U]). A feature in `inverse` comes as U distinct rows
     and is expanded to B samples by it, after its encoder: the work is done once a distinct row. Every other feature has
-    U = B.
+    U = B. With `repeats_dense` the bottom layers see each distinct row of `dense_BF` once, too.
     """
 
-    def __init__(self, schema: Schema, config: RankerConfig) -> None:
+    def __init__(self, schema: Schema, config: RankerConfig, *, repeats_dense: bool = False) -> None:
         super().__init__()
         if not schema.id_features:
             raise InputError("the schema has no sparse or sequence feature: there is nothing to embed")
-        self.schema = schema
+        self.schema, self.repeats_dense = schema, repeats_dense
         self.width = config.interaction_dim or max(feature.dim for feature in schema.id_features)
         self.projections = nn.ModuleDict(
             {
@@ -95,7 +95,7 @@ class Ranker(nn.Module):
         inverse: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Logits [B]."""
-        vectors = [self.bottom(dense_BF)] if self.bottom is not None else []
+        vectors = [self._encode_dense(self.bottom, dense_BF)] if self.bottom is not None else []
         for feature in self.schema.id_features:
             if feature.kind == "sequence":
                 encoder: Any = self.encoders[module_name(feature.name)]
@@ -116,6 +116,14 @@ class Ranker(nn.Module):
         else:
             logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
         return logit_B1.squeeze(1)
+
+    def _encode_dense(self, bottom: nn.Module, dense_BF: Tensor) -> Tensor:
+        # How many rows are distinct decides the shapes of what follows: on CUDA the host would have to wait for it.
+        if not self.repeats_dense or dense_BF.is_cuda:
+            found_BD: Tensor = bottom(dense_BF)
+            return found_BD
+        rows_U, inverse_B = distinct_rows(dense_BF)
+        return expand_rows(bottom(dense_BF[rows_U]), inverse_B)
 
 
 def _encoder(feature: Feature, config: RankerConfig) -> nn.Module:

@@ -11,7 +11,11 @@ from recmill.model.ranker import Ranker, RankerConfig
 
 
 class RankingModel(nn.Module):
-    """Logits [B] from dense values [B, F] and the ids of every feature."""
+    """Logits [B] from dense values [B, F] and the ids of every feature.
+
+    `deduplicated` names the features whose work is done once a distinct row: those with ids arrive as such rows, rows
+    of dense values are compared here, if all dense features are named.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,8 @@ class RankingModel(nn.Module):
             elsewhere=elsewhere,
             device=table_device,
         )
-        self.ranker = Ranker(schema, config)
+        repeats_dense = bool(schema.dense) and deduplicated.issuperset(feature.name for feature in schema.dense)
+        self.ranker = Ranker(schema, config, repeats_dense=repeats_dense)
 
     def forward(self, dense_BF: Tensor, ids: Ids, is_hot: bool = False) -> Tensor:
         found = self.embeddings(ids, is_hot)

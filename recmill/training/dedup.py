@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
+from kernels import distinct_rows
 from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
-from recmill.planning.dedup import pays
+from recmill.planning.dedup import MIN_FACTOR, pays
 from recmill.training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class DedupChoice:
-    """Groups of features that share an inverse, and those of them that are stored as windows."""
+    """Groups of features that share an inverse, those of them that are stored as windows, and numbers that repeat."""
 
     groups: tuple[tuple[str, ...], ...] = ()
     windows: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()  # the dense features, if whole rows of them repeat
 
     @property
     def features(self) -> frozenset[str]:
-        return frozenset(name for group in self.groups for name in group)
+        return frozenset((*self.dense, *(name for group in self.groups for name in group)))
+
+    def to_json(self) -> dict[str, list[Any]]:
+        """What the result of a run says of it; `dense` only where numbers repeat."""
+        found: dict[str, list[Any]] = {"groups": [list(group) for group in self.groups], "windows": list(self.windows)}
+        return {**found, "dense": list(self.dense)} if self.dense else found
 
 
 def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig) -> DedupChoice:
@@ -44,7 +53,14 @@ def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig) -> Dedup
     ]
     shifting = [feature.name for feature in schema.sequence if feature.shift]
     windows = tuple(name for name in shifting if any(name in group for group in groups))
-    return DedupChoice(groups=tuple(groups), windows=windows)
+    dense = tuple(feature.name for feature in schema.dense)
+    if not dense or not _repeats(batch.dense_BF, at_least=1.0 + 1e-9 if config.dedup == "true" else MIN_FACTOR):
+        dense = ()
+    return DedupChoice(groups=tuple(groups), windows=windows, dense=dense)
+
+
+def _repeats(rows_BF: Tensor, *, at_least: float) -> bool:
+    return len(rows_BF) >= at_least * len(distinct_rows(rows_BF)[0])
 
 
 def choose_dedup_together(dataset: Dataset, schema: Schema, config: TrainConfig) -> DedupChoice:

@@ -356,7 +356,7 @@ class TrainingRun:
             "ingest": dict(ingest_stats),
             "tuning": tuning,
             "hot": self._describe_hot(),
-            "dedup": {"groups": [list(group) for group in self.dedup.groups], "windows": list(self.dedup.windows)},
+            "dedup": self.dedup.to_json(),
             "model": self._describe_model(),
             "data": {
                 "path": self.dataset.path,

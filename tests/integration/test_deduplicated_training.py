@@ -1,9 +1,12 @@
 """Training once a distinct row gives what training once a sample gives, on one and on two processes."""
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from recmill.data.cluster import cluster_sessions
+from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
 from recmill.training.config import TrainConfig
 from recmill.training.trainer import train
@@ -54,3 +57,23 @@ def test_auto_leaves_alone_what_does_not_repeat(tmp_path):
     data = cluster_sessions(tmp_path / "raw", out=tmp_path / "data", eval_fraction=0.2, rows_per_group=512)
     config = TrainConfig.from_overrides({"dedup": "auto", "max_steps": "2", "eval_every": "2"}, base=CONFIG)
     assert train(data.path, out=tmp_path / "run", config=config)["dedup"] == {"groups": [], "windows": []}
+
+
+def test_numbers_that_repeat_keep_the_loss_on_ranks_with_different_distinct_rows(tmp_path):
+    raw = tmp_path / "raw"
+    make_raw_log("tiny", out=raw, overrides={"sessions": "300"})
+    numbers = [feature.name for feature in Schema.load(raw).dense]
+    for path in raw.glob("*.parquet"):
+        table = pq.read_table(path)
+        for name in numbers:
+            few = pc.greater(table[name], 2.0).cast("float32")  # mostly 0
+            table = table.set_column(table.schema.get_field_index(name), table.field(name), few)
+        pq.write_table(table, path)
+    data = cluster_sessions(raw, out=tmp_path / "data", layout="deduplicated", eval_fraction=0.2, rows_per_group=512)
+    results = {}
+    for dedup in ("false", "auto"):
+        config = TrainConfig.from_overrides({"dedup": dedup}, base=CONFIG)
+        results[dedup] = train(data.path, out=tmp_path / dedup, nproc=2, config=config)
+    assert "dense" not in results["false"]["dedup"]
+    assert results["auto"]["dedup"]["dense"] == numbers
+    np.testing.assert_allclose(losses(results["auto"]), losses(results["false"]), rtol=1e-4)

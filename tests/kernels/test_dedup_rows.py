@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dedup_rows
+from kernels import dedup_rows, distinct_rows
 
 # The package re-exports the function under the folder's name; this is the folder.
 module = importlib.import_module("kernels.dedup_rows")
@@ -126,3 +126,11 @@ def test_bad_arguments_are_named():
         dedup_rows([values], [offsets], kernel="gpu")
     with pytest.raises(ValueError, match="values of feature 0: must be contiguous"):
         dedup_rows([torch.arange(6)[::2]], [offsets])
+
+
+def test_rows_of_a_matrix_are_the_same_if_all_their_bits_are():
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, -0.0], [2.0, 0.0], [1.0, 0.0]])
+    unique_rows, inverse = distinct_rows(rows)
+    assert unique_rows.tolist() == [0, 2, 3]
+    assert inverse.tolist() == [0, 0, 1, 2, 0]
+    assert distinct_rows(rows.T)[0].tolist() == [0, 1]  # not contiguous

@@ -23,6 +23,7 @@ SCHEMA = Schema(
 )
 GROUPS = [["likes", "tags"], ["city"], ["seen"]]
 DEDUPLICATED = frozenset({"likes", "tags", "city", "seen"})
+NUMBERS = frozenset({"age"})
 
 
 def session_batch(num_sessions: int = 12, seed: int = 0) -> KeyedJaggedTensor:
@@ -53,7 +54,7 @@ def run(config: RankerConfig, ids, deduplicated, optimiser_steps: int = 3):
     for _, weight in sorted(model.embeddings.table_weights().items()):
         weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
     num_samples = ids.stride()
-    dense = torch.linspace(-1, 1, num_samples)[:, None]
+    dense = torch.linspace(-1, 1, num_samples).mul(4).round()[:, None]  # nine distinct rows
     label = (torch.arange(num_samples) % 3 == 0).float()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     first = None
@@ -70,19 +71,30 @@ def run(config: RankerConfig, ids, deduplicated, optimiser_steps: int = 3):
 @pytest.mark.parametrize("name", ["dlrm", "dcn"])
 @pytest.mark.parametrize("encoder", ["mean", "attention", "transformer"])
 @pytest.mark.parametrize("windows", [(), ("seen",)], ids=["lists", "windows"])
-def test_distinct_rows_give_the_same_logits_and_weights(name, encoder, windows):
+@pytest.mark.parametrize("numbers", [frozenset(), NUMBERS], ids=["all numbers", "distinct numbers"])
+def test_distinct_rows_give_the_same_logits_and_weights(name, encoder, windows, numbers):
     config = RankerConfig(model=name, sequence_encoder=encoder, max_sequence_length=4)
     kjt = session_batch()
     ikjt = InverseKeyedJaggedTensor.from_kjt(kjt, groups=GROUPS, windows=windows, min_factor=1.0)
     assert ikjt.dedup_factor("tags") > 1.5
     assert (ikjt.windows("seen") is not None) == bool(windows)
     plain_logits, plain_weights = run(config, kjt, frozenset())
-    logits, weights = run(config, ikjt, DEDUPLICATED)
+    logits, weights = run(config, ikjt, DEDUPLICATED | numbers)
     torch.testing.assert_close(logits, plain_logits, rtol=1e-5, atol=1e-6)
     for key, value in plain_weights.items():
         torch.testing.assert_close(
             weights[key], value, rtol=1e-5, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}"
         )
+
+
+def test_bottom_layers_see_each_distinct_row_of_numbers_once():
+    model = RankingModel(SCHEMA, RankerConfig(), deduplicated=NUMBERS, table_device=torch.device("cpu"))
+    seen = []
+    model.ranker.bottom.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    ids = session_batch()
+    dense = (torch.arange(ids.stride()) % 4).float()[:, None]
+    model(dense, ids)
+    assert seen[0].tolist() == [[0.0], [1.0], [2.0], [3.0]]
 
 
 def test_a_batch_without_repetition_runs_through_the_deduplicating_model():
