@@ -7,6 +7,7 @@ counting numpy arrays does not.
 from kernels.count_rows import count_rows
 from kernels.decode_streams import decode_inverse, decode_symbols, decode_windows
 from kernels.dedup_rows import dedup_rows, distinct_rows
+from kernels.dot_interaction import dot_interaction
 from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
@@ -26,6 +27,7 @@ __all__ = [
     "dedup_rows",
     "distinct_keys",
     "distinct_rows",
+    "dot_interaction",
     "expand_jagged",
     "expand_rows",
     "find_changed",

@@ -32,6 +32,18 @@ def window_rows(columns: list[Lists], num_rows: int, starts: int, added: int, re
 def expand_rows(
     distinct: int, num_distinct: int, row_bytes: int, inverse: int, num_rows: int, out: int, num_threads: int
 ) -> None: ...
+def dot_interaction(
+    vectors: list[tuple[int, int]], num_samples: int, width: int, num_kept: int, out: int, num_threads: int
+) -> None: ...
+def dot_interaction_backward(
+    vectors: list[tuple[int, int]],
+    num_samples: int,
+    width: int,
+    num_kept: int,
+    gradient: int,
+    found: int,
+    num_threads: int,
+) -> None: ...
 
 class SplitTiers(Protocol):
     def __call__(

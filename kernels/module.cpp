@@ -8,6 +8,7 @@ void bind_count_rows(nb::module_& m);
 void bind_decode_pages(nb::module_& m);
 void bind_decode_streams(nb::module_& m);
 void bind_dedup_rows(nb::module_& m);
+void bind_dot_interaction(nb::module_& m);
 void bind_expand_rows(nb::module_& m);
 void bind_join_lists(nb::module_& m);
 void bind_merge_windows(nb::module_& m);
@@ -28,6 +29,7 @@ NB_MODULE(_cpu, m) {
   recmill::bind_decode_pages(m);
   recmill::bind_decode_streams(m);
   recmill::bind_dedup_rows(m);
+  recmill::bind_dot_interaction(m);
   recmill::bind_expand_rows(m);
   recmill::bind_join_lists(m);
   recmill::bind_merge_windows(m);

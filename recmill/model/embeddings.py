@@ -238,9 +238,11 @@ def _pick(ids: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor:
 
 def pool_rows(rows: JaggedTensor, *, is_mean: bool) -> Tensor:
     """Sum or mean of each sample's rows: [B, D]."""
-    lengths = rows.lengths()
+    lengths, values = rows.lengths(), rows.values()
+    # One id a sample, as most sparse features have, is its own sum. (On CUDA the host would wait for the answer.)
+    if not values.is_cuda and len(values) == len(lengths) and bool((lengths == 1).all()):
+        return values
     owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
-    values = rows.values()
     total = values.new_zeros(lengths.numel(), values.shape[1]).index_add(0, owners, values)
     return total / lengths.clamp(min=1)[:, None].to(total.dtype) if is_mean else total
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import expand_rows, pool_windows, window_attention
+from kernels import dot_interaction, expand_rows, pool_windows, window_attention
 from kernels.windows import window_places
 from recmill.model.sequence_windows import SequenceWindows, ages_of
 
@@ -34,14 +36,14 @@ class DotInteraction(nn.Module):
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
-        self.pairs: Tensor
         self.num_pairs = num_features * (num_features - 1) // 2
-        rows, columns = torch.tril_indices(num_features, num_features, offset=-1)
-        self.register_buffer("pairs", rows * num_features + columns, persistent=False)
 
     def forward(self, features_BFD: Tensor) -> Tensor:
-        products_BFF = torch.bmm(features_BFD, features_BFD.transpose(1, 2))
-        return products_BFF.flatten(1).index_select(1, self.pairs)
+        return self.join(features_BFD.unbind(1))
+
+    def join(self, vectors: Sequence[Tensor], *, num_kept: int = 0) -> Tensor:
+        """The first `num_kept` vectors [B, D] themselves, then the products."""
+        return dot_interaction(vectors, num_kept=num_kept)
 
 
 class CrossNetwork(nn.Module):

@@ -78,14 +78,14 @@ class Ranker(nn.Module):
         if config.model == "dlrm":
             self.interaction: nn.Module = DotInteraction(num_vectors)
             # Without dense features the products alone would lose the first-order effects, so the vectors go along.
-            joined = self.interaction.num_pairs + (self.width if num_dense else num_vectors * self.width)
+            self.num_kept = 1 if num_dense else num_vectors
+            joined = self.num_kept * self.width + self.interaction.num_pairs
             self.top = MLP(joined, top, dropout=config.dropout, is_logit=True)
         else:
             joined = num_vectors * self.width
             self.interaction = CrossNetwork(joined, config.cross_layers, config.cross_rank)
             self.deep = MLP(joined, config.top_layers, dropout=config.dropout)
             self.top = MLP(joined + (config.top_layers[-1] if config.top_layers else joined), (1,), is_logit=True)
-        self.is_dlrm = config.model == "dlrm"
 
     def forward(
         self,
@@ -108,12 +108,10 @@ class Ranker(nn.Module):
             if inverse and feature.name in inverse:
                 vector_BD = expand_rows(vector_BD, inverse[feature.name])
             vectors.append(vector_BD)
-        stacked_BFD = torch.stack(vectors, dim=1)
-        flat_BD = stacked_BFD.flatten(1)
-        if self.is_dlrm:
-            first_order_BD = vectors[0] if self.bottom is not None else flat_BD
-            logit_B1 = self.top(torch.cat([first_order_BD, self.interaction(stacked_BFD)], dim=1))
+        if isinstance(self.interaction, DotInteraction):
+            logit_B1: Tensor = self.top(self.interaction.join(vectors, num_kept=self.num_kept))
         else:
+            flat_BD = torch.cat(vectors, dim=1)
             logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
         return logit_B1.squeeze(1)
 

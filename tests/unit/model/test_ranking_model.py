@@ -87,6 +87,13 @@ def test_pool_rows_sums_and_averages():
     assert pool_rows(rows, is_mean=True).tolist() == [[2.0], [0.0], [5.0]]
 
 
+@pytest.mark.parametrize("lengths", [[1, 1, 1], [2, 0, 1]])
+def test_as_many_rows_as_samples_are_their_own_sums_only_if_each_sample_has_one(lengths):
+    values = torch.tensor([[1.0], [3.0], [5.0]])
+    expected = [[1.0], [3.0], [5.0]] if lengths == [1, 1, 1] else [[4.0], [0.0], [5.0]]
+    assert pool_rows(JaggedTensor(values=values, lengths=torch.tensor(lengths)), is_mean=False).tolist() == expected
+
+
 def test_a_shard_draws_the_rows_it_would_have_in_the_whole_table():
     whole = initial_rows("t", start=0, stop=140_000, dim=4, scale=0.1, seed=3)
     part = initial_rows("t", start=65_000, stop=132_000, dim=4, scale=0.1, seed=3)
