@@ -147,7 +147,8 @@ def _read_deduplicated_part(
     from recmill.data.deduplicated import decode_rows  # with torch, which other layouts do without
     from recmill.data.encoding import columns_of
 
-    schema, encoding = Schema.load(dataset.path), load_encoding(dataset)
+    schema = Schema.load(dataset.path)
+    encoding = load_encoding(dataset, schema)
     columns = list(dict.fromkeys(c for name in ("label", *wanted.names) for c in columns_of(name, schema, encoding)))
     path = join_path(dataset.path, part["file"])
     for number in range(len(part["row_group_rows"])) if row_groups is None else row_groups:
@@ -155,12 +156,12 @@ def _read_deduplicated_part(
         yield decode_rows(pa.Table.from_batches(records), schema, encoding, columns=wanted.names)
 
 
-def load_encoding(dataset: Dataset) -> Encoding:
-    """How a deduplicated dataset stores its features."""
+def load_encoding(dataset: Dataset, schema: Schema | None = None) -> Encoding:
+    """How a deduplicated dataset stores its features; `schema` is the dataset's own, if the caller has it already."""
     from recmill.data.encoding import Encoding
 
     where = join_path(dataset.path, dataset.manifest_name)
-    return Encoding.from_json(dataset.body.get("encoding"), Schema.load(dataset.path), where=where)
+    return Encoding.from_json(dataset.body.get("encoding"), schema or Schema.load(dataset.path), where=where)
 
 
 _PLAIN_RANGES = {name: (name, name) for name in ("session_id", "timestamp")}

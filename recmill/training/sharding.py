@@ -121,6 +121,8 @@ def shard_model(
     ranker = RankerConfig.of(config.to_json())
     model = RankingModel(schema, ranker, deduplicated=deduplicated, elsewhere=placement.elsewhere)
     _fuse_table_optimiser(model.embeddings, config)
+    for table_config in (own for configs in model.embeddings.configs.values() for own in configs):
+        table_config.init_fn = _leave_as_it_is
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
     kept = {name: table for name, table in plan.body["tables"].items() if name not in placement.elsewhere}
     torchrec_plan = replace(plan, body={**plan.body, "tables": kept})
@@ -269,6 +271,11 @@ def _initial_rows(schema: Schema, config: TrainConfig) -> InitialRows:
 def table_scale(num_rows: int, config: TrainConfig) -> float:
     """Half the width of the uniform distribution a table's rows start from."""
     return config.table_init_scale or max(0.01, 1 / math.sqrt(num_rows))
+
+
+def _leave_as_it_is(weight: Tensor) -> Tensor:
+    """Instead of TorchRec's start of a table, which takes as long as ours and is written over by it."""
+    return weight
 
 
 def _fuse_table_optimiser(embeddings: nn.Module, config: TrainConfig) -> None:

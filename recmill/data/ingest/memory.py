@@ -58,14 +58,15 @@ def _cached_bytes(path: Path) -> int:
     return int(entries.get("total_inactive_file", entries.get("inactive_file", 0)))
 
 
-def default_memory_limit(world_size: int = 1) -> int:
+def default_memory_limit(world_size: int = 1, *, free_bytes: int | None = None) -> int:
     """Half of what is free, shared by the ranks; the other half is the trainer's."""
-    return min(MAX_DEFAULT_LIMIT_BYTES, available_memory_bytes() // (2 * world_size))
+    free_bytes = available_memory_bytes() if free_bytes is None else free_bytes
+    return min(MAX_DEFAULT_LIMIT_BYTES, free_bytes // (2 * world_size))
 
 
-def hard_memory_cap(world_size: int = 1, *, reserve_bytes: int = 0) -> int:
+def hard_memory_cap(world_size: int, *, reserve_bytes: int, free_bytes: int) -> int:
     """The most that a rank's ingestion may be allowed: what is free less what the trainer will still take."""
-    return max(1, (available_memory_bytes() - reserve_bytes) // world_size)
+    return max(1, (free_bytes - reserve_bytes) // world_size)
 
 
 class MemoryGuard:

@@ -14,6 +14,7 @@ from recmill.data.ingest.engine import Engine
 from recmill.data.ingest.memory import (
     Budget,
     MemoryGuard,
+    available_memory_bytes,
     choose_parts,
     default_memory_limit,
     hard_memory_cap,
@@ -111,8 +112,10 @@ class IngestPipeline:
         )
         self._charges = self._reader.charges(self._groups)
         self._set_lanes(self.num_lanes)
-        self._hard_cap_bytes = hard_memory_cap(world_size, reserve_bytes=trainer_reserve_bytes)
-        self._limit_bytes = min(memory_limit_bytes or default_memory_limit(world_size), self._hard_cap_bytes)
+        free_bytes = available_memory_bytes()
+        self._hard_cap_bytes = hard_memory_cap(world_size, reserve_bytes=trainer_reserve_bytes, free_bytes=free_bytes)
+        wanted_bytes = memory_limit_bytes or default_memory_limit(world_size, free_bytes=free_bytes)
+        self._limit_bytes = min(wanted_bytes, self._hard_cap_bytes)
         self._position = 0  # all batches before it were handed out
         self._ahead: set[int] = set()  # and these, without an order
         self._engine: Engine | RemoteEngine | None = None

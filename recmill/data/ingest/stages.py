@@ -155,7 +155,7 @@ class DeduplicatedReader(PlainReader):
     """The stages for the layout that stores one record a session (`deduplicated`): repeats are known already."""
 
     def _stored_columns(self) -> list[str]:
-        self._encoding = load_encoding(self._dataset)
+        self._encoding = load_encoding(self._dataset, self._schema)
         names = ["label", *(feature.name for feature in self._schema.features)]
         return list(
             dict.fromkeys(column for name in names for column in columns_of(name, self._schema, self._encoding))
