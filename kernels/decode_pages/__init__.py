@@ -1,8 +1,8 @@
 """A row group of a Parquet file as an Arrow table, decoded in one call that holds no GIL.
 
 For what tables of features are made of: numbers, booleans and lists of them, without missing values, plain, by
-dictionary or with bytes split, zstd or not compressed. Whatever else a row group holds, Arrow reads: strings, columns
-with missing values, and those in which something is wrong.
+dictionary, by differences or with bytes split, zstd or not compressed. Whatever else a row group holds, Arrow reads:
+strings, columns with missing values, and those in which something is wrong.
 
 Shape suffixes: C = columns, X = what the kernel is told of one.
 """
@@ -22,7 +22,7 @@ from kernels import _cpu
 from kernels.decode_pages import reference
 
 BACKENDS = ("reference", "cpu")
-ENCODINGS = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT"}
+ENCODINGS = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"}
 # How a value is stored, its bytes there and in memory; 0 for bits.
 NUMBERS: dict[pa.DataType, tuple[str, int, int]] = {
     pa.bool_(): ("BOOLEAN", 0, 0),

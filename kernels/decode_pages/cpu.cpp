@@ -139,6 +139,32 @@ void take_split(Cursor in, int64_t count, Value* out) {
   }
 }
 
+// Differences from one value to the next, less the least of their block, in as few bits as the largest of a part needs.
+template <typename Stored, typename Value>
+void take_deltas(Cursor in, int64_t count, Value* out) {
+  const uint64_t block = in.varint(), num_parts = in.varint(), total = in.varint();
+  expect(num_parts > 0 && block <= (uint64_t{1} << 20) && block % (8 * num_parts) == 0);
+  expect(block > 0 && total == static_cast<uint64_t>(count));
+  const int64_t part = static_cast<int64_t>(block / num_parts);
+  auto value = static_cast<Stored>(in.zigzag());
+  if (count > 0) out[0] = static_cast<Value>(value);
+  for (int64_t i = 1; i < count;) {
+    const auto least = static_cast<Stored>(in.zigzag());
+    const uint8_t* widths = in.take(static_cast<int64_t>(num_parts)).at;
+    for (uint64_t p = 0; p < num_parts && i < count; ++p) {
+      const int width = widths[p];
+      expect(width <= 56);  // with the bits before it a difference fits into the 8 bytes that are loaded
+      const uint8_t* bits = in.take(part / 8 * width).at;
+      const uint64_t mask = (uint64_t{1} << width) - 1;
+      const int64_t stop = std::min(count, i + part);
+      for (int64_t bit = 0; i < stop; ++i, bit += width) {
+        value += least + static_cast<Stored>((load(bits + (bit >> 3)) >> (bit & 7)) & mask);
+        out[i] = static_cast<Value>(value);
+      }
+    }
+  }
+}
+
 // Bits go on where the last page's ended.
 void take_bits(Cursor in, int64_t count, uint8_t* out, int64_t first) {
   const uint8_t* bits = in.take((count + 7) / 8).at;
@@ -245,6 +271,7 @@ class Chunk {
     Value* out = out_ + num_values_;
     if (encoding == kPlain) take_plain<Stored>(body, count, out);
     else if (encoding == kByteStreamSplit) take_split<Stored>(body, count, out);
+    else if (encoding == kDelta) take_deltas<Stored>(body, count, out);
     else if (encoding == kDictionary || encoding == kPlainDictionary) take_indices(body, count, out);
     else throw NotForUs{};
   }

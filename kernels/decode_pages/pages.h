@@ -70,7 +70,7 @@ inline void skip_value(Cursor& in, int type, int depth = 0) {
 }
 
 enum PageType { kDataPage = 0, kDictionaryPage = 2 };
-enum Encoding { kPlain = 0, kPlainDictionary = 2, kRuns = 3, kDictionary = 8, kByteStreamSplit = 9 };
+enum Encoding { kPlain = 0, kPlainDictionary = 2, kRuns = 3, kDelta = 5, kDictionary = 8, kByteStreamSplit = 9 };
 
 struct PageHeader {
   int64_t type = -1, size = -1, stored_size = -1, num_values = -1, encoding = -1;

@@ -21,7 +21,7 @@ from kernels.buffers import join_arrays
 from kernels.join_lists import ListBlock, join_lists, scan_lists
 from kernels.stack_columns import stack_columns
 from recmill.artifacts import InputError
-from recmill.data.distinct import DistinctBlock, is_packed, take_lists
+from recmill.data.distinct import DistinctBlock, check_ranges, is_packed, take_lists
 from recmill.data.distinct_batch import CutBlock, cut_ids
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt_build import split_list_column
@@ -143,8 +143,13 @@ def _list_block(columns: Sequence[tuple[IdArray, npt.NDArray[np.integer]]], num_
     return ListBlock(values=values, offsets=offsets, num_rows=num_rows)
 
 
-def expand_block(block: DistinctBlock, keys: Sequence[str]) -> RowBlock:
-    """The block with a list a sample. Lists that never repeat and lie one after another stay where they are."""
+def expand_block(
+    block: DistinctBlock, keys: Sequence[str], *, schema: Schema | None = None, where: str = ""
+) -> RowBlock:
+    """The block with a list a sample. Lists that never repeat and lie one after another stay where they are.
+
+    With a schema, an id that lies outside of its table is an error; `where` says in which row group.
+    """
     lists: dict[str, tuple[IdArray, IdArray]] = {}
     for group in block.groups:
         is_own = group.inverse_R is None or group.num_distinct == len(block)  # distinct rows are in order of first use
@@ -157,7 +162,10 @@ def expand_block(block: DistinctBlock, keys: Sequence[str]) -> RowBlock:
                 starts = np.cumsum(lengths, dtype=np.int64) - lengths
             lists[key] = values, np.append(starts, starts[-1] + lengths[-1] if len(starts) else 0)
     joined = _list_block([lists[key] for key in keys], len(block))
-    num_values_R, _ = scan_lists(joined)
+    bounds = None if schema is None else [schema.feature(key).num_rows for key in keys]
+    num_values_R, wrong = scan_lists(joined, bounds)
+    if wrong is not None and schema is not None:
+        check_ranges(block, schema, where=where)
     return RowBlock(dense_RF=block.dense_RF, label_R=block.label_R, lists=joined, num_values_R=num_values_R)
 
 

@@ -68,11 +68,11 @@ class Encoding:
         """`loaded` as dataset.json holds it, in schema order (JSON objects have none)."""
         names = [feature.name for feature in schema.features]
         check_fields(loaded, dict.fromkeys(names, dict), where=f"{where}: encoding")
-        features = {}
+        features, keys, known_names = {}, {field.name for field in fields(FeatureEncoding)}, ("", *names)
         for name in names:
             entry = loaded[name]
-            known = entry.keys() == {field.name for field in fields(FeatureEncoding)}
-            named = [entry.get(key) in ("", *names) for key in ("group", "shared_by")]
+            known = entry.keys() == keys
+            named = [entry.get(key) in known_names for key in ("group", "shared_by")]
             flags = [isinstance(entry.get(key), bool) for key in ("windows", "coded")]
             if not all((known, *named, *flags)):
                 raise InputError(

@@ -62,7 +62,12 @@ def decode_all(stored: bytes, **options: Any) -> tuple[pa.Table, set[str]]:
 NUMBERS = ("dense", "short", "wide", "byte", "negative", "most")
 SPLIT = {"use_dictionary": False, "column_encoding": dict.fromkeys(NUMBERS, "BYTE_STREAM_SPLIT")}
 LISTS = [f"{name}.list.element" for name in ("ids", "full", "small", "weights", "empty", "bytes", "pairs")]
+WHOLE = ("one", "short", "byte", "negative", "most", *LISTS[:3], *LISTS[4:])
+DELTAS = {"use_dictionary": False, "column_encoding": dict.fromkeys(WHOLE, "DELTA_BINARY_PACKED")}
 OPTIONS: dict[str, dict[str, Any]] = {
+    "differences": DELTAS,
+    "differences, many pages": {**DELTAS, "data_page_size": 200, "write_batch_size": 50},
+    "differences, not compressed": {**DELTAS, "compression": "none"},
     "dictionary": {},
     "plain": {"use_dictionary": False},
     "split bytes": {"use_dictionary": False, "column_encoding": dict.fromkeys(LISTS, "BYTE_STREAM_SPLIT")},
@@ -86,10 +91,22 @@ def test_the_kernel_decodes_what_arrow_does(name: str, keeps_lists: bool) -> Non
     assert by_arrow == set()
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 63, 64, 65])
-def test_few_rows_decode(num_rows: int) -> None:
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130])
+@pytest.mark.parametrize("options", [{}, DELTAS], ids=["dictionary", "differences"])
+def test_few_rows_decode(num_rows: int, options: dict[str, Any]) -> None:
     table = make_table(num_rows)
-    assert decode_all(write(table)) == (table, set())
+    assert decode_all(write(table, **options)) == (table, set())
+
+
+def test_arrow_decodes_differences_that_fill_a_word() -> None:
+    table = pa.table({"one": pa.array([0, 2**62, 5, -(2**62), 7])})
+    assert decode_all(write(table, **DELTAS)) == (table, {"one"})
+
+
+def test_differences_beyond_the_numbers_wrap_around() -> None:
+    numbers = pa.array([-(2**31), 2**31 - 1, -(2**31), 0, 2**31 - 1, -1], pa.int32())
+    found, _ = decode_all(write(pa.table({"short": numbers}), **DELTAS))
+    assert found["short"].to_pylist() == numbers.to_pylist()
 
 
 def test_columns_without_missing_values_by_declaration_decode() -> None:
@@ -121,7 +138,6 @@ def test_columns_without_missing_values_by_declaration_decode() -> None:
         (pa.array([[[1]], [[2], [3]], []]), {}),
         (pa.array([1, 2, 3]), {"compression": "snappy"}),
         (pa.array([1, 2, 3]), {"data_page_version": "2.0"}),
-        (pa.array([1, 2, 3]), {"use_dictionary": False, "column_encoding": {"other": "DELTA_BINARY_PACKED"}}),
     ],
 )
 def test_arrow_decodes_the_rest(column: pa.Array, options: dict[str, Any]) -> None:

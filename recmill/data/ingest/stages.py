@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -93,9 +94,11 @@ class PlainReader:
         by_part: dict[str, list[RowGroup]] = {}
         for group in groups:
             by_part.setdefault(group.file, []).append(group)
-        with ThreadPoolExecutor(max_workers=MAX_FOOTER_READERS) as pool:
-            found = [pair for pairs in pool.map(self._part_charges, by_part.values()) for pair in pairs]
-        charges = dict(found)
+        with ExitStack() as stack:
+            run: Any = map  # one footer needs no threads
+            if len(by_part) > 1:
+                run = stack.enter_context(ThreadPoolExecutor(max_workers=MAX_FOOTER_READERS)).map
+            charges = dict(pair for pairs in run(self._part_charges, by_part.values()) for pair in pairs)
         return [charges[group] for group in groups]
 
     def _part_charges(self, groups: Sequence[RowGroup]) -> list[tuple[RowGroup, Charge]]:
@@ -167,8 +170,7 @@ class DeduplicatedReader(PlainReader):
         if self._dedup is not None:
             block = regroup(block, group_keys(self._keys, self._dedup))
         elif not self._transforms and self._is_plain(block):
-            check_ranges(block, self._schema, where=where)
-            return expand_block(block, self._keys)
+            return expand_block(block, self._keys, schema=self._schema, where=where)
         return self._prepare(block, where)
 
     def _keeps_columns(self) -> bool:

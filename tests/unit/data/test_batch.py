@@ -192,3 +192,6 @@ def test_an_expanded_block_has_the_list_of_every_sample():
     for key, values, offsets in zip(("own", "again", "window"), rows.values, rows.offsets, strict=True):
         assert [values[start:stop].tolist() for start, stop in pairwise(offsets)] == expected[key]
     assert rows.num_values_R.tolist() == [0, 5, 9, 14]
+    schema = Schema(features=tuple(Feature(name=key, kind="sparse", num_rows=9, dim=4) for key in expected))
+    with pytest.raises(InputError, match=r"here: column 'again', row 0: id 9 lies outside \[0, 9\)"):
+        expand_block(block, ["own", "again", "window"], schema=schema, where="here")
