@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -102,13 +103,20 @@ def fresh_processes(*sizes: int) -> Iterator[Iterator[ProcessPoolExecutor]]:
 def compare(
     baseline: Sequence[float], ours: Sequence[float], *, unit: str, note: str = "", less_is_better: bool = False
 ) -> Metric:
-    """The metric of two sides: medians, their ratio and the spread of both."""
+    """The metric of two sides that were measured in turns.
+
+    The ratio is the median of those of neighbouring turns. The machine is slower in some turns than in others, and what
+    both sides of a pair have in common says nothing of either: `baseline` and `ours` are what the median pair gives at
+    the median speed, so that their ratio is that one. The spreads are of what was measured.
+    """
     ratios = [b / o if less_is_better else o / b for b, o in zip(baseline, ours, strict=True)]
-    middle = statistics.median(baseline), statistics.median(ours)
+    ratio = statistics.median(ratios)
+    speed = statistics.median(math.sqrt(b * o) for b, o in zip(baseline, ours, strict=True))
+    sides = speed / math.sqrt(ratio), speed * math.sqrt(ratio)
     return {
-        "baseline": middle[0],
-        "ours": middle[1],
-        "ratio": middle[0] / middle[1] if less_is_better else middle[1] / middle[0],
+        "baseline": sides[1] if less_is_better else sides[0],
+        "ours": sides[0] if less_is_better else sides[1],
+        "ratio": ratio,
         "spread": {"baseline": _range(baseline), "ours": _range(ours), "ratio": _range(ratios)},
         "unit": unit,
         "note": note,

@@ -76,7 +76,7 @@ def run_recd(logs: Logs, sizes: Sizes, options: Options, processes: Iterator[Pro
     found = measure_storage(stored, *names, thorough=thorough)
     metrics = {f"storage_{name}": metric for name, metric in zip(names, found, strict=True)}
     say("preprocess")
-    metrics["preprocess"] = measure_preprocessing(stored, sizes, seed)
+    metrics["preprocess"] = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_repeats)
     metrics["reader_bytes"] = measure_reader_bytes(main, sizes, seed)
     say("train with a transformer")
     layouts, shape = logs.recd(sizes.sequence_rows), {"batch_size": sizes.sequence_batch_size}
@@ -102,7 +102,7 @@ def run_globo(
     stored = logs.globo(sizes.storage_globo_users)
     metrics = {"storage_globo": measure_storage(stored, "deduplicated", thorough=options.size == "full")[0]}
     say("preprocess globo")
-    metrics["preprocess_globo"] = measure_preprocessing(stored, sizes, seed)
+    metrics["preprocess_globo"] = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_globo_repeats)
     trained = {
         "train_sequence_globo": (
             sizes.sequence_globo_users,

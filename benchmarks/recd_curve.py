@@ -36,7 +36,7 @@ CURVE = (1.0, 2.0, 4.0, 8.0, SAMPLES_PER_SESSION)
 
 def run_curve(logs: Logs, sizes: Sizes, seed: int, points: Sequence[float] = CURVE) -> list[dict[str, Any]]:
     """The ratios at other numbers of samples a session, each from fewer repeats."""
-    sizes = replace(sizes, repeats=1, preprocess_repeats=5)
+    sizes = replace(sizes, repeats=1)
     curve = []
     for samples in points:
         say(f"{samples} samples a session")
@@ -47,7 +47,7 @@ def run_curve(logs: Logs, sizes: Sizes, seed: int, points: Sequence[float] = CUR
         metrics = {
             "storage_session": session,
             "storage_deduplicated": deduplicated,
-            "preprocess": measure_preprocessing(main, sizes, seed),
+            "preprocess": measure_preprocessing(main, sizes, seed, repeats=5),
             "train_pooled": measure_training(main, pooled, repeats=3, num_steps=1),
             "train_sequence": measure_training(short, sequence, repeats=3, num_steps=1),
         }

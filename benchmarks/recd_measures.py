@@ -54,7 +54,7 @@ def stored_bytes(dataset: Dataset) -> int:
     return sum(int(part["bytes"]) for part in dataset.parts)
 
 
-def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
+def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int, *, repeats: int) -> Metric:
     """Rows a second from the files to batches a trainer takes: read, decode, dedup, transform, batch."""
     config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
     chosen, plain = choose_dedup(layouts.deduplicated, layouts.schema, config), DedupChoice()
@@ -71,7 +71,7 @@ def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
 
     changed = Layouts(**{name: with_transforms(getattr(layouts, name)) for name in LAYOUTS})
     baseline, ours = in_turns(
-        rate(changed.time, plain), rate(changed.deduplicated, chosen), repeats=sizes.preprocess_repeats, warm_ups=1
+        rate(changed.time, plain), rate(changed.deduplicated, chosen), repeats=repeats, warm_ups=1
     )
     clustered, baseline_raw, ours_raw = in_turns(
         rate(changed.session, plain),

@@ -23,6 +23,7 @@ class Sizes:
     sequence_globo_batch_size: int  # of 11 clicks on average
     repeats: int
     preprocess_repeats: int
+    preprocess_globo_repeats: int
     globo_repeats: int
     sequence_repeats: int
     sequence_globo_repeats: int
@@ -47,6 +48,7 @@ SIZES = {
         sequence_globo_batch_size=128,
         repeats=1,
         preprocess_repeats=1,
+        preprocess_globo_repeats=1,
         globo_repeats=1,
         sequence_repeats=1,
         sequence_globo_repeats=1,
@@ -65,14 +67,15 @@ SIZES = {
         globo_batches=20,
         sequence_globo_users=200,
         batch_size=2048,
-        sequence_batch_size=2560,
+        sequence_batch_size=2048,
         sequence_globo_batch_size=4096,
         repeats=3,
-        preprocess_repeats=4,
-        globo_repeats=4,
+        preprocess_repeats=5,
+        preprocess_globo_repeats=10,
+        globo_repeats=7,
         sequence_repeats=3,
         sequence_globo_repeats=3,
-        control_repeats=5,
+        control_repeats=8,
         wire_batches=1,
         kernel=(8192, 5),
     ),
@@ -91,6 +94,7 @@ SIZES = {
         sequence_globo_batch_size=4096,
         repeats=7,
         preprocess_repeats=15,
+        preprocess_globo_repeats=15,
         globo_repeats=7,
         sequence_repeats=7,
         sequence_globo_repeats=7,
