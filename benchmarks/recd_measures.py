@@ -138,15 +138,9 @@ def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, rep
     difference = check_same_losses(plain, ours, num_steps=num_steps)
     # These steps have warmed up what an epoch of one batch needs.
     rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats, warm_ups=0 if plain.num_batches == 1 else 1)
-    if not ours.dedup.features:
-        # The models are the same then. Two copies of their tables differ in speed by up to 8%, by where in memory they
-        # lie, so each copy is also trained with what the other one reads.
-        swapped = in_turns(
-            lambda: ours.train_epoch(layouts.time), lambda: plain.train_epoch(layouts.deduplicated), repeats=repeats
-        )
-        rates = [[*own, *other] for own, other in zip(rates, swapped, strict=True)]
     chosen = f"{sum(map(len, ours.dedup.groups))} features in {len(ours.dedup.groups)} groups deduplicated"
     chosen += f", and rows of {len(ours.dedup.dense)} numbers" if ours.dedup.dense else ""
+    chosen += f", and single ids of {len(ours.dedup.ids)} features" if ours.dedup.ids else ""
     losses = f"losses on the same rows differ by {difference:.0e}"
     note = f"{chosen}; {losses}"
     if ours.dedup.features:

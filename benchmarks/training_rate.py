@@ -67,7 +67,8 @@ class Trainer:
         schema = Schema.load(dataset.path)
         self.dedup = choose_dedup(dataset, schema, config)
         plan = default_plan(schema, Topology.local(1))
-        self.sharded = shard_model(schema, config, plan, CPU, deduplicated=self.dedup.features)
+        once = {"deduplicated": self.dedup.features, "repeated_ids": frozenset(self.dedup.ids)}
+        self.sharded = shard_model(schema, config, plan, CPU, **once)
         self.sharded.module.train()
         self._epoch = 0
 

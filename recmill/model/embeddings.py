@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 
+from kernels import distinct_keys, expand_rows
 from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 from recmill.data.tables import SHAPES, logical_names, table_shapes
@@ -43,6 +44,7 @@ class _Source:
 
     features: list[str]
     lookup: Callable[[KeyedJaggedTensor], Any]
+    once: frozenset[str] = frozenset()  # features whose every id is sent once a batch
 
 
 class TableEmbeddings(nn.Module):
@@ -51,7 +53,8 @@ class TableEmbeddings(nn.Module):
     Tables stay on the meta device unless one is given: sharding materialises only what a rank holds. `deduplicated`
     names the features that arrive as distinct rows; what they give is the same, each row looked up once. Tables named
     in `elsewhere` are not TorchRec's: `attach` brings the collections that hold them. `attach_hot` brings collections
-    for batches that touch hot rows only; their ids are slots of the hot set.
+    for batches that touch hot rows only; their ids are slots of the hot set. `repeated_ids` names features of tables
+    that sequences read: TorchRec looks up each of their ids once a batch, not once an element of a list.
     """
 
     def __init__(
@@ -61,10 +64,11 @@ class TableEmbeddings(nn.Module):
         max_sequence_length: int,
         deduplicated: frozenset[str] = frozenset(),
         elsewhere: frozenset[str] = frozenset(),
+        repeated_ids: frozenset[str] = frozenset(),
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
-        self.schema = schema
+        self.schema, self.repeated_ids = schema, repeated_ids
         self.max_sequence_length = max_sequence_length
         self.configs = table_shapes(schema, deduplicated)
         self.distinct_features = _features_of(self.configs["distinct"])
@@ -99,7 +103,8 @@ class TableEmbeddings(nn.Module):
         if is_hot:
             return self._hot[shape]
         own = getattr(self, shape)
-        mine = [] if own is None else [_Source(features=self._mine[shape], lookup=own)]
+        once = self.repeated_ids if shape == "sequence" else frozenset()
+        mine = [] if own is None else [_Source(features=self._mine[shape], lookup=own, once=once)]
         return [*mine, *self._attached[shape]]
 
     def table_weights(self) -> dict[str, Tensor]:
@@ -109,7 +114,7 @@ class TableEmbeddings(nn.Module):
 
     def prefetch(self, ids: Ids) -> None:
         """Let collections that read from disk start on a coming batch; batches then come in this order."""
-        batch = _Features(ids)
+        batch = _Features(ids, self.schema)
         for shape in SHAPES:
             for source in self._attached[shape]:
                 if (start := getattr(source.lookup, "prefetch", None)) is not None:
@@ -118,11 +123,11 @@ class TableEmbeddings(nn.Module):
 
     def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
         is_ahead = bool(self._ahead) and self._ahead[0][0] is ids
-        batch = self._ahead.popleft()[1] if is_ahead else _Features(ids)
+        batch = self._ahead.popleft()[1] if is_ahead else _Features(ids, self.schema)
         # All lookups start before any is waited for: sharded collections answer with an awaitable.
         bags, shared, found = (
             [
-                (source.features, source.lookup(batch.of_shape(shape, source.features)))
+                (source, source.lookup(batch.of_shape(shape, source.features, once=source.once)))
                 for source in self._sources(shape, is_hot=is_hot)
             ]
             for shape in ("pooled", "distinct", "sequence")
@@ -131,7 +136,7 @@ class TableEmbeddings(nn.Module):
         for _, answer in shared:
             for name, vectors in answer.to_dict().items():
                 pooled[name] = vectors[: batch.num_rows(name)]
-        rows = {name: answer[name] for features, answer in found for name in features}
+        rows = {name: batch.unfold(name, answer[name]) for source, answer in found for name in source.features}
         inverse: dict[str, Tensor] = {}
         sequences: dict[str, SequenceWindows] = {}
         for name in self.row_features:
@@ -139,18 +144,18 @@ class TableEmbeddings(nn.Module):
             if feature.kind == "sequence":
                 sequences[name] = self._windows(batch, name, rows[name])
             else:
-                lists = JaggedTensor(values=rows[name].values(), lengths=batch.lists(name)[1])
+                lists = JaggedTensor(values=rows[name], lengths=batch.lists(name)[1])
                 pooled[name] = pool_rows(lists, is_mean=feature.pooling == "mean")
         for name in (*self.distinct_features, *self.row_features):
             if (mapping := batch.inverse(name)) is not None:
                 inverse[name] = mapping
         return Lookups(pooled=pooled, sequences=sequences, inverse=inverse)
 
-    def _windows(self, batch: _Features, name: str, rows: JaggedTensor) -> SequenceWindows:
+    def _windows(self, batch: _Features, name: str, rows_ND: Tensor) -> SequenceWindows:
         window = batch.windows(name)
         if window is None:
-            return SequenceWindows.of_lists(rows.values(), batch.lists(name)[1], max_length=self.max_sequence_length)
-        found = SequenceWindows(rows_ND=rows.values(), starts_U=window[1], lengths_U=window[2])
+            return SequenceWindows.of_lists(rows_ND, batch.lists(name)[1], max_length=self.max_sequence_length)
+        found = SequenceWindows(rows_ND=rows_ND, starts_U=window[1], lengths_U=window[2])
         return found.last(self.max_sequence_length)
 
 
@@ -158,21 +163,36 @@ def _features_of(configs: Sequence[Any]) -> list[str]:
     return [name for config in configs for name in config.feature_names]
 
 
+def looked_up_ids(ids: Ids, schema: Schema, name: str) -> Tensor:
+    """The ids that a batch has for a feature of a table that sequences read: of its lists, or of what windows share."""
+    batch = _Features(ids, schema)
+    window = batch.windows(name)
+    return batch.lists(name)[0] if window is None else window[0]
+
+
 class _Features:
     """The features of a batch one by one, whether it is deduplicated or not."""
 
-    def __init__(self, ids: Ids) -> None:
-        self.ids = ids
+    def __init__(self, ids: Ids, schema: Schema) -> None:
+        self.ids, self.schema = ids, schema
         self.groups: dict[int, KeyedJaggedTensor] = {}
         self.made: dict[tuple[str, ...], KeyedJaggedTensor] = {}
+        self.places: dict[str, Tensor] = {}  # of features whose ids are sent once: where each element's id is
 
-    def of_shape(self, shape: str, names: list[str]) -> KeyedJaggedTensor:
+    def of_shape(self, shape: str, names: list[str], *, once: frozenset[str] = frozenset()) -> KeyedJaggedTensor:
         """Features as a collection of this shape wants them; the same object when it is asked again."""
         key = (shape, *names)
         if key not in self.made:
-            is_pooled = shape == "pooled"
-            self.made[key] = self.expanded(names) if is_pooled else self.aligned(names, windows=shape == "sequence")
+            is_rows = shape == "sequence"
+            self.made[key] = (
+                self.expanded(names) if shape == "pooled" else self.aligned(names, windows=is_rows, once=once)
+            )
         return self.made[key]
+
+    def unfold(self, name: str, rows: JaggedTensor) -> Tensor:
+        """A row for each element of the lists, or of the buffer of windows, from what the table gave for them."""
+        values: Tensor = rows.values()
+        return expand_rows(values, self.places[name]) if name in self.places else values
 
     def lists(self, name: str) -> tuple[Tensor, Tensor]:
         """(values, lengths [U]) of a feature's distinct lists."""
@@ -210,21 +230,26 @@ class _Features:
                 raise ValueError(f"feature {name!r} arrives deduplicated, the model was built for one list a sample")
         return _pick(self._group(next(iter(groups))), names) if len(groups) == 1 else self.aligned(names)
 
-    def aligned(self, names: list[str], *, windows: bool = False) -> KeyedJaggedTensor:
+    def aligned(
+        self, names: list[str], *, windows: bool = False, once: frozenset[str] = frozenset()
+    ) -> KeyedJaggedTensor:
         """Features of different numbers of rows in one KeyedJaggedTensor: shorter ones end in empty lists.
 
         TorchRec's collections want one stride. An empty list costs nothing in a row lookup and a zero vector in a bag.
-        A feature stored as windows sends its buffer as one list.
+        A feature stored as windows sends its buffer as one list, and one of `once` its distinct ids.
         """
         values, lengths = [], []
         stride = max((self.num_rows(name) for name in names), default=0)
         for name in names:
             window = self.windows(name) if windows else None
-            if window is not None:
-                buffer = window[0]
-                feature_values, feature_lengths = buffer, buffer.new_tensor([len(buffer)], dtype=torch.int32)
-            else:
-                feature_values, feature_lengths = self.lists(name)
+            feature_values, feature_lengths = self.lists(name) if window is None else (window[0], None)
+            if name in once and not feature_values.is_cuda:  # where the host would wait; TorchRec has its own way there
+                feature_values, self.places[name] = distinct_keys(
+                    feature_values, bound=self.schema.feature(name).num_rows
+                )
+                feature_lengths = None
+            if feature_lengths is None:  # one list
+                feature_lengths = feature_values.new_tensor([len(feature_values)], dtype=torch.int32)
             values.append(feature_values)
             short = max(stride, 1) - len(feature_lengths)
             lengths.append(nn.functional.pad(feature_lengths.int(), (0, short)) if short else feature_lengths.int())

@@ -24,6 +24,7 @@ class RankingModel(nn.Module):
         *,
         deduplicated: frozenset[str] = frozenset(),
         elsewhere: frozenset[str] = frozenset(),
+        repeated_ids: frozenset[str] = frozenset(),
         table_device: torch.device | None = None,
     ) -> None:
         super().__init__()
@@ -32,6 +33,7 @@ class RankingModel(nn.Module):
             max_sequence_length=config.max_sequence_length,
             deduplicated=deduplicated,
             elsewhere=elsewhere,
+            repeated_ids=repeated_ids,
             device=table_device,
         )
         repeats_dense = bool(schema.dense) and deduplicated.issuperset(feature.name for feature in schema.dense)

@@ -109,17 +109,20 @@ def shard_model(
     device: torch.device,
     *,
     deduplicated: frozenset[str] = frozenset(),
+    repeated_ids: frozenset[str] = frozenset(),
     disk_folder: Path | None = None,
 ) -> ShardedModel:
     """Build the model, place its tables by the plan, and start all weights as this seed starts them anywhere.
 
-    `deduplicated` names the features whose batches hold distinct rows only; `disk_folder` is where tables beyond
-    `table_memory_bytes` are kept.
+    `deduplicated` names the features whose batches hold distinct rows only, `repeated_ids` those whose single ids are
+    looked up once a batch; `disk_folder` is where tables beyond `table_memory_bytes` are kept.
     """
     torch.manual_seed(config.seed)
     placement = place_tables(schema, plan, config, device=device.type)
     ranker = RankerConfig.of(config.to_json())
-    model = RankingModel(schema, ranker, deduplicated=deduplicated, elsewhere=placement.elsewhere)
+    model = RankingModel(
+        schema, ranker, deduplicated=deduplicated, elsewhere=placement.elsewhere, repeated_ids=repeated_ids
+    )
     _fuse_table_optimiser(model.embeddings, config)
     for table_config in (own for configs in model.embeddings.configs.values() for own in configs):
         table_config.init_fn = _leave_as_it_is

@@ -66,7 +66,13 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
     dedup = choose_dedup_together(dataset, schema, config)
     sharded = shard_model(
-        schema, config, plan, device, deduplicated=dedup.features, disk_folder=Path(job["out"]) / DISK_FOLDER
+        schema,
+        config,
+        plan,
+        device,
+        deduplicated=dedup.features,
+        repeated_ids=frozenset(dedup.ids),
+        disk_folder=Path(job["out"]) / DISK_FOLDER,
     )
     # Dropout draws differ between ranks, as samples do.
     torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())

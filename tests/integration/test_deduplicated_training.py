@@ -1,14 +1,18 @@
 """Training once a distinct row gives what training once a sample gives, on one and on two processes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from recmill.artifacts import Dataset
 from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
 from recmill.training.config import TrainConfig
+from recmill.training.dedup import DedupChoice, choose_dedup
 from recmill.training.trainer import train
 
 CONFIG = TrainConfig(batch_size=256, bottom_layers=(16,), top_layers=(16,), threads=1, max_steps=12, eval_every=12)
@@ -48,6 +52,7 @@ def test_dedup_keeps_the_loss(datasets, tmp_path, optimiser, nproc):
     )
     assert not plain["dedup"]["groups"]
     assert "history" in {name for group in shared["dedup"]["groups"] for name in group}
+    assert "history" in shared["dedup"]["ids"]
     np.testing.assert_allclose(losses(shared), losses(plain), rtol=1e-4)
     assert shared["metrics"]["auc"] == pytest.approx(plain["metrics"]["auc"], abs=1e-4)
 
@@ -57,6 +62,15 @@ def test_auto_leaves_alone_what_does_not_repeat(tmp_path):
     data = cluster_sessions(tmp_path / "raw", out=tmp_path / "data", eval_fraction=0.2, rows_per_group=512)
     config = TrainConfig.from_overrides({"dedup": "auto", "max_steps": "2", "eval_every": "2"}, base=CONFIG)
     assert train(data.path, out=tmp_path / "run", config=config)["dedup"] == {"groups": [], "windows": []}
+
+
+def test_auto_looks_up_ids_once_where_that_saves_many(datasets, monkeypatch):
+    dataset = Dataset.load(datasets["session"])
+    schema = Schema.load(dataset.path)
+    assert choose_dedup(dataset, schema, CONFIG).ids == ()
+    monkeypatch.setattr("recmill.training.dedup.MIN_SAVED_IDS", 20)
+    assert "history" in choose_dedup(dataset, schema, CONFIG).ids
+    assert choose_dedup(dataset, schema, replace(CONFIG, dedup="false")) == DedupChoice()
 
 
 def test_numbers_that_repeat_keep_the_loss_on_ranks_with_different_distinct_rows(tmp_path):

@@ -46,10 +46,12 @@ def session_batch(num_sessions: int = 12, seed: int = 0) -> KeyedJaggedTensor:
     )
 
 
-def run(config: RankerConfig, ids, deduplicated, optimiser_steps: int = 3):
+def run(config: RankerConfig, ids, deduplicated, optimiser_steps: int = 3, repeated_ids=frozenset()):
     """Logits of the first step and all weights after some SGD steps."""
     torch.manual_seed(0)
-    model = RankingModel(SCHEMA, config, deduplicated=deduplicated, table_device=torch.device("cpu"))
+    model = RankingModel(
+        SCHEMA, config, deduplicated=deduplicated, repeated_ids=repeated_ids, table_device=torch.device("cpu")
+    )
     generator = torch.Generator().manual_seed(1)
     for _, weight in sorted(model.embeddings.table_weights().items()):
         weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
@@ -85,6 +87,45 @@ def test_distinct_rows_give_the_same_logits_and_weights(name, encoder, windows, 
         torch.testing.assert_close(
             weights[key], value, rtol=1e-5, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}"
         )
+
+
+@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer"])
+@pytest.mark.parametrize("names", [{"seen"}, {"item"}, {"item", "seen"}])
+@pytest.mark.parametrize("kind", ["plain", "lists", "windows"])
+def test_ids_looked_up_once_give_the_same_logits_and_weights(kind, names, encoder):
+    config = RankerConfig(sequence_encoder=encoder, max_sequence_length=4)
+    ids = kjt = session_batch()
+    if kind != "plain":
+        windows = ("seen",) if kind == "windows" else ()
+        ids = InverseKeyedJaggedTensor.from_kjt(kjt, groups=GROUPS, windows=windows, min_factor=1.0)
+    deduplicated = frozenset() if kind == "plain" else DEDUPLICATED
+    plain_logits, plain_weights = run(config, kjt, frozenset())
+    logits, weights = run(config, ids, deduplicated, repeated_ids=frozenset(names))
+    torch.testing.assert_close(logits, plain_logits, rtol=1e-5, atol=1e-6)
+    for key, value in plain_weights.items():
+        torch.testing.assert_close(weights[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_is_asked_for_each_repeated_id_once():
+    model = RankingModel(SCHEMA, RankerConfig(), repeated_ids=frozenset({"seen"}), table_device=torch.device("cpu"))
+    asked = []
+    model.embeddings.sequence.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0]))
+    ids = session_batch()
+    model(torch.zeros(ids.stride(), 1), ids)
+    sent, given = asked[0].to_dict(), ids.to_dict()
+    assert sent["seen"].values().tolist() == sorted(set(given["seen"].values().tolist()))
+    assert sent["item"].values().tolist() == given["item"].values().tolist()
+
+
+def test_a_batch_of_empty_histories_has_no_ids_to_look_up_once():
+    ids = KeyedJaggedTensor(
+        keys=["likes", "tags", "city", "item", "seen"],
+        values=torch.tensor([1, 2, 3, 4, 5, 6]),
+        lengths=torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 0, 0]),
+    )
+    config = RankerConfig(sequence_encoder="mean")
+    found = run(config, ids, frozenset(), repeated_ids=frozenset({"item", "seen"}))[0]
+    torch.testing.assert_close(found, run(config, ids, frozenset())[0])
 
 
 def test_bottom_layers_see_each_distinct_row_of_numbers_once():
