@@ -75,7 +75,7 @@ SIZES = {
         globo_repeats=7,
         sequence_repeats=3,
         sequence_globo_repeats=3,
-        control_repeats=10,
+        control_repeats=6,
         wire_batches=1,
         kernel=(8192, 5),
     ),

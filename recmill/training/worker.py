@@ -27,7 +27,7 @@ from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.dedup import choose_dedup_together
 from recmill.training.loop import DISK_FOLDER, TrainingRun
-from recmill.training.processes import PROGRESS_MARK, die_with_parent, keep_freed_memory, threads_of
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
 from recmill.training.sharding import shard_model
 
 
@@ -52,7 +52,9 @@ def run_rank(job: dict[str, Any]) -> None:
     torch.set_num_threads(threads_of(config.threads, int(os.environ["LOCAL_WORLD_SIZE"])))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
-        open_run(job, device).train()
+        run = open_run(job, device)
+        with frozen_objects():
+            run.train()
     finally:
         dist.destroy_process_group()
 

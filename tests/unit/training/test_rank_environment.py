@@ -1,12 +1,13 @@
 """What ranks are started with: short spinning while threads wait, unless the user has said how they wait."""
 
+import gc
 import os
 import subprocess
 import sys
 
 import pytest
 
-from recmill.training.processes import rank_environment
+from recmill.training.processes import frozen_objects, rank_environment
 
 
 def test_threads_of_ranks_spin_for_a_while_and_then_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +62,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     )
     num_faults = int(done.stdout)
     assert num_faults < 100 if keeps else num_faults > 10_000
+
+
+def test_objects_that_exist_are_left_alone_while_a_rank_trains() -> None:
+    before = gc.get_freeze_count()
+    kept = [[] for _ in range(10)]
+    with frozen_objects():
+        assert gc.get_freeze_count() >= before + len(kept)
+        with pytest.raises(ZeroDivisionError), frozen_objects():
+            raise ZeroDivisionError
+    assert gc.get_freeze_count() == 0
