@@ -153,6 +153,7 @@ def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int
         chunk.physical_type == physical_type
         and (stored.max_definition_level, stored.max_repetition_level) == (most, int(is_list))
         and set(chunk.encodings) <= ENCODINGS
+        and ("DELTA_BINARY_PACKED" not in chunk.encodings or physical_type in ("INT32", "INT64"))
         and (chunk.compression == "UNCOMPRESSED" or (chunk.compression == "ZSTD" and _cpu.has_zstd()))
     )
     return (sizes[0], sizes[1], most, empty, is_list) if is_known else None
