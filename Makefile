@@ -1,15 +1,14 @@
-# Two commands are enough: `make demo` and `make test`. Both set up what they need.
+# Start with `make demo` and `make test`: both set up what they need.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-TORCHREC := torchrec==1.8.0
 OUT ?= runs/demo
 BENCHMARKS := recd flexshard fae fae_order pss intune together dedup_kernel generate profile_scale
 PRESET ?= tiny
-# Where wheels of CPU-only torch are found, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
+# Index of CPU-only builds of torch, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-# Linters of images and manifests live apart: checkov asks for older versions of what the stack needs new.
+# Linters of images and manifests have their own environment: checkov needs older versions of shared packages.
 LINT := .venv-lint
 LINT_STAMP := $(LINT)/.ready
 KUBECTL ?= kubectl
@@ -24,26 +23,26 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard ker
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Create .venv with everything pinned (done by the other targets)
+setup: $(STAMP) ## Create .venv with pinned versions (the other targets do this first) and name its torch build
+	@$(BIN)/python -c "from recmill.cli.doctor import check_torch; print('torch', check_torch().found)"
 
-# torch first and torchrec last, without dependencies: torchrec asks for fbgemm-gpu, whose files overwrite those of
-# fbgemm-gpu-cpu and break it on a machine without CUDA.
+# torchrec last and without dependencies: it requires fbgemm-gpu, whose files overwrite those of fbgemm-gpu-cpu and break
+# it on a machine without CUDA.
 $(STAMP): $(SOURCES)
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
 	$(PIP) scikit-build-core nanobind cmake ninja
 	$(PIP) --no-build-isolation --editable ".[cpu,spark,dev]"
-	$(PIP) --no-deps $(TORCHREC)
+	$(PIP) --no-deps torchrec
 	@touch $@
 
-demo: $(STAMP) ## Run the whole pipeline on synthetic data and print what it found
+demo: $(STAMP) ## Run the whole pipeline on synthetic data and print the results
 	$(BIN)/recmill run --preset $(PRESET) --out $(OUT)
 
 test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --ignore tests/cluster
 
-test-all: $(STAMP) ## Run every test, the slow ones too
+test-all: $(STAMP) ## Run every test, including the slow ones
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --ignore tests/cluster
 
 check: $(STAMP) ## Lint, types and import rules
@@ -71,14 +70,14 @@ $(LINT_STAMP): lint-requirements.txt
 	$(LINT)/bin/python -m pip install --quiet --disable-pip-version-check --requirement lint-requirements.txt
 	@touch $@
 
-format: $(STAMP) ## Rewrite the code in the house style
+format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## Run every benchmark in its quick form
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
 
-results: $(STAMP) ## Run the benchmarks behind the README's table and write it anew (nothing else may run meanwhile)
+results: $(STAMP) ## Run the benchmarks behind docs/results.md and rewrite its table (nothing else may run meanwhile)
 	$(BIN)/python benchmarks/results.py --run
 
 images: ## Build the images with docker or buildah; make images IMAGE_TAG=...
@@ -87,11 +86,11 @@ images: ## Build the images with docker or buildah; make images IMAGE_TAG=...
 kind-up: $(STAMP) ## Start a kind cluster with Kubeflow Pipelines, Trainer, MLflow and the images
 	KIND_CLUSTER=$(KIND_CLUSTER) KUBECTL=$(KUBECTL) IMAGE_TAG=$(IMAGE_TAG) manifests/kind-up.sh
 
-kind-down: ## Remove the kind cluster and all it holds
+kind-down: ## Delete the kind cluster and everything in it
 	kind delete cluster --name $(KIND_CLUSTER)
 
 test-cluster: $(STAMP) ## Run the steps as real pods on the cluster that KUBECONFIG names (under 20 minutes)
 	$(BIN)/python -m pytest tests/cluster --timeout 2400
 
-clean: ## Remove everything that can be made again
+clean: ## Remove everything that can be rebuilt
 	rm -rf $(VENV) $(LINT) build runs .mypy_cache .ruff_cache .pytest_cache

@@ -1,10 +1,15 @@
-"""`recmill doctor`: what this machine has, what is missing, and how to get it."""
+"""`recmill doctor`: what is installed, what is missing and the command that installs it.
+
+Imports nothing that may be missing: it must run in an environment that holds only the wheel and its dependencies.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,14 +24,15 @@ import click
 from recmill.cli.output import emit, json_option
 from recmill.sizes import format_bytes
 
-PACKAGES = ("torch", "torchrec", "kfp", "mlflow", "duckdb", "ibis-framework", "pyarrow", "stable-baselines3")
+PACKAGES = ("torchrec", "kfp", "mlflow", "duckdb", "ibis-framework", "pyarrow", "stable-baselines3")
+CHECKOUT = Path(__file__).parents[2]  # the repository, or where the wheel was installed
 MIN_FREE_BYTES = 5 * 10**9
 CLUSTER_TIMEOUT_S = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found. `remedy` says what to do where `is_ok` is false."""
+    """Result of one check. `remedy` says what to do if `is_ok` is false."""
 
     name: str
     is_ok: bool
@@ -39,11 +45,11 @@ class Finding:
 @click.option(
     "--image",
     type=click.Choice(["data", "trainer"]),
-    help="Check a container image instead of a machine: what its steps need, and nothing that does not belong there.",
+    help="Check a container image instead of a machine: it has what its steps need and nothing that does not belong.",
 )
 @json_option
 def doctor(image: str | None, as_json: bool) -> None:
-    """Say what is installed, what is missing and how to get it; exit 1 if a required part is missing."""
+    """Report what is installed, what is missing and how to install it; exit with 1 if a required part is missing."""
     if image:
         findings = check_image(image)
     else:
@@ -55,7 +61,7 @@ def doctor(image: str | None, as_json: bool) -> None:
         lines.append(f"{mark:<9}{finding.name:<18}{finding.found}")
         if not finding.is_ok:
             lines.append(f"{'':<27}-> {finding.remedy}")
-    lines.append("everything required is here" if is_healthy else "something required is missing, see above")
+    lines.append("everything required is installed" if is_healthy else "something required is missing, see above")
     emit({"ok": is_healthy, "checks": [asdict(finding) for finding in findings]}, lines, as_json=as_json)
     if not is_healthy:
         sys.exit(1)
@@ -77,28 +83,58 @@ def check_package(name: str) -> Finding:
     try:
         return Finding(name=name, is_ok=True, is_required=True, found=metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name=name, is_ok=False, is_required=True, found="not installed", remedy="make setup")
+        return Finding(name=name, is_ok=False, is_required=True, found="not installed", remedy=install_command(name))
+
+
+def check_torch() -> Finding:
+    """Whether torch loads, and which build it is: the CUDA build takes gigabytes that a CPU never uses."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        found = f"does not load: {error}"
+        return Finding(name="torch", is_ok=False, is_required=True, found=found, remedy=install_command("torch"))
+    build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+    return Finding(name="torch", is_ok=True, is_required=True, found=f"{torch.__version__}, {build}")
+
+
+def install_command(package: str) -> str:
+    """The command that installs what is missing: in a checkout `make setup`, elsewhere pip with recmill's own pins.
+
+    torchrec goes in last and without dependencies: it requires fbgemm-gpu, whose files overwrite those of
+    fbgemm-gpu-cpu.
+    """
+    if (CHECKOUT / "Makefile").is_file():
+        return "make setup"
+    pip = f"{sys.executable} -m pip install"
+    base = [entry for entry in _requirements("") if re.match(rf"{package}\b(?!-)", entry)]
+    if base:
+        return f"{pip} {shlex.join(base)}"
+    (torchrec,) = (entry for entry in _requirements("cuda") if entry.startswith("torchrec"))
+    return f"{pip} {shlex.join(_requirements('cpu'))} && {pip} --no-deps {torchrec}"
 
 
 def check_fbgemm() -> Finding:
-    """Whether fbgemm works: torchrec brings fbgemm-gpu, whose files overwrite and break those of fbgemm-gpu-cpu."""
+    """Whether fbgemm works: torchrec requires fbgemm-gpu, whose files overwrite and break those of fbgemm-gpu-cpu."""
     both = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if _is_installed(name)]
-    remedy = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && make setup"
+    remedy = install_command("fbgemm-gpu-cpu")
+    if not both:
+        return Finding(name="fbgemm", is_ok=False, is_required=True, found="not installed", remedy=remedy)
+    remedy = f"{sys.executable} -m pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {remedy}"
     if len(both) == 2:
         found = "fbgemm-gpu and fbgemm-gpu-cpu overwrite each other"
         return Finding(name="fbgemm", is_ok=False, is_required=True, found=found, remedy=remedy)
-    # In a process of its own: a broken library may end the process that loads it.
+    # In a separate process: a broken library may crash the process that loads it.
     probe = "import torch, fbgemm_gpu; torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2]))"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     if loaded.returncode == 0:
         found = f"{both[0]} {metadata.version(both[0])} works"
         return Finding(name="fbgemm", is_ok=True, is_required=True, found=found)
-    reason = (loaded.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    reason = (loaded.stderr.strip().splitlines() or [f"the process exited with {loaded.returncode}"])[-1]
     return Finding(name="fbgemm", is_ok=False, is_required=True, found=f"does not load: {reason}", remedy=remedy)
 
 
 def check_kernels() -> Finding:
-    remedy = "make setup (needs a C++ compiler)"
+    remedy = "make setup in a checkout (needs a C++ compiler), or reinstall a wheel built for this machine"
     try:
         extension = importlib.import_module("kernels._cpu")
     except ImportError as error:
@@ -123,25 +159,29 @@ def check_chromium() -> Finding:
 
 
 def check_gpu() -> Finding:
-    if not _is_installed("torch"):
-        return Finding(name="gpu", is_ok=False, is_required=False, found="torch is missing", remedy="make setup")
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError):
+        found, remedy = "unknown: torch does not load", install_command("torch")
+        return Finding(name="gpu", is_ok=False, is_required=False, found=found, remedy=remedy)
     if torch.cuda.is_available():
         found = ", ".join(torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count()))
         return Finding(name="gpu", is_ok=True, is_required=False, found=found)
-    remedy = 'a CUDA GPU and pip install -e ".[cuda]"; everything runs on the CPU without one'
-    return Finding(name="gpu", is_ok=False, is_required=False, found=f"none (torch {torch.__version__})", remedy=remedy)
+    remedy = 'needs a CUDA GPU and pip install "recmill[cuda]"; everything runs on CPUs without one'
+    return Finding(name="gpu", is_ok=False, is_required=False, found="none", remedy=remedy)
 
 
 def check_cluster() -> Finding:
     """Whether the cluster that KUBECONFIG (or ~/.kube/config) names answers."""
-    from urllib3.exceptions import HTTPError
-
-    client: Any = importlib.import_module("kubernetes.client")  # untyped
-    config: Any = importlib.import_module("kubernetes.config")
-
     remedy = "set KUBECONFIG to a cluster with Kubeflow Pipelines; only needed for recmill submit"
+    try:
+        from urllib3.exceptions import HTTPError
+
+        client: Any = importlib.import_module("kubernetes.client")  # untyped
+        config: Any = importlib.import_module("kubernetes.config")
+    except ImportError as error:
+        found, remedy = f"unknown: {error}", install_command("kubernetes")
+        return Finding(name="cluster", is_ok=False, is_required=False, found=found, remedy=remedy)
     try:
         config.load_kube_config()
         host = client.Configuration.get_default_copy().host
@@ -172,15 +212,21 @@ def check_data() -> Finding:
 
 
 def check_image(name: str) -> list[Finding]:
-    """What a step's image must have, and what must not be left in it."""
-    findings = [check_python(), check_fbgemm(), check_kernels(), *(check_package(package) for package in PACKAGES)]
+    """What a step's image must contain, and what it must not."""
+    findings = [
+        check_python(),
+        check_torch(),
+        check_fbgemm(),
+        check_kernels(),
+        *(check_package(package) for package in PACKAGES),
+    ]
     if name == "data":
         findings += [check_package("pyspark"), replace(check_java(), is_required=True)]
     return [*findings, check_user(), check_no_compiler(), check_no_caches()]
 
 
 def check_user() -> Finding:
-    remedy = "run the image as it is, with USER 10001, or with runAsNonRoot"
+    remedy = "run the image as built, with USER 10001, or with runAsNonRoot"
     return Finding(
         name="user", is_ok=os.getuid() != 0, is_required=True, found=f"{os.getuid()}:{os.getgid()}", remedy=remedy
     )
@@ -209,8 +255,15 @@ def _is_installed(name: str) -> bool:
     return True
 
 
+def _requirements(extra: str) -> list[str]:
+    """The requirements of an extra of the installed recmill ("" for those of recmill itself), without markers."""
+    split = [entry.partition(";") for entry in metadata.requires("recmill") or []]
+    wanted = re.compile(rf"extra == ['\"]{extra}['\"]") if extra else re.compile(r"^$")
+    return [name.strip() for name, _, marker in split if wanted.search(marker)]
+
+
 def _program(name: str, candidates: tuple[str, ...], remedy: str, *, flag: str = "--version") -> Finding:
-    """Look for the first of these programs that is there and says its version."""
+    """The version that the first of these programs prints."""
     for candidate in filter(None, candidates):
         path = shutil.which(candidate)
         if not path:
@@ -227,6 +280,7 @@ def _program(name: str, candidates: tuple[str, ...], remedy: str, *, flag: str =
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_python,
+    check_torch,
     check_fbgemm,
     check_kernels,
     check_compiler,

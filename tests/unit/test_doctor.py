@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,51 @@ def test_a_required_part_that_is_missing_ends_in_exit_code_1(monkeypatch: pytest
     outcome = CliRunner().invoke(doctor, [])
     assert outcome.exit_code == 1
     assert "make setup" in outcome.output
+
+
+# As in an environment that holds only the wheel: these are neither importable nor listed as installed.
+WITHOUT = """
+import importlib.abc, importlib.metadata, sys
+MISSING = {"torch", "torchrec", "fbgemm_gpu", "kubernetes"}
+PACKAGES = MISSING | {"fbgemm-gpu", "fbgemm-gpu-cpu"}
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def version(name, find=importlib.metadata.version):
+    if name in PACKAGES:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return find(name)
+
+sys.meta_path.insert(0, Blocker())
+importlib.metadata.version = version
+from pathlib import Path
+from recmill.cli import doctor, main
+doctor.CHECKOUT = Path("no-such-folder")
+main(["doctor", "--json"])
+"""
+
+
+def test_an_environment_without_torchrec_is_told_the_exact_command_that_completes_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    findings = {entry["name"]: entry for entry in json.loads(done.stdout)["checks"]}
+    pip = f"{sys.executable} -m pip install"
+    rest = "fbgemm-gpu-cpu==1.8.0 pyre-extensions tensordict torchmetrics==1.0.3 tqdm iopath"
+    for name in ("torchrec", "fbgemm"):
+        assert findings[name]["remedy"] == f"{pip} {rest} && {pip} --no-deps torchrec==1.8.0"
+    assert findings["torch"]["remedy"] == findings["gpu"]["remedy"] == f"{pip} torch==2.13.0"
+    assert findings["cluster"]["remedy"] == f"{pip} 'kubernetes<31,>=30'"
+    assert findings["kernels"]["is_ok"]
+
+
+def test_the_doctor_names_the_build_of_torch() -> None:
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    assert checks.check_torch().found == f"{torch.__version__}, {build} build"
 
 
 def test_an_optional_part_that_is_missing_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
