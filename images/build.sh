@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # images/build.sh [--tag TAG] [--registry PREFIX] [--variant cpu|cuda] [--base IMAGE] [--archive FOLDER] [NAME...]
-# Builds the images of images/NAME/Dockerfile with docker, or with buildah where there is no docker.
-# --archive also writes FOLDER/NAME.tar, for nodes that are loaded by hand. BUILDER=docker|buildah chooses;
-# BUILDAH_FLAGS are buildah's global flags (a storage driver, say).
+# Builds the targets NAME (default: all) of images/Dockerfile with docker, or with buildah where there is no docker.
+# --archive also writes FOLDER/NAME.tar, for nodes without a registry. BUILDER=docker|buildah selects the builder;
+# BUILDAH_FLAGS are buildah's global flags (for example a storage driver).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,21 +24,22 @@ names=("$@")
 builder=${BUILDER:-$(command -v docker >/dev/null && echo docker || echo buildah)}
 read -ra flags <<<"${BUILDAH_FLAGS:-}"
 
-arguments=(--build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" --build-arg "VARIANT=$variant")
+arguments=(--build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" --build-arg "VARIANT=$variant"
+  --build-arg "VERSION=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)" --file images/Dockerfile)
 [ -z "$base" ] || arguments+=(--build-arg "BASE_IMAGE=$base")
 [ -z "${TORCH_INDEX_URL:-}" ] || arguments+=(--build-arg "TORCH_INDEX_URL=$TORCH_INDEX_URL")
-# How this machine's pip finds packages, as secrets of the build: they leave no trace in the image.
+# This machine's pip settings as build secrets: they leave no trace in the image.
 [ ! -r /etc/pip.conf ] || arguments+=(--secret "id=pip_site,src=/etc/pip.conf")
 [ ! -r "$HOME/.config/pip/pip.conf" ] || arguments+=(--secret "id=pip_user,src=$HOME/.config/pip/pip.conf")
 if [ "$builder" = buildah ]; then
-  # buildah's cache looks at modification times, which differ from clone to clone: it builds from a copy that has none.
+  # buildah's cache compares modification times, which differ between clones: build from a copy with fixed times.
   context=$(mktemp -d)
   trap 'rm -rf "$context"' EXIT
-  git ls-files --cached --others --exclude-standard -z -- .dockerignore CMakeLists.txt README.md constraints.txt \
-    pyproject.toml components images kernels pipelines recmill |
+  git ls-files --cached --others --exclude-standard -z -- .dockerignore CMakeLists.txt LICENSE README.md \
+    constraints.txt pyproject.toml components images kernels pipelines recmill |
     tar --create --null --files-from - --mode go=rX,u+w | tar --extract --directory "$context"
   find "$context" -exec touch --date @0 {} +
-  # Folders of wheels and certificates that those settings name must be there inside the build, too.
+  # Folders of wheels and certificates named by those settings must exist inside the build, too.
   for path in $(python3 -m pip config list 2>/dev/null | grep -oE "/[^' ,]+" | sed -E "s,^/+,/,; s,/simple/?$,," | sort -u); do
     [ ! -e "$path" ] || arguments+=(--volume "$path:$path:ro")
   done
@@ -48,11 +49,11 @@ for name in "${names[@]}"; do
   image="${registry}recmill/$name:$tag"
   echo "building $image with $builder" >&2
   if [ "$builder" = docker ]; then
-    DOCKER_BUILDKIT=1 docker build "${arguments[@]}" --file "images/$name/Dockerfile" --tag "$image" .
+    DOCKER_BUILDKIT=1 docker build "${arguments[@]}" --target "$name" --tag "$image" .
     [ -z "$archive" ] || docker save --output "$archive/$name.tar" "$image"
   else
     buildah "${flags[@]}" bud --isolation chroot --layers --format docker "${arguments[@]}" \
-      --file "images/$name/Dockerfile" --tag "$image" "$context"
+      --target "$name" --tag "$image" "$context"
     [ -z "$archive" ] || { rm -f "$archive/$name.tar"; buildah "${flags[@]}" push "$image" "docker-archive:$archive/$name.tar:$image"; }
   fi
   echo "$image"

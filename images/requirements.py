@@ -1,7 +1,7 @@
-"""Print what pyproject.toml asks for, one requirement a line: `python requirements.py [EXTRA...]`.
+"""Print the requirements of pyproject.toml, one per line: `python requirements.py [EXTRA...]`.
 
-Images install dependencies in a layer of their own, before the code is there, so that a change of code does not
-install torch again.
+Images install dependencies in a separate layer, before the code is copied, so that a code change does not reinstall
+torch.
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Prints the tag of images built from this tree: the commit, and where files differ from it a hash of what differs.
-# The same content always has the same tag and other content another one, so a tag never moves.
+# Prints the tag of images built from this tree: the commit, plus a hash of uncommitted changes if there are any.
+# Equal content has equal tags and different content different tags, so a tag never moves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-content=(CMakeLists.txt constraints.txt pyproject.toml images components kernels pipelines recmill)
+content=(CMakeLists.txt LICENSE constraints.txt pyproject.toml images components kernels pipelines recmill)
 commit=$(git rev-parse --short=12 HEAD)
 changes=$(git status --porcelain -- "${content[@]}")
 if [ -z "$changes" ]; then

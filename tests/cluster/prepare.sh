@@ -18,7 +18,8 @@ context=$("$kubectl" config current-context 2>/dev/null || true)
 
 if [[ $context == kind-* ]]; then
   BUILDER=docker images/build.sh --tag "$tag"
-  docker build --file tests/cluster/postgres/Dockerfile --tag "recmill/postgres:$tag" .
+  base=$(sed -n 's/^ARG BASE_IMAGE=//p' images/Dockerfile)
+  docker build --build-arg "BASE_IMAGE=$base" --file tests/cluster/postgres/Dockerfile --tag "recmill/postgres:$tag" .
   kind load docker-image --name "${context#kind-}" "recmill/"{data,trainer,mlflow,postgres}":$tag"
 elif [ "$context" = klab ] && [ -f "$state/run/node-init.pid" ] && [ -x "$tools/load.sh" ]; then
   init=$(cat "$state/run/node-init.pid")

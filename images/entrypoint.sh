@@ -1,12 +1,12 @@
 #!/bin/bash
-# Runs what it is given; `executor` means one of Spark's executors, as Spark's Kubernetes backend starts them.
+# Runs the given command; `executor` starts a Spark executor the way Spark's Kubernetes backend expects.
 set -euo pipefail
 
 if [ "${1:-}" != executor ]; then
   exec "$@"
 fi
 
-# A random user id without a name has no home: Hadoop asks for both.
+# Spark passes the executor's Java options as SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, ...
 java_options=()
 while IFS= read -r name; do
   java_options+=("${!name}")
