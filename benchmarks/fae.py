@@ -46,14 +46,14 @@ from torchrec import EmbeddingBagConfig
 from training_rate import one_rank
 
 from recmill.artifacts import AccessProfile, module_name
-from recmill.data.hot_layout import layout_hot
+from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Feature, Schema
 from recmill.model.hot_embedding import HotEmbeddingCollection
-from recmill.model.table_store import TableOptimiser
-from recmill.planning.hot_set import choose_hot_set
+from recmill.model.stores.interface import TableOptimiser
+from recmill.planning.hot.selection import choose_hot_set
 from recmill.planning.planner import default_plan
 from recmill.planning.topology import Topology
-from recmill.training.sharding import shard_model
+from recmill.training.rank.sharding import shard_model
 
 FOLDER = Path(__file__).parent
 NETWORK_MBIT = 200.0

@@ -10,12 +10,12 @@ from session_logs import globo_clicks
 
 from recmill.artifacts import AccessProfile, Dataset, ShardPlan, write_folder
 from recmill.data.cluster import cluster_sessions
-from recmill.data.hot_layout import layout_hot
+from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
-from recmill.data.sources.synthetic import generate_log
-from recmill.data.sources.synthetic_config import IdList, SyntheticConfig, UserGroup
-from recmill.planning.hot_set import HotSet, choose_hot_set
+from recmill.data.sources.synthetic.config import IdList, SyntheticConfig, UserGroup
+from recmill.data.sources.synthetic.generator import generate_log
+from recmill.planning.hot.selection import HotSet, choose_hot_set
 from recmill.planning.planner import Topology, default_plan
 from recmill.profiling.access import profile_access
 

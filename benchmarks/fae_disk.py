@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
-from recmill.model.disk_store import DiskStore
-from recmill.model.table_store import TableOptimiser
+from recmill.model.stores.disk.store import DiskStore
+from recmill.model.stores.interface import TableOptimiser
 
 DIM, LENGTH, BATCH = 64, 4, 2048
 HOT_ROWS = 1_000_000

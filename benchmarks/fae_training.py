@@ -16,13 +16,13 @@ from torch.nn import functional
 from training_rate import one_rank
 
 from recmill.artifacts import Dataset, ShardPlan
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
-from recmill.training.feed import Feed
-from recmill.training.sharding import ShardedModel, shard_model
+from recmill.training.rank.feed import Feed
+from recmill.training.rank.sharding import ShardedModel, shard_model
 
 CPU = torch.device("cpu")
 BENCH_CONFIG = TrainConfig(bottom_layers=(64,), top_layers=(64, 32), batch_size=8192)

@@ -32,8 +32,8 @@ from torchrec.distributed.types import (
 )
 
 from recmill.artifacts import ShardPlan, module_name
-from recmill.model.table_store import TableOptimiser
-from recmill.model.tier_map import TierMap
+from recmill.model.stores.interface import TableOptimiser
+from recmill.model.stores.tiered.tier_map import TierMap
 from recmill.model.tiered_embedding import TieredEmbeddingCollection
 from recmill.training.processes import keep_freed_memory
 

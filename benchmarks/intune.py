@@ -41,10 +41,10 @@ from intune_simulation import describe, make_exam, sit
 from recmill.artifacts import Dataset, InputError, WorkerAllocation
 from recmill.tuning.agent import Agent
 from recmill.tuning.allocation import tune_ingest
-from recmill.tuning.calibration import POINTS, Calibration, Point, calibrate, fit
 from recmill.tuning.controllers import Controller, baselines
 from recmill.tuning.cores import available_cores
-from recmill.tuning.stage_times import StageTime, measure_stages
+from recmill.tuning.simulation.calibration import POINTS, Calibration, Point, calibrate, fit
+from recmill.tuning.simulation.stage_times import StageTime, measure_stages
 
 NUM_SEEDS = 5
 CORES = (32, 64, 128)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import Dataset
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.schema import Feature, Schema
 
 NUM_DENSE, NUM_LISTS, MEAN_LENGTH = 13, 26, 3

@@ -11,16 +11,16 @@ import pyarrow as pa
 from intune_data import hash_rows
 
 from recmill.artifacts import Dataset
-from recmill.data.batch import RowBlock
-from recmill.data.distinct_batch import CutBlock
+from recmill.data.ikjt.batch import RowBlock
+from recmill.data.ikjt.cutting import CutBlock
 from recmill.data.ingest import IngestPipeline
 from recmill.data.ingest.parts import RawGroup
 from recmill.data.ingest.splits import ALL_ROWS, RowGroup
 from recmill.data.ingest.stages import STAGES, PlainReader
 from recmill.data.schema import Schema
 from recmill.tuning.agent import Agent
-from recmill.tuning.online import OnlineTuner
-from recmill.tuning.stage_times import delayed_reader
+from recmill.tuning.online.tuner import OnlineTuner
+from recmill.tuning.simulation.stage_times import delayed_reader
 
 ONE = dict.fromkeys(STAGES, 1)
 MEMORY_BYTES = 2 * 2**30

@@ -15,7 +15,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset
-from recmill.data.batch import Batch, assemble_batch, decode_block
+from recmill.data.ikjt.batch import Batch, assemble_batch, decode_block
 from recmill.data.ingest.parts import PartFile
 from recmill.data.schema import Schema
 

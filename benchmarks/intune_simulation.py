@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from recmill.tuning.calibration import Calibration
 from recmill.tuning.controllers import Controller
-from recmill.tuning.scenarios import EVENTS, KINDS, draw_events, draw_worlds
-from recmill.tuning.simulator import Event, Simulator, World, best_workers
+from recmill.tuning.simulation.calibration import Calibration
+from recmill.tuning.simulation.scenarios import EVENTS, KINDS, draw_events, draw_worlds
+from recmill.tuning.simulation.simulator import Event, Simulator, World, best_workers
 
 INTERVALS = 60
 EVENT_INTERVALS = range(25, 35)

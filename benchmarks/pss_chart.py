@@ -15,8 +15,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from recmill.report.charts import WIDTH, Axis, Reference, Series, line_chart
-from recmill.report.svg import Legend, label, tag
+from recmill.report.drawing.charts import WIDTH, Axis, Reference, Series, line_chart
+from recmill.report.drawing.svg import Legend, label, tag
 
 COLOURS = ("#848f9b", "#0072b2", "#e06000", "#0a5c36", "#5b2a86", "#3399ee", "#bb7788")  # those of the report
 STYLE = "text{font:12px sans-serif;fill:#55616f}.grid{stroke:#dfe4ea}.base,.reference{stroke:#848f9b}" + "".join(

@@ -21,8 +21,8 @@ def train(steps: int) -> dict[str, Any]:
     from torch import nn
     from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
-    from recmill.model.shared_embedding import SharedEmbeddingBagCollection
-    from recmill.model.table_store import TableOptimiser
+    from recmill.model.stores.interface import TableOptimiser
+    from recmill.model.stores.shared.bag import SharedEmbeddingBagCollection
 
     torch.manual_seed(0)
     names = [f"f{i}" for i in range(NUM_TABLES)]

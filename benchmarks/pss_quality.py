@@ -34,9 +34,9 @@ from torchrec import EmbeddingBagConfig
 
 from kernels import shared_lookup
 from kernels.shared_lookup.reference import mix_bits
-from recmill.model.shared_embedding import SharedArray, SharedEmbeddingBagCollection, SharedTable
-from recmill.model.table_store import TableOptimiser
-from recmill.planning.sharing import DEFAULT_BLOCK_SIZE, choose_exact_share, choose_exact_width
+from recmill.model.stores.interface import TableOptimiser
+from recmill.model.stores.shared.bag import SharedArray, SharedEmbeddingBagCollection, SharedTable
+from recmill.planning.sharing.choice import DEFAULT_BLOCK_SIZE, choose_exact_share, choose_exact_width
 
 DIM = 64
 STD = 0.05

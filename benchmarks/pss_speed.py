@@ -22,8 +22,8 @@ from torchrec import EmbeddingBagConfig
 from kernels.shared_lookup import SharedLayout
 from kernels.shared_lookup.layout import BLOCK_FACTOR, ID_FACTOR, signed
 from kernels.shared_lookup.reference import mix_bits, scale_hash
-from recmill.model.shared_embedding import SharedEmbeddingBagCollection
-from recmill.model.table_store import TableOptimiser
+from recmill.model.stores.interface import TableOptimiser
+from recmill.model.stores.shared.bag import SharedEmbeddingBagCollection
 
 LR = 0.01
 

@@ -21,9 +21,9 @@ from wire_bytes import wire_bytes
 
 from recmill.artifacts import Dataset
 from recmill.data.dataset import read_table
-from recmill.data.parquet_writer import writer_options
+from recmill.data.storage.writer import writer_options
 from recmill.training.config import TrainConfig
-from recmill.training.dedup import DedupChoice, choose_dedup
+from recmill.training.rank.dedup import DedupChoice, choose_dedup
 
 
 def measure_storage(layouts: Layouts, *names: str, thorough: bool = False) -> list[Metric]:

@@ -20,8 +20,8 @@ from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
-from recmill.training.dedup import choose_dedup_together
-from recmill.training.sharding import shard_model
+from recmill.training.rank.dedup import choose_dedup_together
+from recmill.training.rank.sharding import shard_model
 
 NUM_RANKS = 2
 

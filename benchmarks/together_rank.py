@@ -19,7 +19,7 @@ from shaped_network import write_result
 from recmill.artifacts import Dataset, ShardPlan
 from recmill.training.ablation import figures_of, predicted_of
 from recmill.training.processes import keep_freed_memory
-from recmill.training.worker import open_run
+from recmill.training.rank.worker import open_run
 
 
 def main(jobs_path: str) -> None:

@@ -26,14 +26,14 @@ from torch.nn import functional
 from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
-from recmill.training.dedup import DedupChoice, choose_dedup
 from recmill.training.processes import keep_freed_memory
-from recmill.training.sharding import shard_model
+from recmill.training.rank.dedup import DedupChoice, choose_dedup
+from recmill.training.rank.sharding import shard_model
 
 MAX_LOSS_DIFFERENCE = 1e-4  # relative, after some steps: sums over samples are added up in another order
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from recd_rank import NUM_RANKS, count_on_rank
 from session_logs import Layouts
 from torchrec import KeyedJaggedTensor
 
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.schema import Schema
 
 SIDES = {"baseline": ("time", "false"), "ours": ("deduplicated", "auto")}  # the layout that is read, and `dedup`

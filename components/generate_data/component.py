@@ -26,8 +26,8 @@ def generate_data(
     from components.generate_data.executors import spark_settings
     from components.outputs import publish, write_table
     from recmill.data.cluster import cluster_sessions
+    from recmill.data.cluster.spark_session import spark_session
     from recmill.data.sources import make_raw_log
-    from recmill.data.spark_session import spark_session
     from recmill.tracking import step_run
 
     inputs = {"preset": preset, "data": data, "layout": layout, "eval_fraction": eval_fraction, "engine": engine}

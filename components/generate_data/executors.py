@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from components.placement import Placement
-from recmill.data.spark_session import ExecutorPods
+from recmill.data.cluster.spark_session import ExecutorPods
 
 
 def spark_settings(master: str) -> dict[str, str]:

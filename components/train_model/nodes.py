@@ -91,7 +91,7 @@ def make_train_job(
                 "image": placement.image,
                 "numNodes": num_nodes,
                 # The runtime tells torchrun who is who (PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR); the rest is ours.
-                "command": ["torchrun", "--nproc-per-node", str(nproc), "-m", "recmill.training.worker"],
+                "command": ["torchrun", "--nproc-per-node", str(nproc), "-m", "recmill.training.rank.worker"],
                 "args": [str(folder / JOB)],
                 "env": [{"name": name, "value": value} for name, value in environment.items()],
                 "resourcesPerNode": {"requests": resources, "limits": resources},

@@ -1,6 +1,6 @@
 """The streams of a deduplicated row group as arrays: which distinct list a row has, ids from symbols, windows.
 
-What they mean, recmill/data/deduplicated.py and popular_ids.py say. Streams come from files, so all of them are
+What they mean, recmill/data/storage/deduplicated.py and popular_ids.py say. Streams come from files, so all of them are
 checked: ValueError says what does not fit.
 
 Shape suffixes: S = sessions, R = rows, U = distinct rows, C = rows that changed, N = ids.

@@ -71,9 +71,9 @@ def cluster(
     'deduplicated' stores each distinct list of a session once; 'time' keeps time order, as a baseline. Engine 'spark'
     uses your Spark settings (spark.master, SPARK_REMOTE) or those given here.
     """
-    from recmill.data.cluster import cluster_sessions
+    from recmill.data.cluster.sessions import cluster_sessions
+    from recmill.data.cluster.spark_session import session_settings, spark_session
     from recmill.data.log import RawLog
-    from recmill.data.spark_session import session_settings, spark_session
 
     started = time.perf_counter()
     log = RawLog.open(raw, schema_path)

@@ -27,7 +27,7 @@ def layout(data: str, plan_path: str, out: str, sessions: str, as_json: bool) ->
 
     The training rows become the splits 'hot', whose ids are slots of the hot rows, and 'cold'; other splits stay.
     """
-    from recmill.data.hot_layout import layout_hot
+    from recmill.data.hot.layout import layout_hot
 
     started = time.perf_counter()
     chosen = None if sessions == "auto" else sessions

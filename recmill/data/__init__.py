@@ -1,0 +1,20 @@
+"""From raw interaction logs to batches that a training step takes.
+
+`sources` makes raw logs, `cluster` turns one into a dataset (stored by `storage`), `ingest` reads it back in batches
+(`ikjt` holds each repeated list once), `hot` separates samples that read hot rows only.
+"""
+
+__all__ = [
+    "cluster",
+    "dataset",
+    "hot",
+    "ikjt",
+    "ingest",
+    "log",
+    "memory_plan",
+    "schema",
+    "sources",
+    "storage",
+    "tables",
+    "transforms",
+]

@@ -16,7 +16,7 @@ from recmill.data.log import read_file
 from recmill.data.schema import Schema
 
 if TYPE_CHECKING:
-    from recmill.data.encoding import Encoding
+    from recmill.data.storage.encoding import Encoding
 
 
 def read_rows(
@@ -144,8 +144,8 @@ def _read_deduplicated_part(
     dataset: Dataset, part: Mapping[str, Any], wanted: pa.Schema, row_groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
     """A part whose file holds one record a session."""
-    from recmill.data.deduplicated import decode_rows  # with torch, which other layouts do without
-    from recmill.data.encoding import columns_of
+    from recmill.data.storage.deduplicated import decode_rows  # with torch, which other layouts do without
+    from recmill.data.storage.encoding import columns_of
 
     schema = Schema.load(dataset.path)
     encoding = load_encoding(dataset, schema)
@@ -158,7 +158,7 @@ def _read_deduplicated_part(
 
 def load_encoding(dataset: Dataset, schema: Schema | None = None) -> Encoding:
     """How a deduplicated dataset stores its features; `schema` is the dataset's own, if the caller has it already."""
-    from recmill.data.encoding import Encoding
+    from recmill.data.storage.encoding import Encoding
 
     where = join_path(dataset.path, dataset.manifest_name)
     return Encoding.from_json(dataset.body.get("encoding"), schema or Schema.load(dataset.path), where=where)

@@ -29,7 +29,7 @@ from kernels.buffers import empty_array
 from recmill.artifacts import InputError
 
 if TYPE_CHECKING:
-    from recmill.data.distinct import DistinctBlock, DistinctGroup
+    from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup
     from recmill.data.schema import Schema
 
 IdArray = npt.NDArray[np.int64]
@@ -292,7 +292,7 @@ def _drop_unused(values: IdArray, starts: IdArray, lengths: LengthArray) -> tupl
     """The lists one after another if they use less than half of the buffer, as after truncating long ones."""
     if 2 * int(lengths.sum()) >= len(values):
         return values, starts
-    from recmill.data.distinct import take_lists  # it loads torch, which checking a schema must not
+    from recmill.data.ikjt.distinct import take_lists  # it loads torch, which checking a schema must not
 
     return take_lists(values, starts, lengths), np.cumsum(lengths, dtype=np.int64) - lengths
 

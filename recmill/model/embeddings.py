@@ -21,7 +21,7 @@ from kernels import distinct_keys, expand_rows
 from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 from recmill.data.tables import SHAPES, logical_names, table_shapes
-from recmill.model.sequence_windows import SequenceWindows
+from recmill.model.encoders.windows import SequenceWindows
 
 # B = batch, U = distinct rows of a feature (B where nothing is deduplicated), L = padded length, D = embedding width
 INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from kernels import distinct_rows, expand_rows
 from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Feature, Schema
-from recmill.model.layers import MLP, AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
-from recmill.model.sequence_windows import SequenceWindows
+from recmill.model.encoders import AttentionEncoder, MeanEncoder, TransformerEncoder
+from recmill.model.encoders.windows import SequenceWindows
+from recmill.model.layers import MLP, CrossNetwork, DotInteraction
 
 Sequences = SequenceWindows | tuple[Tensor, Tensor]
 

@@ -15,7 +15,7 @@ from kernels.shared_lookup.reference import find_slots
 from recmill.data.schema import Feature, Schema
 from recmill.model.ranker import Ranker
 from recmill.model.ranking_model import RankingModel
-from recmill.model.shared_array import SharedArray
+from recmill.model.stores.shared.array import SharedArray
 
 # B = batch, F = dense features, L = padded length, D = embedding width
 EXAMPLE_BATCH = 3

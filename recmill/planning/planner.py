@@ -13,11 +13,15 @@ import numpy as np
 from recmill.artifacts import AccessProfile, InputError, ShardPlan, local_folder, write_folder
 from recmill.data.schema import Schema
 from recmill.planning.dedup import choose_features, dedup_json
-from recmill.planning.explain import explain_tables
-from recmill.planning.explain_plan import explain_plan
+from recmill.planning.explain import explain_plan
 from recmill.planning.ingest import starting_workers
-from recmill.planning.reads import TableReads, load_reads
-from recmill.planning.refresh import (
+from recmill.planning.sharing.choice import SharedChoice, choose_sharing
+from recmill.planning.sharing.tables import Sharing
+from recmill.planning.tiers.entries import prediction_json, shard_entry, single_rank_entries, table_entries
+from recmill.planning.tiers.explain import explain_tables
+from recmill.planning.tiers.problem import TierProblem, table_memory
+from recmill.planning.tiers.reads import TableReads, load_reads
+from recmill.planning.tiers.refresh import (
     DEFAULT_STEPS,
     Moves,
     Origin,
@@ -27,12 +31,8 @@ from recmill.planning.refresh import (
     load_previous,
     settle,
 )
-from recmill.planning.row_files import write_rows
-from recmill.planning.shared_tables import Sharing
-from recmill.planning.sharing import SharedChoice, choose_sharing
-from recmill.planning.tier_plan import prediction_json, shard_entry, single_rank_entries, table_entries
-from recmill.planning.tier_problem import TierProblem, table_memory
-from recmill.planning.tier_solution import Solved, solve_tiers
+from recmill.planning.tiers.row_files import write_rows
+from recmill.planning.tiers.solution import Solved, solve_tiers
 from recmill.planning.topology import Topology
 from recmill.planning.torchrec_plan import table_bytes, torchrec_body
 from recmill.progress import Progress, no_progress
@@ -259,7 +259,7 @@ def _add_hot_set(
     folder: Path,
 ) -> dict[str, Any] | None:
     """The hot rows of tables that are not on every rank anyway; None where all of them share parameters."""
-    from recmill.planning.hot_set import choose_hot_set
+    from recmill.planning.hot.selection import choose_hot_set
 
     shared = frozenset(choice.shared["tables"] if choice.shared else ())
     if shared.issuperset(table.name for table in schema.tables):

@@ -9,8 +9,8 @@ import numpy as np
 
 from recmill.artifacts import AccessProfile, InputError
 from recmill.data.schema import Schema, Table
-from recmill.planning.costs import STATE_BYTES_PER_ROW, TORCHREC_ID_BYTES, WEIGHT_BYTES
 from recmill.planning.dedup import FeatureDedup, choose_features
+from recmill.planning.tiers.costs import STATE_BYTES_PER_ROW, TORCHREC_ID_BYTES, WEIGHT_BYTES
 from recmill.planning.topology import Topology
 from recmill.planning.torchrec_planner import plan_with_torchrec
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, refuse_foreign_folder, write_folder
 from recmill.data.dataset import open_dataset, read_rows
-from recmill.data.distinct import take_lists
+from recmill.data.ikjt.distinct import take_lists
 from recmill.data.schema import Schema, Table
 from recmill.data.transforms import Transforms
 from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts

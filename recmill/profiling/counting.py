@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernels import count_rows
-from recmill.data.duckdb_engine import connect
+from recmill.data.cluster.duckdb_engine import connect
 
 COUNT_SCHEMA = pa.schema([pa.field("row", pa.int64()), pa.field("count", pa.int64())])
 ROWS_PER_GROUP = 1 << 20

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError
+from recmill.data.cluster.duckdb_engine import connect
 from recmill.data.dataset import read_rows, row_schema
-from recmill.data.duckdb_engine import connect
-from recmill.data.parquet_writer import cut_row_groups
 from recmill.data.schema import Schema
+from recmill.data.storage.writer import cut_row_groups
 from recmill.profiling.list_compare import Lists, count_distinct, hash_lists, same_as_previous, shifted_by_one
 from recmill.profiling.sampling import Group, by_file
 from recmill.progress import Progress, no_progress

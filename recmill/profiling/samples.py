@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, join_path
 from recmill.data.dataset import read_rows
-from recmill.data.distinct import take_lists
+from recmill.data.ikjt.distinct import take_lists
 from recmill.data.log import read_file
 from recmill.data.schema import Schema, Table
 from recmill.data.transforms import Transforms

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from recmill.artifacts import InputError, check_format_version, read_json
-from recmill.report.blocks import Block, Cell, Chart, Note, Section, Table
-from recmill.report.charts import Axis, Span, span_chart
+from recmill.report.drawing.blocks import Block, Cell, Chart, Note, Section, Table
+from recmill.report.drawing.charts import Axis, Span, span_chart
 from recmill.report.runs import number, records
 from recmill.report.units import (
     DASH,

@@ -6,10 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from recmill.report.blocks import Block, Card, Cards, Cell, Chart, Details, Note, Section, Table, heading, same_parts
-from recmill.report.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.drawing.blocks import (
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Chart,
+    Details,
+    Note,
+    Section,
+    Table,
+    heading,
+    same_parts,
+)
+from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.drawing.svg import NUM_COLOURS, Legend
 from recmill.report.runs import Run, mapping, number, records
-from recmill.report.svg import NUM_COLOURS, Legend
 from recmill.report.units import (
     DASH,
     format_bytes,

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from recmill.report.blocks import Block, Card, Cards, Cell, Chart, Details, Note, Section, Table, heading
-from recmill.report.charts import Axis, Bar, bar_chart
 from recmill.report.comparison import Measured, bytes_per_sample, compare_runs, total_seconds
 from recmill.report.data import best_auc
-from recmill.report.flow import Stage, flow_chart
+from recmill.report.drawing.blocks import Block, Card, Cards, Cell, Chart, Details, Note, Section, Table, heading
+from recmill.report.drawing.charts import Axis, Bar, bar_chart
+from recmill.report.drawing.flow import Stage, flow_chart
+from recmill.report.drawing.svg import NUM_COLOURS, Legend
 from recmill.report.runs import STEPS, Run, mapping, number
-from recmill.report.svg import NUM_COLOURS, Legend
 from recmill.report.units import (
     DASH,
     format_bytes,

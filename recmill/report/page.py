@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 import recmill
 from recmill.report.ablation import Variant, ablation_section
-from recmill.report.blocks import Section
 from recmill.report.data import access_section, data_section
+from recmill.report.drawing.blocks import Section
 from recmill.report.overview import comparison_section, headline, lede, pipeline_section, started
 from recmill.report.runs import Run
 from recmill.report.setup import config_section, environment_section, notes_section, plan_section

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import recmill
-from recmill.report.blocks import (
+from recmill.report.drawing.blocks import (
     Block,
     Cell,
     Chart,
@@ -22,9 +22,9 @@ from recmill.report.blocks import (
     same_parts,
     text_cells,
 )
-from recmill.report.charts import Axis, Bar, bar_chart
+from recmill.report.drawing.charts import Axis, Bar, bar_chart
+from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, in_order, mapping, number, records
-from recmill.report.svg import Legend
 from recmill.report.units import DASH, format_count, format_named, readable_name
 
 PACKAGES = ("torch", "torchrec", "duckdb", "ibis-framework", "pyarrow", "kfp", "mlflow")

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recmill.report.blocks import Block, Cell, Chart, Details, Facts, Note, Section, Table, heading
-from recmill.report.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
 from recmill.report.data import best_auc
+from recmill.report.drawing.blocks import Block, Cell, Chart, Details, Facts, Note, Section, Table, heading
+from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, in_order, mapping, number, records
-from recmill.report.svg import Legend
 from recmill.report.units import format_compact, format_metric, format_named, format_number, format_share, readable_name
 
 MAX_POINTS = 120  # of one line: more than the chart has room for only makes the page heavier

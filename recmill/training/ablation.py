@@ -30,9 +30,9 @@ from recmill.artifacts import (
     refuse_foreign_folder,
     write_text_atomically,
 )
-from recmill.data.cluster import cluster_sessions
+from recmill.data.cluster.sessions import cluster_sessions
 from recmill.data.sources import make_raw_log
-from recmill.planning.explain_plan import predicted_bytes
+from recmill.planning.explain import predicted_bytes
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress

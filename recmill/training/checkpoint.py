@@ -23,9 +23,9 @@ from recmill.artifacts import Checkpoint, InputError, explain_write_errors
 from recmill.data.schema import Schema
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
-from recmill.model.shared_array import SharedArray
-from recmill.model.shared_tables import attach_shared_tables
-from recmill.training.sharding import ShardedModel
+from recmill.model.stores.shared.array import SharedArray
+from recmill.model.stores.shared.tables import attach_shared_tables
+from recmill.training.rank.sharding import ShardedModel
 
 NUM_KEPT = 2
 

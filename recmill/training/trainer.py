@@ -128,7 +128,7 @@ def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progr
     plan = ShardPlan.load(job["plan"]) if job["plan"] else None
     if not wants_hot_batches(plan, config) or plan is None:
         return dict(job)
-    from recmill.data.hot_layout import layout_hot  # loads torch, which the launcher can do without
+    from recmill.data.hot.layout import layout_hot  # loads torch, which the launcher can do without
 
     target = folder / "layout"
     if not (target / Dataset.manifest_name).exists():
@@ -181,7 +181,7 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
         job_path = Path(scratch) / JOB
         job_path.write_text(dump_json(job), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(nproc)]
-        command += ["-m", "recmill.training.worker", str(job_path)]
+        command += ["-m", "recmill.training.rank.worker", str(job_path)]
         environment = {
             **rank_environment(),
             "OMP_NUM_THREADS": str(threads_of(job["config"]["threads"], nproc)),

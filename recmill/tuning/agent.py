@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stable_baselines3 import PPO
     from stable_baselines3.common.logger import KVWriter
 
-    from recmill.tuning.online_learning import OnlineLearner
+    from recmill.tuning.online.learning import OnlineLearner
 
 SHIPPED_POLICY = Path(__file__).parent / "policy.zip"
 PRETRAIN_STEPS = 500_000  # about 90 s on one core

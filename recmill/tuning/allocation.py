@@ -22,12 +22,12 @@ from recmill.data.ingest.pipeline import IngestPipeline
 from recmill.data.ingest.splits import ALL_ROWS
 from recmill.data.ingest.stages import STAGES
 from recmill.progress import Progress, no_progress
-from recmill.tuning.calibration import POINTS, Calibration, calibrate
 from recmill.tuning.cores import available_cores
-from recmill.tuning.live import Meter, as_workers, default_slots
 from recmill.tuning.measurement import Measured
+from recmill.tuning.online.live import Meter, as_workers, default_slots
 from recmill.tuning.programme import solve_workers
-from recmill.tuning.stage_times import (
+from recmill.tuning.simulation.calibration import POINTS, Calibration, calibrate
+from recmill.tuning.simulation.stage_times import (
     MAX_EPOCHS,
     ONE_WORKER,
     StageTime,
@@ -123,7 +123,7 @@ def _tune_live(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Let the agent tune a pipeline whose consumer never waits; gives what happened and the best it found."""
     from recmill.tuning.agent import Agent, load_policy
-    from recmill.tuning.online_learning import OnlineLearner
+    from recmill.tuning.online.learning import OnlineLearner
 
     policy = load_policy()
     agent = Agent(learner=OnlineLearner(policy, writers=writers, decisions_per_update=8))

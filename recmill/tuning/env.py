@@ -18,8 +18,15 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Bools, Floats, Ints, Measured
 from recmill.tuning.residual import MOVE_COST, NUM_CHOICES, Watcher, correct_workers, num_figures
-from recmill.tuning.scenarios import DEFAULT_CPU_SHARES, DEFAULT_SECONDS, EVENTS, KINDS, draw_events, draw_worlds
-from recmill.tuning.simulator import Event, Simulator, World, steady_rate
+from recmill.tuning.simulation.scenarios import (
+    DEFAULT_CPU_SHARES,
+    DEFAULT_SECONDS,
+    EVENTS,
+    KINDS,
+    draw_events,
+    draw_worlds,
+)
+from recmill.tuning.simulation.simulator import Event, Simulator, World, steady_rate
 
 HORIZON = 40
 CLIP_COST = 0.2

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from recmill.data.schema import Schema
-from recmill.training.sharding import ShardedModel
-from recmill.training.worker import open_run
+from recmill.training.rank.sharding import ShardedModel
+from recmill.training.rank.worker import open_run
 
 
 def main(work: Path) -> None:

@@ -12,7 +12,7 @@ from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
 from recmill.training.config import TrainConfig
-from recmill.training.dedup import DedupChoice, choose_dedup
+from recmill.training.rank.dedup import DedupChoice, choose_dedup
 from recmill.training.trainer import train
 
 CONFIG = TrainConfig(batch_size=256, bottom_layers=(16,), top_layers=(16,), threads=1, max_steps=12, eval_every=12)
@@ -68,7 +68,7 @@ def test_auto_looks_up_ids_once_where_that_saves_many(datasets, monkeypatch):
     dataset = Dataset.load(datasets["session"])
     schema = Schema.load(dataset.path)
     assert choose_dedup(dataset, schema, CONFIG).ids == ()
-    monkeypatch.setattr("recmill.training.dedup.MIN_SAVED_IDS", 20)
+    monkeypatch.setattr("recmill.training.rank.dedup.MIN_SAVED_IDS", 20)
     assert "history" in choose_dedup(dataset, schema, CONFIG).ids
     assert choose_dedup(dataset, schema, replace(CONFIG, dedup="false")) == DedupChoice()
 

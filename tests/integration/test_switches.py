@@ -13,7 +13,7 @@ import torch
 
 from recmill.artifacts import Dataset
 from recmill.data.cluster import cluster_sessions
-from recmill.data.hot_layout import layout_hot
+from recmill.data.hot.layout import layout_hot
 from recmill.data.sources import generate_log
 from recmill.data.sources.presets import tiny
 from recmill.planning.planner import Topology, plan_shards

@@ -74,7 +74,7 @@ def kinds_of(folder: Path) -> set[str]:
 
 def run_rank(rank: int, world_size: int, job: dict, trains: bool) -> None:
     """A rank of the command `recmill train`; without `trains` it saves what it has read."""
-    from recmill.training.worker import open_run
+    from recmill.training.rank.worker import open_run
 
     out = Path(job["out"])
     os.environ.update(GLOO_SOCKET_IFNAME="lo", LOCAL_WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
@@ -111,7 +111,7 @@ def run(
     }
     world_size = ShardPlan.load(work / plan).world_size
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recmill.training.worker"])
+    context.set_forkserver_preload(["recmill.training.rank.worker"])
     ranks = [context.Process(target=run_rank, args=(rank, world_size, job, trains)) for rank in range(world_size)]
     for process in ranks:
         process.start()

@@ -33,7 +33,7 @@ def test_a_train_job_runs_our_worker_under_torchrun_on_every_node() -> None:
         "--nproc-per-node",
         "2",
         "-m",
-        "recmill.training.worker",
+        "recmill.training.rank.worker",
         "/runs/one/train/job.json",
     ]
     assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2", "memory": "6Gi"}

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recmill.artifacts import InputError
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest.clock import Clock, Taken
 from recmill.data.ingest.crew import WAKE_S, Crew
 from recmill.data.ingest.memory import Budget, MemoryGuard

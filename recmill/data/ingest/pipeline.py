@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recmill.artifacts import Dataset, InputError
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest.engine import Engine
 from recmill.data.ingest.memory import (
     Budget,

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from recmill.data.batch import Batch
+from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest.engine import Engine
 from recmill.data.ingest.memory import Budget
 from recmill.data.ingest.transport import pack, shared_folder, unpack

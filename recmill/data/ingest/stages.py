@@ -16,16 +16,16 @@ from typing import Any
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
-from recmill.data.batch import Batch, RowBlock, assemble_batch, decode_block, expand_block
 from recmill.data.dataset import load_encoding
-from recmill.data.deduplicated import decode_distinct
-from recmill.data.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, regroup
-from recmill.data.distinct_batch import CutBlock, group_keys, prepare_block, short_features
-from recmill.data.encoding import columns_of
+from recmill.data.ikjt.batch import Batch, RowBlock, assemble_batch, decode_block, expand_block
+from recmill.data.ikjt.cutting import CutBlock, group_keys, prepare_block, short_features
+from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, regroup
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import RowGroup
 from recmill.data.schema import Schema
+from recmill.data.storage.deduplicated import decode_distinct
+from recmill.data.storage.encoding import columns_of
 from recmill.data.transforms import Transforms
 
 STAGES = ("read", "decode", "transform", "batch")

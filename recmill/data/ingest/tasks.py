@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recmill.data.batch import RowBlock
-from recmill.data.distinct_batch import CutBlock
+from recmill.data.ikjt.batch import RowBlock
+from recmill.data.ikjt.cutting import CutBlock
 from recmill.data.ingest.schedule import Cut, Entry
 
 FOLLOWING = {"read": "decode", "decode": "transform"}

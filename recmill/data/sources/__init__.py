@@ -16,8 +16,8 @@ from recmill.data.sources.log_writer import refuse_foreign_log, summarise_log
 from recmill.data.sources.movielens import convert_movielens
 from recmill.data.sources.parquet import locate_parquet
 from recmill.data.sources.presets import recd, small, tiny
-from recmill.data.sources.synthetic import generate_log
-from recmill.data.sources.synthetic_config import SyntheticConfig
+from recmill.data.sources.synthetic.config import SyntheticConfig
+from recmill.data.sources.synthetic.generator import generate_log
 from recmill.progress import Progress, no_progress
 
 __all__ = [

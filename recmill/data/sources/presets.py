@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recmill.data.sources.synthetic_config import History, IdList, SyntheticConfig, UserGroup
+from recmill.data.sources.synthetic.config import History, IdList, SyntheticConfig, UserGroup
 
 
 def numbered(prefix: str, count: int) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import InputError
-from recmill.data.batch import decode_block
-from recmill.data.distinct import DistinctBlock, find_distinct, find_windows
+from recmill.data.ikjt.batch import decode_block
+from recmill.data.ikjt.distinct import DistinctBlock, find_distinct, find_windows
 from recmill.data.log import RawLog
 from recmill.data.schema import Feature, Schema
 from recmill.data.transforms import Transforms

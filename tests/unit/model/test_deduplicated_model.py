@@ -7,9 +7,9 @@ from torchrec import KeyedJaggedTensor
 
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.schema import Feature, Schema
+from recmill.model.encoders.windows import SequenceWindows
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
-from recmill.model.sequence_windows import SequenceWindows
 
 SCHEMA = Schema(
     features=(

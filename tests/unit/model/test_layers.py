@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from recmill.model.layers import AttentionEncoder, CrossNetwork, DotInteraction, MeanEncoder, TransformerEncoder
+from recmill.model.encoders import AttentionEncoder, MeanEncoder, TransformerEncoder
+from recmill.model.layers import CrossNetwork, DotInteraction
 
 
 def encoders():

@@ -7,9 +7,9 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 from recmill.model.embeddings import initial_rows, pool_rows
+from recmill.model.encoders.windows import SequenceWindows
 from recmill.model.ranker import Ranker, RankerConfig
 from recmill.model.ranking_model import RankingModel
-from recmill.model.sequence_windows import SequenceWindows
 from recmill.model.servable import ServableModel
 
 SCHEMA = Schema(

@@ -8,7 +8,7 @@ from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import generate_log, synthetic_config
 from recmill.planning.dedup import choose_features
 from recmill.planning.planner import Topology, plan_shards
-from recmill.planning.reads import load_reads
+from recmill.planning.tiers.reads import load_reads
 from recmill.profiling.access import profile_access
 
 SLOW_NETWORK = Topology(nodes=2, ranks_per_node=1, inter_node_bytes_per_s=1e7)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import recmill.report
-from recmill.report.svg import NUM_COLOURS
+from recmill.report.drawing.svg import NUM_COLOURS
 
 STYLE = (Path(recmill.report.__file__).parent / "page.css").read_text(encoding="utf-8")
 LIGHT, DARK, PRINT = (

@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from recmill.data.ingest import IngestPipeline
 from recmill.data.ingest.memory import available_memory_bytes
-from recmill.training import loop
 from recmill.training.config import TrainConfig
-from recmill.training.worker import open_run
-from recmill.tuning import online
-from recmill.tuning.stage_times import delayed_reader
+from recmill.training.rank import loop
+from recmill.training.rank.worker import open_run
+from recmill.tuning.online import tuner as online
+from recmill.tuning.simulation.stage_times import delayed_reader
 
 STEPS_PER_PHASE = 80
 PAUSE_S = 0.01  # of a step, so that the trainer is what the run waits for at first

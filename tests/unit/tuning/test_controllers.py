@@ -12,8 +12,8 @@ from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Measured, changed_conditions
 from recmill.tuning.programme import solve_workers
 from recmill.tuning.residual import Watcher
-from recmill.tuning.scenarios import draw_events, draw_worlds
-from recmill.tuning.simulator import Simulator
+from recmill.tuning.simulation.scenarios import draw_events, draw_worlds
+from recmill.tuning.simulation.simulator import Simulator
 
 
 def measured_of(seconds, *, cores=8.0, slots=64, free_bytes=1e9, item_bytes=1.0, stall=0.5, rate=100.0) -> Measured:

@@ -5,7 +5,7 @@ from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from recmill.tuning.agent import Agent, load_policy, pretrain
 from recmill.tuning.env import IngestEnv, IngestVecEnv
 from recmill.tuning.mlflow_writer import MlflowWriter
-from recmill.tuning.online_learning import OnlineLearner
+from recmill.tuning.online.learning import OnlineLearner
 from recmill.tuning.residual import NEUTRAL
 
 
@@ -78,8 +78,8 @@ def test_training_is_logged_to_mlflow_and_the_policy_can_be_kept(tmp_path):
 
 
 def test_the_agent_learns_from_a_running_pipeline():
-    from recmill.tuning.scenarios import draw_worlds
-    from recmill.tuning.simulator import Simulator
+    from recmill.tuning.simulation.scenarios import draw_worlds
+    from recmill.tuning.simulation.simulator import Simulator
 
     client = RecordingClient()
     learner = OnlineLearner(load_policy(), writers=(MlflowWriter(client, "run"),), decisions_per_update=8)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from repeating_dataset import SCHEMA, write_layout, write_log
 
 from recmill.artifacts import Dataset, InputError
-from recmill.data.batch import assemble_batch
 from recmill.data.ikjt import InverseKeyedJaggedTensor
+from recmill.data.ikjt.batch import assemble_batch
 from recmill.data.ingest import STAGES, IngestPipeline, split_groups
 from recmill.data.ingest.stages import open_reader
 from recmill.data.schema import Schema

@@ -18,7 +18,7 @@ from recmill.data.ingest.stages import PlainReader
 from recmill.data.ingest.transport import pack, shared_folder, unpack
 from recmill.data.ingest.work import RowGroupWork, is_gil_bound
 from recmill.data.schema import Schema
-from recmill.tuning.stage_times import delayed_reader
+from recmill.tuning.simulation.stage_times import delayed_reader
 
 GROUPS = [[40, 31, 7], [64, 1, 52, 33], [90]]
 NUM_ROWS = sum(map(sum, GROUPS))
@@ -227,7 +227,7 @@ class WideReader(PlainReader):
 
 
 def _make_wide():
-    from recmill.data.batch import RowBlock
+    from recmill.data.ikjt.batch import RowBlock
 
     class Wide(RowBlock):
         @property

@@ -1,0 +1,100 @@
+"""Local and remote files: JSON, hashes, and small files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+
+class InputError(ValueError):
+    """Something the user gave us is wrong; the message is one sentence that says what, where and what was expected."""
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether `path` is a URL for fsspec (s3://..., gs://..., memory://...) and not a local path."""
+    return "://" in str(path) and not str(path).startswith("file://")
+
+
+def join_path(folder: str | Path, name: str) -> str:
+    return f"{str(folder).rstrip('/')}/{name}"
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a local or remote file."""
+    try:
+        with fsspec.open(str(path), "rt", encoding="utf-8") as file:
+            loaded = json.load(file, parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except ValueError as error:  # also what is no UTF-8
+        raise InputError(f"{path}: not valid JSON ({error})") from None
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    if not isinstance(loaded, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(loaded).__name__}")
+    return loaded
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def dump_json(value: Any) -> str:
+    """JSON as we write it: stable, readable, refusing NaN (which is not JSON)."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def hash_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_json(value: Any) -> str:
+    """Content hash of a JSON value."""
+    return "sha256:" + hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def explain_write_errors(path: str | Path) -> Iterator[None]:
+    """Turn what the file system refuses while writing `path` into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EACCES: "permission denied",
+            errno.EPERM: "permission denied",
+            errno.EROFS: "the file system is read-only",
+            errno.ENOTDIR: "a parent of it is a file, not a folder",
+            errno.EEXIST: "a parent of it is a file, not a folder",
+        }
+        if error.errno not in reasons:
+            raise
+        raise InputError(f"{path}: cannot be written: {reasons[error.errno]}") from error
+
+
+def write_text_atomically(path: str | Path, text: str) -> None:
+    """Write a small file so that a reader sees the old or the new content, never half of it."""
+    if is_remote(path):
+        with fsspec.open(str(path), "wt", encoding="utf-8") as file:
+            file.write(text)
+        return
+    target = Path(path)
+    with explain_write_errors(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,236 @@
+"""Turns a raw log into a dataset: rows clustered by session (or in time order), cut into splits, in Parquet parts.
+
+What is done to the rows is written once, in Ibis (cluster_query.py); DuckDB runs it here, out of core, and Spark on a
+cluster:
+
+    canonical_rows   one type a column, a plain id becomes a list of one
+    with_split       a session belongs to the split of its first timestamp, or is held out at random
+    SORT_KEYS        the order of the layout
+
+The deduplicated layout has one record a session (session_encoder.py); which features repeat is measured on a sample of
+sessions first.
+
+Both engines hand sorted rows to the same writer (parquet_writer.py), so they give the same rows in the same order.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from recmill.artifacts import Dataset, InputError, explain_write_errors, refuse_foreign_folder, write_folder
+from recmill.data.cluster.duckdb_engine import DuckDBEngine
+from recmill.data.cluster.query import (
+    Boundary,
+    ClusterPlan,
+    sampled,
+    session_starts,
+    with_random_split,
+    with_split,
+)
+from recmill.data.log import RawLog
+from recmill.data.memory_plan import LeanArrow, MemoryPlan
+from recmill.data.schema import Schema
+from recmill.data.storage.writer import SORT_KEYS, SPLIT_COLUMN, PartFormat
+from recmill.progress import Progress, no_progress
+
+CLUSTER_LAYOUTS = tuple(SORT_KEYS)
+ENGINES = ("duckdb", "spark")
+EVAL_SESSIONS = ("last", "random")
+
+
+class Engine(Protocol):
+    """Runs Ibis expressions over the rows of a log."""
+
+    rows: Any  # ibis table of the canonical rows
+
+    def fetch_row(self, query: Any) -> tuple[Any, ...]:
+        """The one row that `query` gives."""
+
+    def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
+        """All rows that `query` gives, with the columns and types of `schema`."""
+
+    def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
+        """Sort `query` by split and SORT_KEYS and write it; the parts as the manifest lists them."""
+
+    def close(self) -> None: ...
+
+
+def cluster_sessions(
+    raw: str | Path | RawLog,
+    *,
+    out: str | Path,
+    layout: str = "session",
+    engine: str = "duckdb",
+    memory_limit_bytes: int = 2 * 10**9,
+    rows_per_group: int | None = None,
+    rows_per_part: int = 1_000_000,
+    eval_fraction: float = 0.0,
+    eval_sessions: str = "last",
+    schema: Schema | str | Path | None = None,
+    progress: Progress = no_progress,
+) -> Dataset:
+    """Write the log as a dataset in the given layout.
+
+    Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last (with
+    `eval_sessions="random"`: drawn by their ids, the same ones in every layout), become "test". `rows_per_group` is
+    8192, or for the deduplicated layout up to four times that, or what the memory allows. `memory_limit_bytes` bounds
+    how far DuckDB's engine lets this process grow; rows that do not fit go to disk. One session that is larger than the
+    rest of the limit passes it: it stays whole, in one row group.
+    """
+    _check_choices(layout, engine, eval_fraction, eval_sessions)
+    refuse_foreign_folder(out, Dataset.manifest_name)
+    log = raw if isinstance(raw, RawLog) else RawLog.open(raw, schema)
+    memory = MemoryPlan.of(
+        log,
+        layout=layout,
+        limit_bytes=memory_limit_bytes,
+        rows_per_group=rows_per_group,
+        rows_per_part=rows_per_part,
+    )
+    if engine == "duckdb":
+        memory.check(memory_limit_bytes, layout=layout)
+    rows_per_group = memory.rows_per_group
+    if not 1 <= rows_per_group <= rows_per_part:
+        raise InputError(
+            f"rows_per_group is {rows_per_group}, expected at least 1 and at most rows_per_part ({rows_per_part})"
+        )
+    if SPLIT_COLUMN in log.schema.columns:
+        raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a name of ours; rename that feature")
+    with LeanArrow():
+        log.validate(progress=progress)
+    with LeanArrow(), write_folder(out, manifest_name=Dataset.manifest_name) as folder:
+        plan = ClusterPlan(
+            log=log,
+            folder=folder,
+            out=str(out),
+            layout=layout,
+            rows_per_group=rows_per_group,
+            rows_per_part=rows_per_part,
+            memory_limit_bytes=memory_limit_bytes,
+            memory=memory,
+            progress=progress,
+        )
+        with explain_write_errors(out):
+            parts, found = _run(plan, engine, eval_fraction, eval_sessions)
+        body = {
+            **found,
+            "layout": layout,
+            "num_rows": sum(part["num_rows"] for part in parts),
+            "parts": parts,
+            "source": {"name": Path(log.path).name, "num_files": len(log.files), "bytes": log.num_bytes},
+        }
+        assert body["num_rows"] == log.num_rows, f"wrote {body['num_rows']} of {log.num_rows} rows"
+        log.schema.save(folder)
+        Dataset.seal(folder, body=body, inputs={"raw": log.content_hash})
+    return Dataset.load(out)
+
+
+def _check_choices(layout: str, engine: str, eval_fraction: float, eval_sessions: str) -> None:
+    if layout not in CLUSTER_LAYOUTS:
+        raise InputError(f"layout is {layout!r}, expected one of {', '.join(CLUSTER_LAYOUTS)}")
+    if engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
+    if not 0 <= eval_fraction < 1:
+        raise InputError(f"eval_fraction is {eval_fraction}, expected at least 0 and less than 1")
+    if eval_sessions not in EVAL_SESSIONS:
+        raise InputError(f"eval_sessions is {eval_sessions!r}, expected one of {', '.join(EVAL_SESSIONS)}")
+
+
+def _run(
+    plan: ClusterPlan, engine_name: str, eval_fraction: float, eval_sessions: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The parts, and what else the manifest says of them."""
+    plan.spill_folder.mkdir()
+    engine = _open_engine(plan, engine_name)
+    try:
+        if eval_sessions == "random" and eval_fraction and not plan.log.schema.splits:
+            split_names, query = ["train", "test"], draw_test(engine, plan.log, eval_fraction)
+        else:
+            split_names, boundaries = find_splits(engine, plan.log, eval_fraction)
+            query = with_split(engine.rows, boundaries) if boundaries else engine.rows
+        form, found = choose_format(plan, engine)
+        parts = engine.write_parts(query, split_names=split_names, form=form)
+        found["num_sessions"] = sum(part["num_sessions"] for part in parts)
+        if plan.layout == "time":  # a session may lie in several parts
+            found["num_sessions"] = engine.fetch_row(engine.rows.aggregate(n=engine.rows.session_id.nunique()))[0]
+    finally:
+        engine.close()
+        shutil.rmtree(plan.spill_folder, ignore_errors=True)
+    return parts, found
+
+
+def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[str, Any]]:
+    """What the parts look like, and what the manifest must say for them to be read."""
+    if plan.layout == "time":
+        return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
+    sample_rows = plan.memory.sample_rows
+    share = sample_rows / plan.log.num_rows
+
+    def fetch(query: Any) -> pa.Table:
+        rows = engine.fetch_table(query.limit(2 * sample_rows), plan.arrow_schema)  # a single session may be longer
+        return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
+
+    rows = fetch(sampled(engine.rows, engine.rows.session_id, share=share))
+    if not rows.num_rows:  # few long sessions, and none was drawn
+        rows = fetch(engine.rows.limit(sample_rows))
+    if plan.layout == "session":
+        return PartFormat.of_rows(plan.arrow_schema, plan.layout, rows), {}
+    from recmill.data.storage.record_format import choose_record_format  # with torch, which other layouts do without
+
+    form, encoding = choose_record_format(
+        rows,
+        plan.log.schema,
+        num_rows=plan.log.num_rows,
+        rows_per_group=plan.rows_per_group,
+        max_shared_ids=plan.memory.max_shared_ids,
+        fetch_users=lambda user: fetch(sampled(engine.rows, engine.rows[user][0], share=share)),
+    )
+    return form, {"encoding": encoding.to_json()}
+
+
+def _open_engine(plan: ClusterPlan, name: str) -> Engine:
+    if name == "spark":
+        from recmill.data.cluster.spark_engine import SparkEngine
+
+        return SparkEngine(plan)
+    return DuckDBEngine(plan)
+
+
+def find_splits(engine: Engine, log: RawLog, eval_fraction: float) -> tuple[list[str], list[Boundary]]:
+    """Names of the splits, "train" first, and where each but the first begins."""
+    starts = session_starts(engine.rows)
+    if log.schema.splits:
+        first_time = engine.fetch_row(engine.rows.aggregate(first=engine.rows.timestamp.min()))[0]
+        names, times = list(log.schema.splits), list(log.schema.splits.values())
+        if first_time >= times[0]:
+            raise InputError(
+                f"{log.path}: no session starts before {times[0]}, where split {names[0]!r} begins, so nothing is "
+                f"left to train on; the first starts at {first_time} (splits in schema.json are in ms, as timestamp is)"
+            )
+        return ["train", *names], [(time, None) for time in times]
+    if eval_fraction == 0:
+        return ["train"], []
+    num_sessions = int(engine.fetch_row(starts.count().as_table())[0])
+    if num_sessions < 2:
+        raise InputError(f"{log.path}: eval_fraction needs at least 2 sessions to divide, found {num_sessions}")
+    num_test = min(max(1, round(eval_fraction * num_sessions)), num_sessions - 1)
+    ordered = starts.order_by("start", "session_id").limit(1, offset=num_sessions - num_test)
+    start, session = engine.fetch_row(ordered.select("start", "session_id"))
+    return ["train", "test"], [(int(start), int(session))]
+
+
+def draw_test(engine: Engine, log: RawLog, eval_fraction: float) -> Any:
+    """The rows, about `eval_fraction` of their sessions in the second split."""
+    query = with_random_split(engine.rows, share=eval_fraction)
+    split = query[SPLIT_COLUMN]
+    if engine.fetch_row(query.aggregate(first=split.min(), last=split.max())) != (0, 1):
+        raise InputError(
+            f"{log.path}: eval_fraction {eval_fraction} of its sessions, drawn at random, are none or all of them; "
+            "give a larger log or another fraction"
+        )
+    return query

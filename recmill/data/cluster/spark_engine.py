@@ -1,0 +1,189 @@
+"""Clusters a log with Spark: every executor sorts and writes its own range of sessions.
+
+The executors need recmill installed, and see the output through a shared folder or, for a URL, through fsspec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import ibis
+import pyarrow as pa
+
+from recmill.artifacts import InputError, is_remote, join_path
+from recmill.data.cluster.query import ClusterPlan, canonical_rows
+from recmill.data.storage.writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
+
+MIN_DRIVER_MEMORY_BYTES = 512 * 2**20  # Spark refuses to start below some 450 MiB
+
+
+def missing_for_spark() -> str | None:
+    """Why Spark cannot run here, or None."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return "pyspark is not installed (pip install 'recmill[spark]')"
+    if "SPARK_REMOTE" in os.environ or shutil.which("java") or os.environ.get("JAVA_HOME"):
+        return None
+    return "no Java was found (install Java 17 or newer, or set JAVA_HOME)"
+
+
+class SparkEngine:
+    """See `cluster.Engine`. Uses the active Spark session; starts one, and stops it again, where there is none."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        if reason := missing_for_spark():
+            raise InputError(f"engine 'spark' cannot run: {reason}; or use engine 'duckdb'")
+        if plan.log.path.startswith("memory://"):
+            raise InputError(f"{plan.log.path}: Spark cannot read the memory of this process; use engine 'duckdb'")
+        from pyspark.sql import SparkSession
+
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+        self.plan = plan
+        self.views: list[str] = []
+        active = SparkSession.getActiveSession()
+        self.is_own = active is None
+        self.spark = active or self._start()
+        self.connection = ibis.pyspark.connect(self.spark)
+        self.rows = self._register_log()
+
+    def _start(self) -> Any:
+        """A session of our own; where it runs (spark.master, SPARK_REMOTE) is left to the user's Spark settings."""
+        from pyspark.sql import SparkSession
+
+        # Workers default to whatever `python3` is on the path; on this machine it must be the one that has recmill.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        memory_bytes = max(self.plan.memory_limit_bytes, MIN_DRIVER_MEMORY_BYTES)
+        settings = {
+            "spark.driver.memory": f"{memory_bytes // 2**20}m",
+            "spark.local.dir": str(self.plan.spill_folder),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+        builder = SparkSession.builder.appName("recmill cluster")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        if "SPARK_REMOTE" not in os.environ:
+            session.sparkContext.setLogLevel("ERROR")
+        return session
+
+    def _register_log(self) -> Any:
+        schema = self.plan.log.schema
+        by_types: dict[tuple[Any, ...], list[str]] = {}
+        for file in self.plan.log.files:
+            by_types.setdefault(file.types, []).append(file.path)
+        tables = []
+        for types, paths in by_types.items():
+            view = f"recmill_log_{uuid.uuid4().hex[:8]}"
+            self.spark.read.parquet(*map(_spark_path, paths)).createOrReplaceTempView(view)
+            self.views.append(view)
+            found = dict(zip(schema.columns, types, strict=True))
+            tables.append(canonical_rows(self.connection.table(view), schema, found))
+        return ibis.union(*tables) if len(tables) > 1 else tables[0]
+
+    def fetch_row(self, query: Any) -> tuple[Any, ...]:
+        return tuple(self.spark.sql(self.connection.compile(query)).first())
+
+    def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
+        return self.spark.sql(self.connection.compile(query)).toArrow().select(schema.names).cast(schema)
+
+    def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
+        plan = self.plan
+        # Where executors can reach it: the folder itself when it is shared or local, else beside the remote output.
+        staging = f"{plan.out.rstrip('/')}.{uuid.uuid4().hex[:8]}.tmp" if is_remote(plan.out) else str(plan.folder)
+        split = [SPLIT_COLUMN] if SPLIT_COLUMN in query.columns else []
+        keys = [*split, *SORT_KEYS[plan.layout]]
+        num_partitions = -(-plan.log.num_rows // plan.rows_per_part)
+        rows = self.spark.sql(self.connection.compile(query))
+        # The range is taken over whole sessions (or whole timestamps), so that none is cut by a partition.
+        rows = rows.repartitionByRange(num_partitions, *keys[: len(split) + 1]).sortWithinPartitions(*keys)
+        try:
+            written = rows.mapInArrow(
+                _partition_writer(plan, staging, split_names, form), "partition long, parts string"
+            )
+            reports = sorted((row.partition, json.loads(row.parts)) for row in written.collect())
+            return self._collect_parts([part for _, parts in reports for part in parts], staging)
+        except Exception as error:
+            if "No space left on device" in str(error):
+                raise InputError(f"{plan.out}: cannot be written: the disk is full") from error
+            raise
+        finally:
+            if is_remote(staging):
+                filesystem, root = fsspec.core.url_to_fs(staging)
+                if filesystem.exists(root):
+                    filesystem.rm(root, recursive=True)
+
+    def _collect_parts(self, parts: list[dict[str, Any]], staging: str) -> list[dict[str, Any]]:
+        """Number the parts in order and drop what a failed attempt of a task left behind."""
+        for number, part in enumerate(parts):
+            name = f"part-{number:05d}.parquet"
+            target = self.plan.folder / name
+            if is_remote(staging):
+                filesystem, root = fsspec.core.url_to_fs(staging)
+                filesystem.get_file(join_path(root, part["file"]), str(target))
+            else:
+                source = Path(staging) / part["file"]
+                if not source.exists():
+                    raise InputError(
+                        f"{self.plan.out}: Spark's executors wrote parts that are not seen here; share the folder"
+                    )
+                source.rename(target)
+            part["file"] = name
+        for left in self.plan.folder.glob("task-*.parquet"):
+            left.unlink()
+        return parts
+
+    def close(self) -> None:
+        for view in self.views:
+            self.spark.catalog.dropTempView(view)
+        if self.is_own:
+            self.spark.stop()
+
+
+def _spark_path(path: str) -> str:
+    """The path as Hadoop names it, with the characters it reads as patterns escaped."""
+    for character in "\\[]{}*?":
+        path = path.replace(character, "\\" + character)
+    if path.startswith("s3://"):
+        return "s3a://" + path.removeprefix("s3://")
+    return path if is_remote(path) else f"file://{path}"
+
+
+def _partition_writer(
+    plan: ClusterPlan, staging: str, split_names: Sequence[str], form: PartFormat
+) -> Callable[..., Iterator[pa.RecordBatch]]:
+    """A function for the executors: write the sorted rows of a partition, report the parts."""
+    schema, layout, rows_per_group, rows_per_part = (
+        plan.arrow_schema,
+        plan.layout,
+        plan.rows_per_group,
+        plan.rows_per_part,
+    )
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        partition = TaskContext.get().partitionId()
+        writer = PartWriter(
+            folder=staging,
+            prefix=f"task-{partition:05d}-{uuid.uuid4().hex[:8]}",  # attempts of one task must not meet
+            form=form,
+            split_names=split_names,
+            rows_per_part=rows_per_part,
+        )
+        for group in cut_row_groups(batches, schema=schema, layout=layout, rows_per_group=rows_per_group):
+            writer.write(group)
+        report = {"partition": [partition], "parts": [json.dumps(writer.close())]}
+        yield pa.RecordBatch.from_pydict(report)
+
+    return write

@@ -1,0 +1,284 @@
+"""What a training step receives, and how it is cut out of Arrow columns without touching single rows.
+
+Shape suffixes: B = samples, F = dense features, K = id features, R = rows of a row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from kernels.buffers import join_arrays
+from kernels.join_lists import ListBlock, join_lists, scan_lists
+from kernels.stack_columns import stack_columns
+from recmill.artifacts import InputError
+from recmill.data.ikjt.build import split_list_column
+from recmill.data.ikjt.cutting import CutBlock, cut_ids
+from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, is_packed, take_lists
+from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
+from recmill.data.schema import Feature, Schema
+
+FloatArray = npt.NDArray[np.float32]
+IdArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The samples one rank trains on in one step.
+
+    `ids` holds every id feature in schema order, key-major, or with repeated lists once (see ikjt.py):
+
+        sample:         0       1            0     1
+        lists:   a: [7, 9]    [4]     b:    []   [3]
+        values  = [7, 9, 4, 3]      lengths = [2, 1, 0, 1]
+    """
+
+    dense_BF: Tensor
+    ids: KeyedJaggedTensor | InverseKeyedJaggedTensor
+    label_B: Tensor
+    num_global: int  # samples of the same step over all ranks
+
+    def __len__(self) -> int:
+        return int(self.label_B.shape[0])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        target = torch.device(device)
+        return replace(
+            self,
+            dense_BF=self.dense_BF.to(target, non_blocking=non_blocking),
+            ids=self.ids.to(target, non_blocking=non_blocking),
+            label_B=self.label_B.to(target, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Self:
+        return replace(
+            self, dense_BF=self.dense_BF.pin_memory(), ids=self.ids.pin_memory(), label_B=self.label_B.pin_memory()
+        )
+
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
+        """Tell CUDA's allocator that `stream` uses these tensors (TorchRec's train pipelines call it)."""
+        self.dense_BF.record_stream(stream)
+        self.ids.record_stream(stream)
+        self.label_B.record_stream(stream)
+
+    def size_in_bytes(self) -> int:
+        if isinstance(self.ids, InverseKeyedJaggedTensor):
+            return int(self.dense_BF.nbytes + self.label_B.nbytes + self.ids.size_in_bytes())
+        return sum(t.nbytes for t in (self.dense_BF, self.ids.values(), self.ids.lengths(), self.label_B))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowBlock:
+    """Decoded rows of one row group; batches are slices of it.
+
+    The ids stay where they were decoded: row r of feature k is values[k][offsets[k][r] : offsets[k][r + 1]].
+    """
+
+    dense_RF: FloatArray
+    label_R: FloatArray
+    lists: ListBlock
+    num_values_R: IdArray  # ids of all features in the rows before r; one entry more than rows
+
+    @property
+    def values(self) -> tuple[IdArray, ...]:
+        return self.lists.values
+
+    @property
+    def offsets(self) -> tuple[npt.NDArray[np.integer], ...]:
+        return self.lists.offsets
+
+    def __len__(self) -> int:
+        return int(self.label_R.shape[0])
+
+    def batch_bytes(self, start: int, stop: int) -> int:
+        """What the rows [start, stop) add to the size of a batch."""
+        num_values = int(self.num_values_R[stop] - self.num_values_R[start])
+        return 8 * num_values + 4 * (stop - start) * (int(self.dense_RF.shape[1]) + len(self.values) + 1)
+
+    @property
+    def nbytes(self) -> int:
+        plain = (self.dense_RF, self.label_R, self.num_values_R)
+        return sum(int(array.nbytes) for array in plain) + sum(
+            int(values.nbytes + offsets.nbytes) for values, offsets in zip(self.values, self.offsets, strict=True)
+        )
+
+
+def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", checks_ranges: bool = True) -> RowBlock:
+    """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
+
+    Missing values: an absent list is an empty one and an absent dense value is 0; an absent label or id is an error.
+    `checks_ranges` is for callers that look at the ids later, once repeats are gone or transforms have run.
+    """
+    num_rows = table.num_rows
+    numbers = [_dense_column(_column(table, feature.name, where), feature.name, where) for feature in schema.dense]
+    dense_RF, wrong = stack_columns(numbers, num_rows)
+    if wrong is not None:
+        filled = [_filled(column, feature.name, where) for column, feature in zip(numbers, schema.dense, strict=True)]
+        dense_RF, _ = stack_columns(filled, num_rows)
+    columns = [_id_column(_column(table, feature.name, where), feature.name, where) for feature in schema.id_features]
+    lists = _list_block(columns, num_rows)
+    bounds = [feature.num_rows for feature in schema.id_features] if checks_ranges else None
+    num_values_R, wrong = scan_lists(lists, bounds)
+    if wrong is not None:
+        _refuse_range(*columns[wrong], schema.id_features[wrong], where)
+    return RowBlock(
+        dense_RF=dense_RF,
+        label_R=_label_column(_column(table, "label", where), where),
+        lists=lists,
+        num_values_R=num_values_R,
+    )
+
+
+def _list_block(columns: Sequence[tuple[IdArray, npt.NDArray[np.integer]]], num_rows: int) -> ListBlock:
+    values, offsets = zip(*columns, strict=True) if columns else ((), ())
+    return ListBlock(values=values, offsets=offsets, num_rows=num_rows)
+
+
+def expand_block(
+    block: DistinctBlock, keys: Sequence[str], *, schema: Schema | None = None, where: str = ""
+) -> RowBlock:
+    """The block with a list a sample. Lists that never repeat and lie one after another stay where they are.
+
+    With a schema, an id that lies outside of its table is an error; `where` says in which row group.
+    """
+    lists: dict[str, tuple[IdArray, IdArray]] = {}
+    for group in block.groups:
+        is_own = group.inverse_R is None or group.num_distinct == len(block)  # distinct rows are in order of first use
+        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
+        for key, values, starts, lengths in columns:
+            if not is_own:
+                starts, lengths = starts[group.inverse_R], lengths[group.inverse_R]
+            if not is_packed(starts, lengths):
+                values = take_lists(values, starts, lengths)
+                starts = np.cumsum(lengths, dtype=np.int64) - lengths
+            lists[key] = values, np.append(starts, starts[-1] + lengths[-1] if len(starts) else 0)
+    joined = _list_block([lists[key] for key in keys], len(block))
+    bounds = None if schema is None else [schema.feature(key).num_rows for key in keys]
+    num_values_R, wrong = scan_lists(joined, bounds)
+    if wrong is not None and schema is not None:
+        check_ranges(block, schema, where=where)
+    return RowBlock(dense_RF=block.dense_RF, label_R=block.label_R, lists=joined, num_values_R=num_values_R)
+
+
+def assemble_batch(
+    slices: Sequence[tuple[RowBlock | CutBlock, int, int]],
+    schema: Schema,
+    *,
+    num_global: int,
+    dedup: Sequence[Sequence[str]] | None = None,
+) -> Batch:
+    """One batch from the rows [start, stop) of each block, in the order given.
+
+    Blocks that are deduplicated give a batch in which the groups `dedup` are, or a plain one if it is None.
+    """
+    keys = [feature.name for feature in schema.id_features]
+    slices = [piece for piece in slices if piece[1] < piece[2]]
+    plain = [(block, start, stop) for block, start, stop in slices if isinstance(block, RowBlock)]
+    stored = [(block, start, stop) for block, start, stop in slices if isinstance(block, CutBlock)]
+    assert not (plain and (stored or dedup is not None)), "the blocks of a batch are made by one reader"
+    ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
+    dense = [block.dense_RF[start:stop] for block, start, stop in slices]
+    labels = [block.label_R[start:stop] for block, start, stop in slices]
+    return Batch(
+        dense_BF=torch.from_numpy(join_arrays(dense)) if dense else torch.empty(0, len(schema.dense)),
+        ids=ids,
+        label_B=torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0),
+        num_global=num_global,
+    )
+
+
+def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> KeyedJaggedTensor:
+    num_values = sum(int(block.num_values_R[stop] - block.num_values_R[start]) for block, start, stop in slices)
+    pieces = [(block.lists, start, stop) for block, start, stop in slices]
+    values_N, lengths_KB, length_per_key = join_lists(pieces, num_values=num_values)
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.from_numpy(values_N),
+        lengths=torch.from_numpy(lengths_KB.reshape(-1)),
+        stride=lengths_KB.shape[1],
+        length_per_key=length_per_key,
+    )
+
+
+def batch_from_arrow(table: pa.Table, schema: Schema, *, where: str = "table") -> Batch:
+    """All rows of `table` as one batch."""
+    return assemble_batch(
+        [(decode_block(table, schema, where=where), 0, table.num_rows)], schema, num_global=table.num_rows
+    )
+
+
+def _column(table: pa.Table, name: str, where: str) -> pa.Array:
+    position = table.schema.get_field_index(name)
+    if position < 0:
+        raise InputError(f"{where}: column {name!r} is missing")
+    column = table.column(position)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+
+
+FLOAT32, ID_LISTS = pa.float32(), pa.list_(pa.int64())
+
+
+def _dense_column(column: pa.Array, name: str, where: str) -> FloatArray:
+    if column.type != FLOAT32:
+        kind = column.type
+        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+            raise InputError(f"{where}: column {name!r} is {kind}, expected float32")
+        column = pc.cast(column, FLOAT32, safe=False)
+    if len(column) and not column.null_count:
+        return _view(column.buffers()[1], np.float32, column.offset, len(column))
+    numbers: FloatArray = column.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _view(buffer: pa.Buffer, dtype: type[np.generic], first: int, count: int) -> npt.NDArray[Any]:
+    """Numbers where they lie. `to_numpy` takes longer, and gives the GIL away for each column."""
+    return np.frombuffer(buffer, dtype, count=count, offset=first * np.dtype(dtype).itemsize)
+
+
+def _filled(numbers: FloatArray, name: str, where: str) -> FloatArray:
+    if np.isinf(numbers).any():
+        row = int(np.flatnonzero(np.isinf(numbers))[0])
+        raise InputError(f"{where}: column {name!r}, row {row}: infinite, expected a finite number")
+    return np.nan_to_num(numbers, nan=0.0)
+
+
+def _label_column(column: pa.Array, where: str) -> FloatArray:
+    labels: FloatArray = np.array(_dense_column(column, "label", where))  # a copy: the column can go with the table
+    if not np.isfinite(labels.sum(dtype=np.float64)):
+        row = int(np.flatnonzero(~np.isfinite(labels))[0])
+        raise InputError(f"{where}: column 'label', row {row}: missing or not finite, expected a number")
+    return labels
+
+
+def _id_column(column: pa.Array, name: str, where: str) -> tuple[IdArray, npt.NDArray[np.integer]]:
+    """Values and offsets of a list column; a plain integer column reads as lists of one."""
+    if column.type == ID_LISTS and len(column) and not column.null_count:
+        values, offsets = column.values, _view(column.buffers()[1], np.int32, column.offset, len(column) + 1)
+        if len(values) and not values.null_count:
+            return _view(values.buffers()[1], np.int64, values.offset, len(values)), offsets
+    values, offsets = split_list_column(column, where=f"{where}: column {name!r}")
+    if values.null_count:
+        raise InputError(f"{where}: column {name!r} holds {values.null_count} missing ids, expected numbers")
+    ids: IdArray = values.to_numpy()
+    return ids, offsets
+
+
+def _refuse_range(values: IdArray, offsets: npt.NDArray[np.integer], feature: Feature, where: str) -> NoReturn:
+    """Say which id lies outside the table: an embedding lookup would read or write foreign memory."""
+    used = values[offsets[0] : offsets[-1]]
+    position = int(np.flatnonzero((used < 0) | (used >= feature.num_rows))[0])
+    row = int(np.searchsorted(offsets, position + offsets[0], side="right")) - 1
+    raise InputError(
+        f"{where}: column {feature.name!r}, row {row}: id {int(used[position])} lies outside [0, {feature.num_rows})"
+    )

@@ -1,0 +1,223 @@
+"""The `deduplicated` layout: one record a row group, each distinct list of a session once, and an inverse.
+
+    rows of two sessions:   tags  [7, 9]  [7, 9]  [4]  [7, 9]  | [4]     item  [1] [5] [2] [3] | [1]
+
+    column               stream               one number for
+    session_id           [17, 18]             each session
+    session/num_rows     [4, 1]               each session
+    timestamp/first      [1000, 1010]         each session
+    timestamp/last       [1115]               the row group; the statistics of these columns let a reader skip it
+    timestamp/gaps       [20, 5, 90]          each row but a session's first: time since the row before
+    label                [0, 1, 0, 0, 1]      each row
+    tags/changed         [no, yes, yes]       each row but a session's first, which is new: is the list another one?
+    tags/again           [0, 1]               each row that changed: 0 a new list; 1 + k the session's k-th list again
+    tags                 [7, 9, 4, 4]         each id of the distinct lists, one list after another
+    tags/lengths         [2, 1, 1]            each distinct list; a single number holds for all
+    item                 [1, 5, 2, 3, 1]      plain: a list a row
+    item/lengths         [1]
+
+Each column is one long list, so that Parquet stores neither nulls nor where a session ends a second time. Dense values
+are stored as integers, see `rotate_floats`; ids may be the symbols of popular_ids.py, with `tags/rest` for the bytes
+that follow them. Histories (`windows`) overlap: `history` is one sequence a session, `history/ends` says where in it
+each distinct list ends (a session's first, then the differences), `history/lengths` how long it is (likewise; or one
+number: as long as that, or as its end allows). Where users come back, the sequences are theirs and lie in the footer
+(sequence_store.py). Arrow hands the footer's text on with every table. A feature's name never holds '/', so the
+columns cannot clash.
+
+Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group, C = rows that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from kernels import decode_inverse, decode_windows, take_windows
+from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup
+from recmill.data.schema import Schema
+from recmill.data.storage.encoding import Encoding
+from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
+from recmill.data.storage.sequences import load_sequences
+from recmill.data.storage.session_encoder import NO_KEY
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> DistinctBlock:
+    """The record of a row group as the reader wants it: every distinct list once."""
+    decoder = _Decoder(table, schema, encoding)
+    dense_RF = np.empty((decoder.num_rows, len(schema.dense)), np.float32)
+    for position, feature in enumerate(schema.dense):
+        dense_RF[:, position] = decoder.dense(feature.name)
+    id_names = [feature.name for feature in schema.id_features]
+    return DistinctBlock(dense_RF=dense_RF, label_R=decoder.label_R, groups=decoder.groups(id_names))
+
+
+def decode_rows(
+    table: pa.Table, schema: Schema, encoding: Encoding, *, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """The record of a row group as rows, with all columns of the schema or some."""
+    decoder = _Decoder(table, schema, encoding)
+    everything = schema.arrow_schema()
+    wanted = everything if columns is None else pa.schema([everything.field(name) for name in columns])
+    lists = decoder.lists([field.name for field in wanted if pa.types.is_list(field.type)])
+    arrays: list[pa.Array] = []
+    for field in wanted:
+        if field.name in lists:
+            arrays.append(lists[field.name])
+        elif field.name == "session_id":
+            arrays.append(pa.array(np.repeat(decoder.stream("session_id"), decoder.num_rows_S)))
+        elif field.name == "timestamp":
+            arrays.append(pa.array(decoder.timestamp_R()))
+        else:
+            arrays.append(pa.array(decoder.label_R if field.name == "label" else decoder.dense(field.name)))
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+Feature = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # values, starts_U, lengths_U
+
+
+class _Decoder:
+    """Arrays of one row group; what features share is decoded once."""
+
+    def __init__(self, table: pa.Table, schema: Schema, encoding: Encoding) -> None:
+        assert table.num_rows == 1, "a row group is one record"
+        self.table, self.schema, self.encoding = table, schema, encoding
+        self.label_R = self.stream("label")
+        self.num_rows = len(self.label_R)
+        self.num_rows_S = self.stream("session/num_rows")
+        self.starts_S = np.cumsum(self.num_rows_S) - self.num_rows_S
+        self._metadata = table.schema.metadata  # a copy of the footer's text each time it is asked for
+        self._inverses: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
+        self._features: dict[str, Feature] = {}
+        self._equal: dict[tuple[str, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
+
+    def stream(self, name: str) -> Any:
+        """The numbers of a column, not copied unless they are bits."""
+        return self.table.column(name)[0].values.to_numpy(zero_copy_only=False)
+
+    def _spread(self, others: npt.NDArray[Any], *, first: Any) -> npt.NDArray[Any]:
+        """What is stored of all rows but a session's first, with `first` for those."""
+        spread_R = np.empty(self.num_rows, others.dtype)
+        is_other_R = np.ones(self.num_rows, np.bool_)
+        is_other_R[self.starts_S] = False
+        spread_R[is_other_R] = others
+        spread_R[self.starts_S] = first
+        return spread_R
+
+    def timestamp_R(self) -> npt.NDArray[np.int64]:
+        since_R = np.cumsum(self._spread(self.stream("timestamp/gaps"), first=0))
+        first_S = self.stream("timestamp/first")
+        timestamp_R: npt.NDArray[np.int64] = since_R + np.repeat(first_S - since_R[self.starts_S], self.num_rows_S)
+        return timestamp_R
+
+    def inverse(self, group: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Sample -> distinct row among those of all sessions, and the number of distinct rows of each session."""
+        if group not in self._inverses:
+            changed = self.table.column(f"{group}/changed")[0].values
+            _, bits = changed.buffers()
+            self._inverses[group] = decode_inverse(
+                self.num_rows_S,
+                np.frombuffer(bits, np.uint8) if len(changed) else np.empty(0, np.uint8),
+                self.stream(f"{group}/again"),
+                num_bits=len(changed),
+                first_bit=changed.offset,
+            )
+        return self._inverses[group]
+
+    def dense(self, name: str) -> npt.NDArray[np.float32]:
+        rotated = self.stream(name).view(np.uint32)
+        values = ((rotated >> np.uint32(1)) | (rotated << np.uint32(31))).view(np.float32)
+        group = self.encoding.features[name].group
+        dense_R: npt.NDArray[np.float32] = values[self.inverse(group)[0]] if group else values
+        return dense_R
+
+    def groups(self, names: Sequence[str]) -> tuple[DistinctGroup, ...]:
+        """The id features `names`, those that share an inverse (or have none) together."""
+        members: dict[str, list[str]] = {}
+        for name in names:
+            members.setdefault(self.encoding.features[name].group, []).append(name)
+        groups = []
+        for group, own in members.items():
+            inverse_R = self.inverse(group)[0] if group else None
+            values, starts, lengths = zip(*map(self._feature, own), strict=True)
+            groups.append(
+                DistinctGroup(keys=tuple(own), values=values, starts=starts, lengths=lengths, inverse_R=inverse_R)
+            )
+        return tuple(groups)
+
+    def _num_distinct(self, name: str) -> npt.NDArray[np.int64]:
+        group = self.encoding.features[name].group
+        return self.inverse(group)[1] if group else self.num_rows_S.astype(np.int64)
+
+    def _feature(self, name: str) -> Feature:
+        if name not in self._features:
+            windows = self.encoding.features[name].windows
+            self._features[name] = self._windows(name) if windows else self._lists(name)
+        return self._features[name]
+
+    def _popular(self, name: str) -> PopularIds | None:
+        if not self.encoding.features[name].coded:
+            return None
+        return load_popular_ids(self._metadata, self.schema.feature(name).table)
+
+    def _ids(self, name: str) -> npt.NDArray[np.int64]:
+        popular, stored = self._popular(name), self.stream(name)
+        return stored if popular is None else popular.to_ids(stored, self.stream(f"{name}/rest"))
+
+    def _lists(self, name: str) -> Feature:
+        lengths_U = self.stream(f"{name}/lengths")
+        if len(lengths_U) == 1:
+            return self._ids(name), *self._equal_lists(self.encoding.features[name].group, int(lengths_U[0]))
+        starts_U = np.cumsum(lengths_U, dtype=np.int64)
+        starts_U -= lengths_U
+        return self._ids(name), starts_U, lengths_U
+
+    def _equal_lists(self, group: str, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Starts and lengths of a group's lists if all have one length; its features share them."""
+        if (group, length) not in self._equal:
+            count = int(self.inverse(group)[1].sum()) if group else self.num_rows
+            starts_U = np.arange(0, count * length, length) if length else np.zeros(count, np.int64)
+            self._equal[group, length] = starts_U, np.full(count, length, np.int32)
+        return self._equal[group, length]
+
+    def _windows(self, name: str) -> Feature:
+        windows = self.stream(f"{name}/ends"), self.stream(f"{name}/lengths"), self._num_distinct(name)
+        if not self.encoding.features[name].shared_by:
+            return decode_windows(self._ids(name), *windows)
+        sequences = load_sequences(self._metadata, name, self._popular(name))
+        begins_S = sequences.begins(self._keys(self.encoding.features[name].shared_by))
+        return decode_windows(sequences.values, *windows, begins_S=begins_S)
+
+    def _keys(self, name: str) -> npt.NDArray[np.int64]:
+        """Whose each session is: the first id of the feature in its first row."""
+        values, starts_U, lengths_U = self._feature(name)
+        num_distinct_S = self._num_distinct(name)
+        first_S = np.cumsum(num_distinct_S) - num_distinct_S
+        keys_S = np.full(len(first_S), NO_KEY)
+        has_key_S = lengths_U[first_S] > 0
+        keys_S[has_key_S] = values[starts_U[first_S[has_key_S]]]
+        return keys_S
+
+    def lists(self, names: Sequence[str]) -> dict[str, pa.ListArray]:
+        """A list a sample for each of the id features."""
+        found = {}
+        for group in self.groups(names):
+            for name, values, starts_U, lengths_U in zip(
+                group.keys, group.values, group.starts, group.lengths, strict=True
+            ):
+                is_own = group.inverse_R is None
+                starts_R = torch.from_numpy(starts_U if is_own else starts_U[group.inverse_R])
+                lengths_R = torch.from_numpy((lengths_U if is_own else lengths_U[group.inverse_R]).astype(np.int64))
+                ids = from_dlpack(pa.array(values)) if len(values) else torch.empty(0, dtype=torch.int64)
+                taken = take_windows(ids, starts_R, lengths_R)
+                offsets = np.zeros(self.num_rows + 1, np.int32)
+                np.cumsum(lengths_R.numpy(), out=offsets[1:])
+                found[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(taken.numpy()))
+        return found

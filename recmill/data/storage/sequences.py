@@ -1,0 +1,100 @@
+"""The histories of a part, one sequence a user: sessions point into it instead of repeating what the last one said.
+
+    user 7, session 1:   [a, b]  [a, b, c]           sequence of user 7:  a b c d e
+    user 7, session 2:   [b, c, d]  [c, d, e]        windows end at:      2 3 | 4 5
+
+While a part is written its sequences only grow at the end, so a window keeps its place; when the part is closed they go
+into the footer, which every reader of one of its row groups has. Who the user is, a feature says (`shared_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from recmill.data.storage.footer_text import TextKey, pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
+from recmill.data.storage.popular_ids import Bytes, PopularIds
+
+IdArray = npt.NDArray[np.int64]
+METADATA_PREFIX = "recmill.sequences/"  # with the name of a feature, and what of it
+# How far back from the end of a user's sequence a session may begin, besides its own length.
+SEARCH_IDS = 1_024
+ID_BYTES = 8
+
+
+class SequenceWriter:
+    """The sequences of one feature while a part is written."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, bytearray] = {}
+        self.num_ids = 0
+
+    def lay(self, keys_S: IdArray, values: IdArray, sizes_S: IdArray) -> IdArray:
+        """Where in its user's sequence each session's begins; what is new of it is added there."""
+        data, ends = values.tobytes(), (ID_BYTES * np.cumsum(sizes_S)).tolist()
+        begins_S, start = np.empty(len(keys_S), np.int64), 0
+        for number, (key, end) in enumerate(zip(keys_S.tolist(), ends, strict=True)):
+            own = data[start:end]
+            start = end
+            known = self._sequences.setdefault(key, bytearray())
+            begin = find_overlap(known, own)
+            known += own[len(known) - begin :]
+            begins_S[number] = begin // ID_BYTES
+        self.num_ids = sum(map(len, self._sequences.values())) // ID_BYTES
+        return begins_S
+
+    def dump(self, feature: str, to_symbols: Callable[[IdArray], tuple[Bytes, Bytes]] | None) -> dict[bytes, bytes]:
+        """The sequences as metadata for the footer, by key."""
+        keys = sorted(self._sequences)
+        sizes = np.array([len(self._sequences[key]) // ID_BYTES for key in keys], np.int64)
+        ids = np.frombuffer(b"".join(self._sequences[key] for key in keys), np.int64)
+        steps: IdArray = np.diff(np.array(keys, np.int64), prepend=0).astype(np.int64, copy=False)
+        columns = {"keys": pack_numbers(steps), "sizes": pack_numbers(sizes)}
+        if to_symbols is None:
+            columns["ids"] = pack_numbers(ids)
+        else:
+            columns["symbols"], columns["rest"] = map(pack_bytes, to_symbols(ids))
+        return {f"{METADATA_PREFIX}{feature}/{name}".encode(): text for name, text in columns.items()}
+
+
+def find_overlap(known: bytearray, own: bytes) -> int:
+    """The first place, in bytes, from which `known` agrees with `own` as far as both reach; else its end."""
+    first, at = own[:ID_BYTES], max(0, len(known) - len(own) - SEARCH_IDS * ID_BYTES)
+    while own and (at := known.find(first, at)) >= 0:
+        if at % ID_BYTES == 0 and known[at : at + len(own)] == own[: len(known) - at]:
+            return at
+        at += 1
+    return len(known)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sequences:
+    """The sequences of one feature of a part: that of keys[k] is values[offsets[k] : offsets[k + 1]]."""
+
+    keys: IdArray
+    offsets: IdArray
+    values: IdArray
+
+    def begins(self, keys_S: IdArray) -> IdArray:
+        """Where the sequences of the keys begin among the values."""
+        begins_S: IdArray = self.offsets[np.searchsorted(self.keys, keys_S)]
+        return begins_S
+
+
+def load_sequences(metadata: Mapping[bytes, bytes] | None, feature: str, popular: PopularIds | None) -> Sequences:
+    """The sequences of a feature that a part was written with."""
+    names = ("keys", "sizes", "ids") if popular is None else ("keys", "sizes", "symbols", "rest")
+    texts = [TextKey((metadata or {})[f"{METADATA_PREFIX}{feature}/{name}".encode()]) for name in names]
+    return _load(popular, *texts)
+
+
+@lru_cache(maxsize=8)  # every row group of a part brings the same footer
+def _load(popular: PopularIds | None, keys: TextKey, sizes: TextKey, *ids: TextKey) -> Sequences:
+    offsets = np.concatenate([[0], np.cumsum(unpack_numbers(sizes.text))])
+    texts = [own.text for own in ids]
+    values = unpack_numbers(texts[0]) if popular is None else popular.to_ids(*map(unpack_bytes, texts))
+    return Sequences(keys=np.cumsum(unpack_numbers(keys.text)), offsets=offsets, values=values)

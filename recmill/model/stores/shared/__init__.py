@@ -1,0 +1,6 @@
+"""Tables of any size in one small array of parameters that their rows share (PSS)."""
+
+from recmill.model.stores.shared.bag import SharedEmbeddingBag
+from recmill.model.stores.shared.collection import SharedEmbeddingBagCollection
+
+__all__ = ["SharedEmbeddingBag", "SharedEmbeddingBagCollection"]

@@ -1,0 +1,298 @@
+"""Embedding tables whose rows live where they are read: hot ones on every rank, warm ones on every node.
+
+lookup = collection(ids)            # starts to communicate and returns
+...                                 # whatever does not need the rows overlaps with it
+rows = lookup["history"]            # waits
+loss.backward()                     # sends gradients; rows are updated before the next lookup sees them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import JaggedTensor, KeyedJaggedTensor
+from torchrec.modules.embedding_configs import PoolingType
+
+from kernels import expand_jagged, expand_rows
+from recmill.artifacts import InputError, ShardPlan, module_name
+from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
+from recmill.model.stores.interface import InitialRows, TableOptimiser
+from recmill.model.stores.tiered.exchange import Grid
+from recmill.model.stores.tiered.lookup import Answer, FetchRows, Request, RowExchange, grid_summary
+from recmill.model.stores.tiered.rows import Layout, RowStore
+from recmill.model.stores.tiered.state import TieredState
+from recmill.model.stores.tiered.tier_map import TierMap
+
+# N = ids of a feature, U = distinct rows of a lookup, B = lists of a feature, D = embedding width
+Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, so a union would say no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lists:
+    """A feature's lists: ids one after another, their lengths, and which sample has which list (None: its own)."""
+
+    ids_N: Tensor
+    lengths_B: Tensor
+    inverse: Tensor | None
+
+
+class TieredEmbeddingCollection(nn.Module):
+    """Looks up tables by a tier plan on any number of ranks; rows update themselves in the backward pass.
+
+    Give it a KeyedJaggedTensor or an InverseKeyedJaggedTensor. A pooled collection answers with one vector a sample and
+    feature, the other with a JaggedTensor a feature. Forward and gradients are exact, whatever the plan; gradients are
+    divided by the number of ranks. `sync_every` above 1 updates replicated rows only every so many steps, with the sum
+    of their gradients: less traffic, the same rows on all ranks, but no longer the same training.
+
+    Tables are no parameters of the module. All ranks construct it, call it and run its backward pass together.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        plan: ShardPlan,
+        *,
+        is_pooled: bool,
+        optimiser: TableOptimiser,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sync_every: int = 1,
+    ) -> None:
+        names = {module_name(table): table for table in plan.body["tables"]}
+        unplanned = [config.name for config in tables if config.name not in names]
+        if unplanned:
+            raise InputError(f"{plan.path or 'the plan'}: has no table for {', '.join(unplanned)}")
+        maps = {names[config.name]: TierMap.from_plan(plan, names[config.name]) for config in tables}
+        ranks_per_node = int(plan.body["topology"]["ranks_per_node"])
+        self._build(
+            tables, maps, ranks_per_node, is_pooled, optimiser, process_group, device or torch.device("cpu"), sync_every
+        )
+
+    @classmethod
+    def of_maps(
+        cls,
+        tables: Sequence[Any],
+        maps: Mapping[str, TierMap],
+        *,
+        ranks_per_node: int,
+        is_pooled: bool,
+        optimiser: TableOptimiser,
+        process_group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sync_every: int = 1,
+    ) -> TieredEmbeddingCollection:
+        """Without a plan: maps by the tables' names, which are those of the configs."""
+        made = cls.__new__(cls)
+        device = device or torch.device("cpu")
+        made._build(tables, maps, ranks_per_node, is_pooled, optimiser, process_group, device, sync_every)
+        return made
+
+    def _build(
+        self,
+        tables: Sequence[Any],
+        maps: Mapping[str, TierMap],
+        ranks_per_node: int,
+        is_pooled: bool,
+        optimiser: TableOptimiser,
+        process_group: dist.ProcessGroup | None,
+        device: torch.device,
+        sync_every: int,
+    ) -> None:
+        nn.Module.__init__(self)
+        if sync_every < 1:
+            raise InputError(f"sync_every is {sync_every}, expected 1 or more")
+        self.is_pooled = is_pooled
+        self.grid = Grid.of(process_group, ranks_per_node=ranks_per_node, device=device)
+        self._configs = dict(zip(maps, tables, strict=True))
+        self._features = {name: table for table, config in self._configs.items() for name in config.feature_names}
+        for table, config in self._configs.items():
+            if config.num_embeddings != maps[table].num_rows:
+                raise InputError(
+                    f"table {table!r} has {config.num_embeddings} rows, its plan places {maps[table].num_rows}"
+                )
+        worker = ThreadPoolExecutor(1, thread_name_prefix="tiers")
+        self._exchanges: dict[int, RowExchange] = {}
+        for dim in sorted({config.embedding_dim for config in tables}):
+            own = {table: maps[table].to(device) for table, c in self._configs.items() if c.embedding_dim == dim}
+            layout = Layout.of(own, self.grid)
+            store = RowStore(layout.num_local, dim, optimiser=optimiser, device=device)
+            self._exchanges[dim] = RowExchange(layout, store, worker, sync_every=sync_every)
+        exchange_of = {table: self._exchanges[config.embedding_dim] for table, config in self._configs.items()}
+        self._state = TieredState(exchange_of, process_group)
+        # Autograd calls backward only where an input wants a gradient; rows are no inputs.
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self._configs)
+
+    def forward(self, ids: Ids) -> TieredLookup:
+        lists = _lists_of(ids, list(self._features))
+        parts = {}
+        for dim, exchange in self._exchanges.items():
+            features = [name for name, table in self._features.items() if self._dim(table) == dim]
+            keys = [exchange.layout.keys(self._features[name], lists[name].ids_N) for name in features]
+            request = exchange.request(torch.cat(keys))
+            pieces = torch.split(request.inverse_N, [len(own) for own in keys])
+            parts[dim] = _Part(
+                exchange=exchange,
+                request=request,
+                pending=exchange.lookup(request),
+                places=dict(zip(features, pieces, strict=True)),
+            )
+        means = {
+            name
+            for name, table in self._features.items()
+            if getattr(self._configs[table], "pooling", None) is PoolingType.MEAN
+        }
+        return TieredLookup(list(parts.values()), lists, self._anchor, is_pooled=self.is_pooled, means=means)
+
+    def _dim(self, table: str) -> int:
+        return int(self._configs[table].embedding_dim)
+
+    @property
+    def exchanges(self) -> tuple[RowExchange, ...]:
+        """What moves the rows, one for every width of tables."""
+        return tuple(self._exchanges.values())
+
+    def finish(self) -> None:
+        """Wait until all gradients sent so far are in the rows."""
+        for exchange in self._exchanges.values():
+            exchange.finish()
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        for exchange in self._exchanges.values():
+            exchange.set_lr(lr)
+
+    def traffic(self) -> dict[str, int]:
+        """{"phase/level": bytes this rank has sent}; level is intra (its node) or inter."""
+        return grid_summary(self.grid)
+
+    @property
+    def size_in_bytes(self) -> int:
+        """What this rank keeps: rows, optimiser state and maps."""
+        return sum(
+            exchange.store.size_in_bytes + sum(tiers.size_in_bytes for tiers in exchange.layout.maps.values())
+            for exchange in self._exchanges.values()
+        )
+
+    def start(self, initial_rows: InitialRows) -> None:
+        """Give every row the value a fresh run starts from, and clear the optimiser state."""
+        self._state.start(initial_rows)
+
+    def state(self) -> dict[str, Any]:
+        """Copies of the logical tables and their optimiser state, each rank holding a block of rows."""
+        return self._state.state()
+
+    def absorb(self, state: Mapping[str, Any]) -> None:
+        """Take over a state of the form `state()` gives."""
+        self._state.absorb(state)
+
+    def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """(weights, {state name: state}) of rows, the same on every rank."""
+        return self._state.gather_rows(table, rows_R)
+
+    def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Write rows; all ranks pass the same."""
+        self._state.put_rows(table, rows_R, weights_RD, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The lookup of one width: where each id of its features finds its row among the distinct ones."""
+
+    exchange: RowExchange
+    request: Request
+    pending: Future[Answer]
+    places: dict[str, Tensor]
+
+
+class TieredLookup(Mapping[str, Any]):
+    """The answer to a batch: {feature: [B, D]} or {feature: JaggedTensor}. Waits when it is first read."""
+
+    def __init__(
+        self, parts: list[_Part], lists: Mapping[str, _Lists], anchor: Tensor, *, is_pooled: bool, means: set[str]
+    ) -> None:
+        self._parts, self._lists, self._anchor = parts, lists, anchor
+        self._is_pooled, self._means = is_pooled, means
+        self._found: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        if self._found is None:
+            self._found = {}
+            for part in self._parts:
+                rows_UD = FetchRows.apply(self._anchor, part.exchange, part.request, part.pending)  # type: ignore[no-untyped-call]
+                for name, places_N in part.places.items():
+                    self._found[name] = self._read(name, rows_UD, places_N)
+        return self._found
+
+    def _read(self, name: str, rows_UD: Tensor, places_N: Tensor) -> Any:
+        own = self._lists[name]
+        if self._is_pooled:
+            pooled = _pool(rows_UD, places_N, own.lengths_B, is_mean=name in self._means)
+            return pooled if own.inverse is None else expand_rows(pooled, own.inverse)
+        lengths_B = own.lengths_B
+        if own.inverse is not None:
+            offsets = _offsets(lengths_B)
+            places_N, offsets = expand_jagged(places_N, offsets, own.inverse)
+            lengths_B = offsets.diff().to(lengths_B.dtype)
+        return JaggedTensor(values=expand_rows(rows_UD, places_N), lengths=lengths_B)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.to_dict()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for part in self._parts for name in part.places)
+
+    def __len__(self) -> int:
+        return sum(len(part.places) for part in self._parts)
+
+
+def _lists_of(ids: Ids, names: Sequence[str]) -> dict[str, _Lists]:
+    if isinstance(ids, InverseKeyedJaggedTensor):
+        groups = {ids.group_of(name) for name in names}
+        found = {group: _features_of(ids.group_kjt(group)) for group in groups}
+        lists = {}
+        for name in names:
+            group = ids.group_of(name)
+            ids_N, lengths_B = found[group][name]
+            inverse = None if ids.is_plain(group) else ids.inverse(group)
+            lists[name] = _Lists(ids_N=ids_N, lengths_B=lengths_B, inverse=inverse)
+        return lists
+    if not isinstance(ids, KeyedJaggedTensor):
+        raise TypeError(f"received {type(ids).__name__}, expected a KeyedJaggedTensor or an InverseKeyedJaggedTensor")
+    missing = sorted(set(names) - set(ids.keys()))
+    if missing:
+        raise ValueError(f"the batch lacks the features {', '.join(missing)}; it has {', '.join(ids.keys())}")
+    if ids.weights_or_none() is not None:
+        raise ValueError("the batch has weights, which a tiered collection does not apply")
+    features = _features_of(ids)
+    return {name: _Lists(ids_N=features[name][0], lengths_B=features[name][1], inverse=None) for name in names}
+
+
+def _features_of(ids: KeyedJaggedTensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """{feature: (values, lengths)}; unlike TorchRec's `to_dict`, also of a batch without samples."""
+    if ids.variable_stride_per_key():
+        return {name: (lists.values(), lists.lengths()) for name, lists in ids.to_dict().items()}
+    lengths_FB = ids.lengths().view(len(ids.keys()), ids.stride())
+    values = torch.split(ids.values(), lengths_FB.sum(dim=1).tolist())
+    return dict(zip(ids.keys(), zip(values, lengths_FB, strict=True), strict=True))
+
+
+def _offsets(lengths_B: Tensor) -> Tensor:
+    return torch.cat([lengths_B.new_zeros(1, dtype=torch.int64), lengths_B.cumsum(0)])
+
+
+def _pool(rows_UD: Tensor, places_N: Tensor, lengths_B: Tensor, *, is_mean: bool) -> Tensor:
+    """[B, D]: sum or mean of each list's rows; zeros for an empty one, still part of the graph."""
+    if not len(places_N):
+        return rows_UD.new_zeros(len(lengths_B), rows_UD.shape[1]) + rows_UD.sum()  # the sum of no rows: 0
+    mode = "mean" if is_mean else "sum"
+    return nn.functional.embedding_bag(places_N, rows_UD, _offsets(lengths_B)[:-1], mode=mode)

@@ -1,0 +1,163 @@
+"""Tiered tables as logical ones: started, saved, loaded and moved by row id, whoever holds the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard
+
+from recmill.model.stores.interface import InitialRows
+from recmill.model.stores.tiered.lookup import RowExchange
+
+# R = rows asked for, D = embedding width
+CHUNK_ROWS = 1 << 17  # rows that travel at once, so that saving needs little beside the copy it makes
+
+
+class TieredState:
+    """The TableStore half of a tiered collection. Every method is called on all ranks together."""
+
+    def __init__(self, exchange_of: Mapping[str, RowExchange], process_group: dist.ProcessGroup | None) -> None:
+        self._exchange_of, self._group = dict(exchange_of), process_group
+
+    def _finish(self) -> None:
+        for exchange in self._exchange_of.values():
+            exchange.finish()
+
+    @torch.no_grad()
+    def start(self, initial_rows: InitialRows) -> None:
+        self._finish()
+        for table, exchange in self._exchange_of.items():
+            num_rows = exchange.layout.maps[table].num_rows
+            for first in range(0, num_rows, CHUNK_ROWS):
+                stop = min(first + CHUNK_ROWS, num_rows)
+                weights = initial_rows(table, first, stop)
+                self._write(table, torch.arange(first, stop), weights, {})
+        for exchange in self._exchange_of.values():
+            for state in exchange.store.state.values():
+                state.zero_()
+
+    @torch.no_grad()
+    def state(self) -> dict[str, Any]:
+        self._finish()
+        tables: dict[str, Any] = {}
+        optimiser: dict[str, dict[str, Any]] = {}
+        for table, exchange in self._exchange_of.items():
+            start, stop = self._block(table)
+            block = torch.empty(stop - start, exchange.store.num_columns)
+            for first, last in self._chunks(table):
+                rows = torch.arange(start + first, start + last)
+                block[first:last] = self._fetch(table, rows).cpu()
+            weights, states = exchange.store.part(block)
+            tables[table] = self._sharded(table, weights.contiguous())
+            if states:
+                optimiser[table] = {name: self._sharded(table, own.contiguous()) for name, own in states.items()}
+        return {"tables": tables, "table_optimiser": optimiser}
+
+    @torch.no_grad()
+    def absorb(self, state: Mapping[str, Any]) -> None:
+        self._finish()
+        for table, exchange in self._exchange_of.items():
+            start, _ = self._block(table)
+            weights = _local(state["tables"][table])
+            saved = state["table_optimiser"].get(table, {})
+            states = [_local(saved[name]) for name in exchange.store.state]
+            columns = torch.cat([weights, *(own.unsqueeze(1) if own.dim() == 1 else own for own in states)], dim=1)
+            for first, last in self._chunks(table):
+                rows = torch.arange(start + first, start + last)
+                shared_rows, shared_columns = self._share(exchange, rows, columns[first:last])
+                self._write(table, shared_rows, *exchange.store.part(shared_columns))
+
+    def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        self._finish()
+        with torch.no_grad():
+            return self._exchange_of[table].store.part(self._fetch(table, rows_R))
+
+    @torch.no_grad()
+    def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
+        self._finish()
+        self._write(table, rows_R, weights_RD, state)
+
+    def _fetch(self, table: str, rows_R: Tensor) -> Tensor:
+        """[R, D + S] of rows that each rank asks for on its own."""
+        exchange = self._exchange_of[table]
+        request = exchange.request(exchange.layout.keys(table, rows_R.to(exchange.store.device)))
+        return exchange.read(request)[request.inverse_N]
+
+    def _write(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
+        exchange = self._exchange_of[table]
+        device = exchange.store.device
+        places, keys = exchange.layout.held(table, rows_R.to(device))
+        chosen = {name: values.to(device)[places] for name, values in state.items()}
+        exchange.store.write(keys, weights_RD.to(device)[places], chosen)
+
+    def _share(self, exchange: RowExchange, rows_R: Tensor, columns_R: Tensor) -> tuple[Tensor, Tensor]:
+        """What all ranks hold of a chunk, on all ranks; each then keeps the rows that are its own."""
+        grid = exchange.grid
+        if grid.world_size == 1:
+            return rows_R, columns_R
+        counts = grid.swap_counts(grid.world, [len(rows_R)] * grid.world_size, phase="checkpoint")
+        send = [len(rows_R)] * grid.world_size
+        rows_R, columns_R = rows_R.to(grid.device), columns_R.to(grid.device)
+        rows = grid.swap(grid.world, rows_R.repeat(grid.world_size), send=send, receive=counts, phase="checkpoint")
+        columns = columns_R.repeat(grid.world_size, 1)
+        return rows, grid.swap(grid.world, columns, send=send, receive=counts, phase="checkpoint")
+
+    def _block(self, table: str) -> tuple[int, int]:
+        """The logical rows that this rank saves."""
+        grid = self._exchange_of[table].grid
+        num_rows = self._exchange_of[table].layout.maps[table].num_rows
+        size = -(-num_rows // grid.world_size)
+        return min(grid.rank * size, num_rows), min((grid.rank + 1) * size, num_rows)
+
+    def _chunks(self, table: str) -> Iterator[tuple[int, int]]:
+        """Parts of the block, as many on every rank, some of them empty."""
+        grid = self._exchange_of[table].grid
+        size = -(-self._exchange_of[table].layout.maps[table].num_rows // grid.world_size)
+        start, stop = self._block(table)
+        for first in range(0, size, CHUNK_ROWS):
+            yield min(first, stop - start), min(first + CHUNK_ROWS, stop - start)
+
+    def _sharded(self, table: str, local: Tensor) -> Any:
+        """This rank's block as its shard of the logical table."""
+        exchange = self._exchange_of[table]
+        if not dist.is_initialized():
+            return local
+        num_rows, world = exchange.layout.maps[table].num_rows, exchange.grid.world_size
+        size = -(-num_rows // world)
+        rest = list(local.shape[1:])
+        shards = [
+            ShardMetadata(
+                shard_offsets=[rank * size, *(0 for _ in rest)],
+                shard_sizes=[min(size, num_rows - rank * size), *rest],
+                placement=f"rank:{rank}/cpu",
+            )
+            for rank in range(world)
+            if rank * size < num_rows
+        ]
+        metadata = ShardedTensorMetadata(
+            shards_metadata=shards,
+            size=torch.Size([num_rows, *rest]),
+            tensor_properties=TensorProperties(dtype=local.dtype),
+        )
+        mine = [Shard(tensor=local, metadata=shards[exchange.grid.rank])] if len(local) else []
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            mine, sharded_tensor_metadata=metadata, process_group=self._group
+        )
+
+
+def _local(value: Any) -> Tensor:
+    """This rank's block of a logical table."""
+    if isinstance(value, ShardedTensor):
+        shards = value.local_shards()
+        if shards:
+            return shards[0].tensor
+        return torch.empty(0, *value.size()[1:])
+    tensor: Tensor = value
+    return tensor

@@ -1,0 +1,196 @@
+"""TorchRec's sharded tables as a TableStore: rows move in and out of the shards, whoever holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels import move_rows
+from recmill.model.stores.hot.swap import HeldShard, exchange_changes
+from recmill.model.stores.interface import InitialRows, Replica
+
+# R = rows asked for, D = embedding width
+START_BLOCK = 1 << 20
+
+
+class TorchRecStore:
+    """Tables of a DistributedModelParallel, by their ShardedTensors, whose local shards are views of the live rows.
+
+    `weights` maps a table to its ShardedTensor, `optimiser_state` a table to {state name: ShardedTensor} (what
+    `ShardedModel.table_weights` and `table_optimiser_state` give). Table-wise and row-wise shards are held whole in
+    their columns; of column-wise ones only weights and element-wise state can be moved.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Any],
+        optimiser_state: Mapping[str, Mapping[str, Any]],
+        *,
+        state_names: tuple[str, ...] = ("momentum1",),
+        optimiser: torch.optim.Optimizer | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._weights, self._state = dict(weights), {name: dict(own) for name, own in optimiser_state.items()}
+        self._state_names, self._optimiser, self._group = state_names, optimiser, process_group
+        self._wide: dict[tuple[str, str], bool] = {}
+        self._overlaps: dict[tuple[str, int, int], tuple[Tensor, Tensor | None, Tensor]] = {}
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self._weights)
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps that begin from now on."""
+        assert self._optimiser is not None, "the store was made without the tables' optimiser"
+        for group in self._optimiser.param_groups:
+            group["lr"] = lr
+        self._optimiser.step()  # of a fused optimiser: hands the rate to its tables
+
+    @torch.no_grad()
+    def start(self, initial_rows: InitialRows) -> None:
+        """Give every local row the value a fresh run starts from, and clear the optimiser state."""
+        for table, weight in self._weights.items():
+            for shard in weight.local_shards():
+                first, column = shard.metadata.shard_offsets
+                num_rows, width = shard.metadata.shard_sizes
+                for start in range(first, first + num_rows, START_BLOCK):
+                    stop = min(start + START_BLOCK, first + num_rows)
+                    rows = initial_rows(table, start, stop)
+                    shard.tensor[start - first : stop - first].copy_(rows[:, column : column + width])
+            for state in self._state.get(table, {}).values():
+                for shard in state.local_shards():
+                    shard.tensor.zero_()
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimiser state as ShardedTensors over logical rows."""
+        return {"tables": dict(self._weights), "table_optimiser": {k: dict(v) for k, v in self._state.items() if v}}
+
+    def absorb(self, state: Mapping[str, Any]) -> None:
+        """Nothing to do: a checkpoint is read into the live shards."""
+
+    @torch.no_grad()
+    def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Rows by id on every rank, sent by the ranks that hold them."""
+        dim = int(self._weights[table].metadata().size[1])
+        weights = self._collect(table, "", rows_R, (len(rows_R), dim))
+        shapes = {name: self._state_shape(table, name, rows_R, dim) for name in self._state_names}
+        return weights, {name: self._collect(table, name, rows_R, shape) for name, shape in shapes.items()}
+
+    @torch.no_grad()
+    def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Write rows into the shards that this rank holds."""
+        for name, values in (("", weights_RD), *state.items()):
+            for shard in self._shards(table, name):
+                place, local, columns = self._overlap(table, shard, rows_R)
+                if columns is None:
+                    move_rows(values, shard.tensor, source_rows_N=place, target_rows_N=local)
+                else:
+                    chosen = values if place is None else values[place]
+                    shard.tensor[local] = chosen[:, columns].to(shard.tensor.device)
+
+    @torch.no_grad()
+    def refresh(self, replicas: Mapping[str, Replica]) -> None:
+        """Make copies of rows equal to the rows, on all ranks, with one exchange for all tables.
+
+        Replicas are equal everywhere, so whoever holds a row compares it with its own copy and sends it if they differ.
+        """
+        cut = [table for table in replicas if self._is_cut(table)]
+        whole = {table: own for table, own in replicas.items() if table not in cut}
+        for table in cut:
+            own = replicas[table]
+            found, state = self.gather_rows(table, own.rows_H)
+            own.weights_HD.copy_(found)
+            for name, target in own.state.items():
+                target.copy_(state[name])
+        if not dist.is_initialized() or dist.get_world_size(self._group) == 1:
+            for table, own in whole.items():
+                for live, held, place, local in self._pairs(table, own):
+                    for source, target in zip(live, held, strict=True):
+                        move_rows(source, target, source_rows_N=local, target_rows_N=place)
+            return
+        exchange_changes(
+            {table: _parts(own) for table, own in whole.items()},
+            {table: self._pairs(table, own) for table, own in whole.items()},
+            self._group,
+        )
+
+    def _pairs(self, table: str, own: Replica) -> list[HeldShard]:
+        """What this rank holds of a replicated table: a shard's weights and state beside their copies."""
+        found = []
+        for number, shard in enumerate(self._shards(table, "")):
+            place, local, _ = self._overlap(table, shard, own.rows_H)
+            live = [shard.tensor, *(self._shards(table, name)[number].tensor for name in own.state)]
+            found.append(HeldShard(live=live, held=_parts(own), place=place, local=local))
+        return found
+
+    def _shards(self, table: str, name: str) -> list[Any]:
+        """This rank's shards of a table's weights (name "") or of a state, in the order of their rows."""
+        held = self._weights[table] if not name else self._state.get(table, {}).get(name)
+        shards = [] if held is None else held.local_shards()
+        return sorted(shards, key=lambda shard: tuple(shard.metadata.shard_offsets))
+
+    def _is_cut(self, table: str) -> bool:
+        """Whether shards hold some columns of their rows only."""
+        whole = self._weights[table].metadata()
+        return any(shard.shard_sizes[1] != whole.size[1] for shard in whole.shards_metadata)
+
+    def _overlap(self, table: str, shard: Any, rows_R: Tensor) -> tuple[Tensor | None, Tensor, slice | None]:
+        """Which of the rows a shard holds: their places among them (None: all), in the shard, and the columns it has.
+
+        Remembered for the rows asked for last: hot rows are the same at every swap.
+        """
+        offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+        columns = slice(int(offsets[1]), int(offsets[1] + sizes[1])) if len(offsets) == 2 else None
+        if columns is not None and columns == slice(0, int(self._weights[table].metadata().size[1])):
+            columns = None
+        key = (table, int(offsets[0]), int(sizes[0]))
+        known = self._overlaps.get(key)
+        if known is None or known[0] is not rows_R:
+            place, local = _overlap(shard, rows_R)
+            known = self._overlaps[key] = (rows_R, None if len(place) == len(rows_R) else place, local)
+        return known[1], known[2], columns
+
+    def _state_shape(self, table: str, name: str, rows_R: Tensor, dim: int) -> tuple[int, ...]:
+        # TorchRec names the state of local tables only, so ranks that hold nothing learn its form from one that does.
+        if (table, name) not in self._wide:
+            local = self._state.get(table, {}).get(name)
+            flag = torch.tensor([int(local is not None and len(local.metadata().size) == 2)])
+            if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+                dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+            self._wide[table, name] = bool(flag)
+        return (len(rows_R), dim) if self._wide[table, name] else (len(rows_R),)
+
+    def _collect(self, table: str, name: str, rows_R: Tensor, shape: tuple[int, ...]) -> Tensor:
+        device = rows_R.device
+        found = torch.zeros(shape, dtype=torch.float32, device=device)
+        for shard in self._shards(table, name):
+            place, local, columns = self._overlap(table, shard, rows_R)
+            if columns is None:
+                move_rows(shard.tensor, found, source_rows_N=local, target_rows_N=place)
+            else:
+                found[slice(None) if place is None else place, columns] = shard.tensor[local].to(device)
+        if not dist.is_initialized() or dist.get_world_size(self._group) == 1:
+            return found
+        owners = {shard.placement.rank() for shard in self._weights[table].metadata().shards_metadata}
+        if len(owners) == 1:
+            source_rank = owners.pop()
+            dist.broadcast(found, src=source_rank, group=self._group)
+            return found
+        # Every element is held once and is zero elsewhere; added up as integers, so that no bit changes (-0.0 + 0.0).
+        dist.all_reduce(found.view(torch.int32), group=self._group)
+        return found
+
+
+def _overlap(shard: Any, rows_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the rows a shard holds: their places among them and in the shard."""
+    first, count = int(shard.metadata.shard_offsets[0]), int(shard.metadata.shard_sizes[0])
+    place = ((rows_R >= first) & (rows_R < first + count)).nonzero().squeeze(1)
+    return place, (rows_R[place] - first).to(shard.tensor.device)
+
+
+def _parts(own: Replica) -> list[Tensor]:
+    return [own.weights_HD, *own.state.values()]

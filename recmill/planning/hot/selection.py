@@ -1,0 +1,300 @@
+"""Which rows every rank keeps, so that most samples read nothing else; and whether batches of such samples pay.
+
+What decides the gain is the share of *samples* that are all hot: a sample that reads nine hot rows and a cold one still
+needs the exchange. So the set is chosen on a sample of sessions (profiling/samples.py), not on counts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy.stats import t as student_t
+
+from recmill.artifacts import AccessProfile, InputError, join_path
+from recmill.data.schema import Schema, Table
+from recmill.planning.hot.cost import HotCost, judge_hot_batches
+from recmill.planning.hot.depths import choose_depths, served
+from recmill.planning.hot.size import NUM_CHUNKS, SizeEstimate, estimate_hot_rows
+from recmill.planning.topology import Topology
+from recmill.profiling.samples import SampledRows, load_samples
+
+IdArray = npt.NDArray[np.int64]
+
+WEIGHT_BYTES = 4
+ROWWISE_STATE_BYTES = 4  # row-wise Adagrad keeps one float a row
+SMALL_SHARE = 1 / 16  # of the budget: a table no larger is hot as a whole ...
+SMALL_TOTAL = 1 / 2  # ... while all of these together take no more than this
+MIN_SAMPLES = 200  # with fewer, the same samples choose the rows and measure their share
+NEVER = np.iinfo(np.int64).max // 2  # the rank of a row that was never read
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HotSet:
+    """Hot rows of every table in the order of their slots, and what they are expected to buy.
+
+    `sample_share` is the share of samples that are all hot, `session_share` of samples in sessions that are, both
+    measured on sessions that did not choose the rows; `interval` holds the former at `confidence`. `size` estimates the
+    number of hot rows from random rows only.
+    """
+
+    budget_bytes: int
+    rows: Mapping[str, IdArray]
+    tables: Mapping[str, Mapping[str, Any]]
+    sample_share: float
+    session_share: float
+    access_share: float
+    interval: tuple[float, float]
+    confidence: float
+    size: SizeEstimate
+    cost: HotCost
+
+    @property
+    def pays(self) -> bool:
+        return self.cost.pays
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(int(table["bytes"]) for table in self.tables.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """What plan.json keeps under `hot_set`."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "bytes": self.num_bytes,
+            "pays": self.cost.pays,
+            "reason": self.cost.reason,
+            "expected_speed_up": self.cost.speed_up,
+            "sessions": self.cost.sessions,
+            "sample_share": self.sample_share,
+            "session_share": self.session_share,
+            "access_share": self.access_share,
+            "interval": [float(bound) for bound in self.interval],
+            "confidence": self.confidence,
+            "size": asdict(self.size),
+            "tables": {name: dict(table) for name, table in self.tables.items()},
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `hot/<table>.parquet` (row, slot) into the folder of a plan."""
+        (folder / "hot").mkdir()
+        for name, rows in self.rows.items():
+            table = pa.table({"row": rows, "slot": np.arange(len(rows), dtype=np.int64)})
+            pq.write_table(table, folder / "hot" / f"{name}.parquet", compression="zstd")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Candidates:
+    """The tables of a profile as choosing sees them."""
+
+    tables: tuple[Table, ...]
+    rows: list[IdArray]  # most read first
+    counts: list[IdArray]
+    row_bytes_T: IdArray
+    whole_T: npt.NDArray[np.bool_] = field(repr=False)
+
+    @property
+    def num_rows_T(self) -> IdArray:
+        return np.array([table.num_rows for table in self.tables], np.int64)
+
+
+def choose_hot_set(
+    profile: AccessProfile | str | Path,
+    *,
+    budget_bytes: int,
+    state_bytes_per_row: int | None = None,
+    topology: Topology | None = None,
+    batch_size: int = 2048,
+    ignored: Collection[str] = (),
+    cold_bytes_s: float | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> HotSet:
+    """The rows to keep on every rank within `budget_bytes` a rank, weights and optimiser state together.
+
+    `state_bytes_per_row` is 4 for row-wise Adagrad (None), 0 for SGD, 4 * dim for Adagrad. Without a `topology` two
+    ranks on one machine are assumed. Tables that are `ignored` (every rank holds them anyway) make no sample cold.
+    `cold_bytes_s` are the seconds that a cold batch's bytes take by the plan it uses (None: by TorchRec's exchange).
+    """
+    profile = profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile)
+    if budget_bytes <= 0 or not 0 < confidence < 1:
+        raise InputError(
+            f"budget_bytes is {budget_bytes}, confidence {confidence}; expected more than 0, and between 0 and 1"
+        )
+    schema = _without(Schema.load(profile.path), ignored)
+    state_bytes = ROWWISE_STATE_BYTES if state_bytes_per_row is None else state_bytes_per_row
+    found = _load_candidates(profile, schema, state_bytes, budget_bytes)
+    sessions_N, sampled = load_samples(profile, found.tables)
+    deepest_NT = np.stack([_deepest(found, place, sampled) for place in range(len(found.tables))], axis=1)
+    chooses_N, measures_N = _halves(sessions_N, seed)
+    depths_T = choose_depths(
+        deepest_NT[chooses_N],
+        found.counts,
+        row_bytes_T=found.row_bytes_T,
+        whole_T=found.whole_T,
+        num_rows_T=found.num_rows_T,
+        budget_bytes=budget_bytes,
+    )
+    is_hot_N = served(deepest_NT[measures_N], depths_T)
+    sessions_N = sessions_N[measures_N]
+    whole_sessions_N = _in_whole_sessions(sessions_N, is_hot_N)
+    rows = {table.name: _hot_rows(found, place, int(depths_T[place])) for place, table in enumerate(found.tables)}
+    return HotSet(
+        budget_bytes=budget_bytes,
+        rows=rows,
+        tables={table.name: _describe(found, place, depths_T) for place, table in enumerate(found.tables)},
+        sample_share=float(is_hot_N.mean()) if len(is_hot_N) else 0.0,
+        session_share=float(whole_sessions_N.mean()) if len(is_hot_N) else 0.0,
+        access_share=_access_share(found, depths_T),
+        interval=share_interval(sessions_N, is_hot_N, confidence=confidence, seed=seed),
+        confidence=confidence,
+        size=_total_size(found, depths_T, confidence),
+        cost=judge_hot_batches(
+            schema,
+            profile,
+            topology=topology or Topology.local(2),
+            batch_size=batch_size,
+            hot_bytes=int((depths_T * found.row_bytes_T).sum()),
+            is_hot_N=is_hot_N,
+            in_hot_session_N=whole_sessions_N,
+            sampled={name: _take_samples(own, measures_N) for name, own in sampled.items()},
+            cold_bytes_s=cold_bytes_s,
+        ),
+    )
+
+
+def _without(schema: Schema, ignored: Collection[str]) -> Schema:
+    kept = tuple(f for f in schema.features if f.kind == "dense" or f.table not in ignored)
+    if all(feature.kind == "dense" for feature in kept):
+        raise InputError("there is no table left to choose hot rows of: every rank holds all of them")
+    return replace(schema, features=kept)
+
+
+def _load_candidates(profile: AccessProfile, schema: Schema, state_bytes: int, budget_bytes: int) -> _Candidates:
+    tables = schema.tables
+    row_bytes_T = np.array([table.dim * WEIGHT_BYTES + state_bytes for table in tables], np.int64)
+    sizes_T = row_bytes_T * np.array([table.num_rows for table in tables], np.int64)
+    whole_T, used = np.zeros(len(tables), bool), 0
+    for place in np.argsort(sizes_T, kind="stable").tolist():
+        is_small = sizes_T[place] <= SMALL_SHARE * budget_bytes
+        if is_small and used + sizes_T[place] <= SMALL_TOTAL * budget_bytes:
+            whole_T[place] = True
+            used += int(sizes_T[place])
+    rows, counts = [], []
+    for table in tables:
+        path = join_path(profile.path, f"counts/{table.name}.parquet")
+        found = pq.read_table(path)
+        rows.append(found.column("row").to_numpy())
+        counts.append(found.column("count").to_numpy())
+    return _Candidates(tables=tables, rows=rows, counts=counts, row_bytes_T=row_bytes_T, whole_T=whole_T)
+
+
+def _deepest(found: _Candidates, place: int, sampled: Mapping[str, SampledRows]) -> IdArray:
+    """The rank of the least popular row that each sample reads in a table; -1 where it reads none, or all are hot."""
+    own = sampled[found.tables[place].name]
+    num_samples = len(own.offsets) - 1
+    if found.whole_T[place] or not len(own.values):
+        return np.full(num_samples, -1, np.int64)
+    order = np.argsort(found.rows[place], kind="stable")
+    by_row = found.rows[place][order]
+    where = np.minimum(np.searchsorted(by_row, own.values), max(len(by_row) - 1, 0))
+    ranks = np.full(len(own.values), NEVER, np.int64)
+    if len(by_row):
+        ranks = np.where(by_row[where] == own.values, order[where], NEVER)
+    deepest_N = np.full(num_samples, -1, np.int64)
+    np.maximum.at(deepest_N, np.repeat(np.arange(num_samples), np.diff(own.offsets)), ranks)
+    return deepest_N
+
+
+def _halves(sessions_N: IdArray, seed: int) -> tuple[IdArray, IdArray]:
+    """Samples that choose and samples that measure: sessions dealt out at random."""
+    names, session_of_N = np.unique(sessions_N, return_inverse=True)
+    if len(sessions_N) < MIN_SAMPLES or len(names) < 2:
+        return np.arange(len(sessions_N)), np.arange(len(sessions_N))
+    chooses = np.random.default_rng(seed).permutation(len(names)) % 2 == 0
+    return np.flatnonzero(chooses[session_of_N]), np.flatnonzero(~chooses[session_of_N])
+
+
+def _in_whole_sessions(sessions_N: IdArray, is_hot_N: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which samples lie in a session whose samples are all hot."""
+    if not len(sessions_N):
+        return is_hot_N
+    _, session_of_N = np.unique(sessions_N, return_inverse=True)
+    num_cold = np.bincount(session_of_N, weights=~is_hot_N)
+    return np.asarray(num_cold[session_of_N] == 0)
+
+
+def share_interval(
+    sessions_N: IdArray, is_hot_N: npt.NDArray[np.bool_], *, confidence: float, seed: int
+) -> tuple[float, float]:
+    """The t-interval of the share of hot samples over random chunks of sessions, which are drawn as a whole."""
+    names, session_of_N = np.unique(sessions_N, return_inverse=True)
+    num_chunks = min(NUM_CHUNKS, len(names))
+    if num_chunks < 2:
+        return 0.0, 1.0
+    chunk_of_N = (np.random.default_rng(seed).permutation(len(names)) % num_chunks)[session_of_N]
+    totals = np.bincount(chunk_of_N, minlength=num_chunks).astype(np.float64)
+    hits = np.bincount(chunk_of_N, weights=is_hot_N, minlength=num_chunks)
+    share = hits.sum() / totals.sum()
+    spread = float(np.sqrt(((hits - share * totals) ** 2).sum() / (num_chunks - 1) / num_chunks)) / totals.mean()
+    width = float(student_t.ppf((1 + confidence) / 2, num_chunks - 1)) * spread
+    return max(0.0, float(share) - width), min(1.0, float(share) + width)
+
+
+def _hot_rows(found: _Candidates, place: int, depth: int) -> IdArray:
+    rows = found.rows[place][:depth]
+    if not found.whole_T[place]:
+        return rows
+    is_read = np.zeros(found.tables[place].num_rows, bool)
+    is_read[found.rows[place]] = True
+    return np.concatenate([found.rows[place], np.flatnonzero(~is_read)])
+
+
+def _describe(found: _Candidates, place: int, depths_T: IdArray) -> dict[str, Any]:
+    depth, counts = int(depths_T[place]), found.counts[place]
+    threshold = 0 if found.whole_T[place] else int(counts[depth - 1]) if 0 < depth <= len(counts) else None
+    return {
+        "num_rows": depth,
+        "bytes": depth * int(found.row_bytes_T[place]),
+        "is_whole": bool(found.whole_T[place]),
+        "lowest_count": threshold,
+    }
+
+
+def _access_share(found: _Candidates, depths_T: IdArray) -> float:
+    """The share of all reads that go to hot rows."""
+    total = sum(int(counts.sum()) for counts in found.counts)
+    hot = sum(int(counts[: int(depth)].sum()) for counts, depth in zip(found.counts, depths_T, strict=True))
+    return hot / max(total, 1)
+
+
+def _total_size(found: _Candidates, depths_T: IdArray, confidence: float) -> SizeEstimate:
+    """Hot rows of all tables as random rows estimate them: those of each table's lowest hot count or more."""
+    estimates = []
+    for place, table in enumerate(found.tables):
+        depth = int(depths_T[place])
+        if found.whole_T[place] or depth == 0:
+            estimates.append(SizeEstimate(num_rows=depth, low=depth, high=depth, confidence=confidence))
+            continue
+        ranks = np.zeros(table.num_rows, np.int64)  # 1 for hot rows: ties at the lowest count are cut by the depth
+        ranks[found.rows[place][:depth]] = 1
+        estimates.append(estimate_hot_rows(ranks, 1, confidence=confidence, seed=place))
+    middle = sum(own.num_rows for own in estimates)
+    below = float(np.sqrt(sum((own.num_rows - own.low) ** 2 for own in estimates)))
+    above = float(np.sqrt(sum((own.high - own.num_rows) ** 2 for own in estimates)))
+    return SizeEstimate(num_rows=middle, low=max(0.0, middle - below), high=middle + above, confidence=confidence)
+
+
+def _take_samples(own: SampledRows, chosen_N: IdArray) -> SampledRows:
+    lengths = np.diff(own.offsets)[chosen_N]
+    starts = own.offsets[:-1][chosen_N]
+    offsets = np.zeros(len(chosen_N) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    return SampledRows(values=own.values[places], offsets=offsets)

@@ -1,0 +1,15 @@
+"""Where every embedding row lives: a linear program over classes of rows that are read equally often (FlexShard)."""
+
+__all__ = [
+    "bound",
+    "costs",
+    "entries",
+    "explain",
+    "linear_program",
+    "problem",
+    "reads",
+    "refresh",
+    "row_files",
+    "solution",
+    "whole_tables",
+]

@@ -1,0 +1,207 @@
+"""A new plan for a changed profile that moves few rows: a row changes its tier only if that pays for its move.
+
+Every table is cut into the rows that an older plan replicated, kept once a node, or spread. A move costs the bytes of
+the copies that are not there yet, shared out over the steps the new plan is expected to serve; the tier problem then
+weighs it against what the move saves. Rows that stay keep their slot in the replicated and node tiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from recmill.artifacts import InputError, ShardPlan, join_path
+from recmill.planning.tiers.costs import STATE_BYTES_PER_ROW, WEIGHT_BYTES
+from recmill.planning.tiers.problem import GLOBAL, Segment
+from recmill.planning.tiers.reads import TableReads
+from recmill.planning.tiers.row_files import ROW_BLOCK, keep_slots, most_read_rows, read_tier_rows
+from recmill.planning.topology import Topology
+
+# C = classes of rows, K = kinds of tiers
+DEFAULT_STEPS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Rows of a table that start from one tier; by falling count, None where they are all that no other tier holds."""
+
+    table: int
+    kind: str
+    rows: np.ndarray | None
+
+
+def copies_to_send(origin: str, topology: Topology) -> np.ndarray:
+    """[K] copies of a row that must travel when it changes from `origin` to each kind of tier, on average."""
+    nodes, per_node, world = topology.nodes, topology.ranks_per_node, topology.world_size
+    return np.array(
+        {
+            "replicated": (0.0, 0.0, 0.0),
+            "node": (world - nodes, 0.0, 1 - 1 / per_node),
+            "global": (world - 1, nodes - 1 / per_node, 0.0),
+            "table_wise": (world - 1, nodes - 1 / per_node, 1 - 1 / world),
+        }[origin]
+    )
+
+
+def load_previous(previous: ShardPlan, tables: Sequence[TableReads], topology: Topology) -> ShardPlan:
+    """The older plan, after checking that it is about the same tables and ranks."""
+    where = join_path(previous.path, previous.manifest_name)
+    old = previous.body["topology"]
+    if (old["nodes"], old["ranks_per_node"]) != (topology.nodes, topology.ranks_per_node):
+        raise InputError(
+            f"{where}: made for {old['nodes']} nodes with {old['ranks_per_node']} ranks, the new plan is for "
+            f"{topology.nodes} with {topology.ranks_per_node}: every row would move, so plan without --from"
+        )
+    for table in tables:
+        entry = previous.body["tables"].get(table.name)
+        if entry is None:
+            raise InputError(f"{where}: has no table {table.name!r}; the profile has")
+        num_rows = sum(tier["num_rows"] for tier in entry["tiers"])
+        if num_rows != table.num_rows:
+            raise InputError(f"{where}: table {table.name!r} has {num_rows:,} rows, the profile {table.num_rows:,}")
+    return previous
+
+
+def cut_by_origin(
+    previous: ShardPlan, tables: Sequence[TableReads], folder: Path, topology: Topology, *, steps: int
+) -> tuple[list[Segment], list[Origin]]:
+    """The tables' rows by the tier they start from, with what a change costs in seconds of every one of `steps`."""
+    segments: list[Segment] = []
+    origins: list[Origin] = []
+    level = "inter" if topology.nodes > 1 else "intra"
+    per_byte = 1 / topology.link("all_to_all", level).bytes_per_s / topology.world_size / steps
+    for t, table in enumerate(tables):
+        held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+        old = read_tier_rows(previous, table.name)
+        is_whole = previous.body["tables"][table.name]["tiers"][0]["kind"] == "table_wise"
+        moved = {kind: rows for kind, rows in old.items() if len(rows)}
+        counted = _counts_of(folder / "counts" / f"{table.name}.parquet", moved)
+        left = dict(zip(table.reads_C.tolist(), table.rows_C.tolist(), strict=True))
+        for kind, (rows, counts) in counted.items():
+            values, number = np.unique(reads_of_counts(table, counts), return_counts=True)
+            for value, taken in zip(values.tolist(), number.tolist(), strict=True):
+                left[value] -= taken
+            seconds = _seconds(kind, held * per_byte, topology)
+            segments.append(Segment(table=t, rows_C=number[::-1], reads_C=values[::-1], move_seconds=seconds))
+            origins.append(Origin(table=t, kind=kind, rows=rows))
+        rest = [(reads, rows) for reads, rows in left.items() if rows]
+        if rest:
+            kind = "table_wise" if is_whole else "global"
+            reads, rows = (np.array(column) for column in zip(*rest, strict=True))
+            seconds = _seconds(kind, held * per_byte, topology)
+            segments.append(Segment(table=t, rows_C=rows, reads_C=reads, move_seconds=seconds))
+            origins.append(Origin(table=t, kind=kind, rows=None))
+    return segments, origins
+
+
+def _seconds(origin: str, seconds_per_copy: float, topology: Topology) -> tuple[float, float, float]:
+    replicated, node, spread = copies_to_send(origin, topology) * seconds_per_copy
+    return float(replicated), float(node), float(spread)
+
+
+def _counts_of(path: Path, moved: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """{kind: (rows, counts)} by falling count."""
+    counts = {kind: np.zeros(len(rows), np.int64) for kind, rows in moved.items()}
+    order = {kind: np.argsort(rows) for kind, rows in moved.items()}
+    for batch in pq.ParquetFile(path).iter_batches(batch_size=ROW_BLOCK):
+        read, number = batch.column("row").to_numpy(), batch.column("count").to_numpy()
+        for kind, rows in moved.items():
+            position = np.searchsorted(rows, read, sorter=order[kind])
+            index = order[kind][np.minimum(position, len(rows) - 1)]
+            is_there = rows[index] == read
+            counts[kind][index[is_there]] = number[is_there]
+    found = {}
+    for kind, rows in moved.items():
+        falling = np.argsort(-counts[kind], kind="stable")
+        found[kind] = (rows[falling], counts[kind][falling])
+    return found
+
+
+def reads_of_counts(table: TableReads, counts: np.ndarray) -> np.ndarray:
+    """The reads of the classes that rows with these counts belong to."""
+    position = np.searchsorted(-table.least_counts_C, -counts.astype(float), side="left")
+    found: np.ndarray = table.reads_C[np.minimum(position, len(table.reads_C) - 1)]
+    return found
+
+
+def choose_rows(
+    table: int, tables: Sequence[TableReads], origins: Sequence[Origin], placed: np.ndarray, folder: Path
+) -> dict[str, np.ndarray]:
+    """The rows of a table's replicated and node tiers: of every origin the most read that the solution gives a tier."""
+    path = folder / "counts" / f"{tables[table].name}.parquet"
+    elsewhere = [origin.rows for origin in origins if origin.table == table and origin.rows is not None]
+    chosen: dict[str, list[np.ndarray]] = {"replicated": [], "node": []}
+    for origin, (replicated, node) in zip(origins, placed, strict=True):
+        if origin.table != table:
+            continue
+        ranked = origin.rows
+        if ranked is None:
+            taken = np.concatenate([np.zeros(0, np.int64), *elsewhere])
+            ranked = most_read_rows(path, int(replicated + node) + len(taken))
+            ranked = ranked[~np.isin(ranked, taken)]
+        chosen["replicated"].append(ranked[:replicated])
+        chosen["node"].append(ranked[replicated : replicated + node])
+    return {kind: np.concatenate([np.zeros(0, np.int64), *rows]) for kind, rows in chosen.items()}
+
+
+def settle(rows: Mapping[str, np.ndarray], previous: ShardPlan, table: str) -> dict[str, np.ndarray]:
+    """The rows by slot, those that stay in their tier at the slot they had."""
+    old = read_tier_rows(previous, table)
+    return {kind: keep_slots(wanted, old[kind]) for kind, wanted in rows.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """How many rows change their tier, and the bytes of the copies that must travel."""
+
+    rows: int
+    bytes: float
+
+
+def count_moves(
+    new: Mapping[str, Mapping[str, np.ndarray]],
+    whole: Mapping[str, int],
+    previous: ShardPlan,
+    tables: Sequence[TableReads],
+    topology: Topology,
+) -> Moves:
+    """What lies between two plans; `new` holds the replicated and node rows, `whole` the tables kept on one rank."""
+    num_rows, num_bytes = 0, 0.0
+    for table in tables:
+        entry = previous.body["tables"][table.name]
+        held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+        was_whole = entry["tiers"][0]["kind"] == "table_wise"
+        if table.name in whole:
+            if not was_whole or entry["shards"][0]["rank"] != whole[table.name]:
+                num_rows += table.num_rows
+                num_bytes += table.num_rows * held * (1 - 1 / topology.world_size)
+            continue
+        old = read_tier_rows(previous, table.name)
+        base = "table_wise" if was_whole else "global"
+        table_from = _origin_matrix(old, new[table.name], table.num_rows, base)
+        for origin, split in table_from.items():
+            copies = copies_to_send(origin, topology)
+            stays = {"replicated": 0, "node": 1, "global": GLOBAL}.get(origin)
+            num_rows += sum(rows for k, rows in enumerate(split) if k != stays)
+            num_bytes += float(copies @ np.array(split)) * held
+    return Moves(rows=int(num_rows), bytes=num_bytes)
+
+
+def _origin_matrix(
+    old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], num_rows: int, base: str
+) -> dict[str, list[int]]:
+    """{old tier: rows that go to each kind of tier}."""
+    found: dict[str, list[int]] = {}
+    for kind, rows in old.items():
+        split = [int(np.isin(rows, new[wanted]).sum()) for wanted in ("replicated", "node")]
+        found[kind] = [*split, len(rows) - sum(split)]
+    arrived = [
+        len(new[kind]) - sum(split[k] for split in found.values()) for k, kind in enumerate(("replicated", "node"))
+    ]
+    rest = num_rows - sum(len(rows) for rows in old.values())
+    found[base] = [*arrived, rest - sum(arrived)]
+    return found

@@ -1,0 +1,157 @@
+"""Ranks for tables that are kept whole: which, and where, so that no rank serves or holds much more than others.
+
+Every rank pays for the slowest one, in each phase and in memory; so a large table that no other balances costs more
+than its bytes, and may be better off in tiers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from recmill.planning.tiers.costs import PHASE_NAMES, WHOLE_PHASES
+from recmill.planning.tiers.linear_program import LinearSolution
+from recmill.planning.tiers.problem import TierProblem, table_memory
+
+# T = tables that may be kept whole, W = ranks, S = scales on which ranks must be even: phases of whole tables, memory
+MAX_SHARES = (1.0, 1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0, 1e9)  # of the relaxed load that a rank may have
+NUM_EVENED = 3  # packings whose tables change places afterwards
+MAX_CHANGES = 600
+POWER = 16  # ranks are even if the sum of their loads to this power is small: unlike the maximum, it sees every rank
+NOWHERE = -1
+
+
+def place_whole(problem: TierProblem, relaxed: LinearSolution, gains: np.ndarray) -> dict[int, int]:
+    """The best ranks found for the tables that a relaxed solution keeps whole, at least in part.
+
+    `gains` says what a table saves, at the relaxed solution's prices, before the time of its own phases. Tables are
+    packed within several limits of a rank's load; what does not fit goes to tiers. The best then change places.
+    """
+    tables = [t for t in problem.candidates if relaxed.whole[t] > 1e-3]
+    if not tables:
+        return {}
+    names = [PHASE_NAMES.index(phase.name) for phase in WHOLE_PHASES]
+    packer = _Packer.of(problem, tables, gains[tables], max(relaxed.memory_price, 0.0))
+    held_s = float(packer.load_TS[:, -1] @ relaxed.whole[tables]) / problem.topology.world_size
+    relaxed_S = np.append(relaxed.phase_seconds[names], held_s)
+    packed = [packer.pack(share * relaxed_S, fills=fills) for share in MAX_SHARES for fills in (True, False)]
+    packed.sort(key=packer.saved_s, reverse=True)
+    best = max((packer.even_out(rank_T) for rank_T in packed[:NUM_EVENED]), key=packer.saved_s)
+    if packer.saved_s(best) <= 0:
+        return {}
+    return {table: rank for table, rank in zip(tables, best.tolist(), strict=True) if rank != NOWHERE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packer:
+    """Tables that may be kept whole; a packing is the rank of each of them, or NOWHERE."""
+
+    num_ranks: int
+    load_TS: np.ndarray  # seconds that a table costs the rank that keeps it: in every phase, and for its memory
+    memory_T: np.ndarray  # bytes on the rank that keeps it
+    spread_T: np.ndarray  # bytes on every rank if it is not kept whole
+    gain_T: np.ndarray  # seconds
+    room_bytes: float  # of a rank, beside tables that cannot be kept whole
+
+    @classmethod
+    def of(cls, problem: TierProblem, tables: list[int], gain_T: np.ndarray, memory_price: float) -> _Packer:
+        budget = problem.memory_budget_bytes
+        memory_T = np.array([table_memory(problem.tables[t]) for t in tables], float)
+        spread = np.array([problem.global_memory(table) for table in problem.tables])
+        return cls(
+            num_ranks=problem.topology.world_size,
+            load_TS=np.column_stack([problem.owner_seconds[tables], memory_T * memory_price / budget]),
+            memory_T=memory_T,
+            spread_T=spread[tables],
+            gain_T=gain_T,
+            room_bytes=budget - float(spread.sum() - spread[tables].sum()),
+        )
+
+    def loads(self, rank_T: np.ndarray, values_TX: np.ndarray) -> np.ndarray:
+        """[W, X] sums of the tables' values on every rank."""
+        placed = rank_T != NOWHERE
+        sums = np.zeros((self.num_ranks, values_TX.shape[1]))
+        np.add.at(sums, rank_T[placed], values_TX[placed])
+        return sums
+
+    def saved_s(self, rank_T: np.ndarray) -> float:
+        """Seconds saved against keeping none whole, at the prices that were given."""
+        slowest = self.loads(rank_T, self.load_TS).max(axis=0).sum()
+        return float(self.gain_T[rank_T != NOWHERE].sum() - slowest)
+
+    def room(self, rank_T: np.ndarray) -> float:
+        """Bytes of a rank for whole tables."""
+        return self.room_bytes - float(self.spread_T[rank_T == NOWHERE].sum())
+
+    def pack(self, limit_S: np.ndarray, *, fills: bool) -> np.ndarray:
+        """Tables, the largest first, each to the fullest rank that still has room (`fills`) or to the emptiest one."""
+        limit_S = np.maximum(limit_S, 1e-12)
+        load, held = np.zeros((self.num_ranks, len(limit_S))), np.zeros(self.num_ranks)
+        rank_T = np.full(len(self.gain_T), NOWHERE)
+        room = self.room_bytes
+        for t in np.argsort(-(self.load_TS / limit_S).max(axis=1), kind="stable").tolist():
+            after = load + self.load_TS[t]
+            fits = np.flatnonzero((after <= limit_S).all(axis=1) & (held + self.memory_T[t] <= room))
+            if not len(fits):
+                room -= self.spread_T[t]
+                continue
+            fullness = after[fits].sum(axis=1)
+            rank = int(fits[np.argmax(fullness) if fills else np.argmin(fullness)])
+            load[rank], rank_T[t] = after[rank], rank
+            held[rank] += self.memory_T[t]
+        return rank_T if held.max() <= room else np.full(len(rank_T), NOWHERE)
+
+    def even_out(self, rank_T: np.ndarray) -> np.ndarray:
+        """Move tables, or let two change places, as long as that makes the ranks more even."""
+        rank_T = rank_T.copy()
+        mean_S = self.loads(rank_T, self.load_TS).mean(axis=0)
+        used = mean_S > 0
+        if not used.any():
+            return rank_T
+        share_TS, weight_S = self.load_TS[:, used] / mean_S[used], mean_S[used]
+        room = self.room(rank_T)
+        for _ in range(MAX_CHANGES):
+            load = self.loads(rank_T, share_TS)
+            held = self.loads(rank_T, self.memory_T[:, None])[:, 0]
+            fullest = dict.fromkeys(np.argmax(load, axis=0).tolist())
+            found = (self._best_change(rank_T, load, held, share_TS, weight_S, rank, room) for rank in fullest)
+            change = next((own for own in found if own is not None), None)
+            if change is None:
+                break
+            for table, rank in change:
+                rank_T[table] = rank
+        return rank_T
+
+    def _best_change(
+        self,
+        rank_T: np.ndarray,
+        load: np.ndarray,
+        held: np.ndarray,
+        share_TS: np.ndarray,
+        weight_S: np.ndarray,
+        rank: int,
+        room: float,
+    ) -> list[tuple[int, int]] | None:
+        """New ranks of one table of a rank, and of the table it changes places with, if any; None if nothing helps."""
+        own = np.flatnonzero(rank_T == rank)
+        others = np.flatnonzero((rank_T != rank) & (rank_T != NOWHERE))
+        places = np.array([other for other in range(self.num_ranks) if other != rank], int)
+        to = np.concatenate([rank_T[others], places])  # a partner, or nobody
+        back_S = np.concatenate([share_TS[others], np.zeros((len(places), share_TS.shape[1]))])
+        back_bytes = np.concatenate([self.memory_T[others], np.zeros(len(places))])
+        powers = load**POWER
+        rest = powers.sum(axis=0) - powers[rank] - powers[to]
+        moved = share_TS[own][:, None, :] - back_S  # [own, partners, S]
+        after = rest + np.clip(load[rank] - moved, 0, None) ** POWER + np.clip(load[to] + moved, 0, None) ** POWER
+        cost = np.clip(after, 0, None) ** (1 / POWER) @ weight_S
+        more = self.memory_T[own][:, None] - back_bytes
+        cost[(held[rank] - more > room) | (held[to] + more > room)] = np.inf
+        if not cost.size:
+            return None
+        now = float(powers.sum(axis=0) ** (1 / POWER) @ weight_S)
+        first, partner = np.unravel_index(np.argmin(cost), cost.shape)
+        if cost[first, partner] >= now * (1 - 1e-6):
+            return None
+        change = [(int(own[first]), int(to[partner]))]
+        return change + ([(int(others[partner]), rank)] if partner < len(others) else [])

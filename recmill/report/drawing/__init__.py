@@ -1,0 +1,3 @@
+"""Charts and page blocks: SVG without a plotting library."""
+
+__all__ = ["blocks", "charts", "flow", "scales", "svg"]

@@ -1,0 +1,253 @@
+"""The charts of the report: lines, bars and stacked bars, as inline SVG.
+
+Colours come from the page's style sheet (`class="c1"` ...), so one drawing serves light, dark and print. Every mark has
+a <title>: a plain browser shows it as a tooltip, a screen reader reads it, and the page's script gathers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from recmill.report.drawing.scales import Scale, padded_range
+from recmill.report.drawing.svg import Legend, drawing, label, shorten, tag
+from recmill.report.units import format_number
+
+Format = Callable[[float], str]
+Point = tuple[float, float]
+
+WIDTH, HEIGHT = 540.0, 300.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 34.0, 46.0
+BAR_HEIGHT, BAR_GAP = 16.0, 10.0
+BAR_LABELS = 132.0  # room for the names left of the bars
+CHARACTER = 7.0  # about the width of a letter or digit at the charts' size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line."""
+
+    legend: Legend
+    points: Sequence[Point]
+    has_dots: bool = False  # few points, such as evaluations: show them
+    marks: Sequence[tuple[float, float, str]] = ()  # places on the line worth a sign: x, y, what it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What an axis shows, how its numbers read, and where it starts and ends (None: where the data does)."""
+
+    name: str
+    format: Format = format_number
+    is_log: bool = False
+    low: float | None = None
+    high: float | None = None
+
+    def range(self, values: list[float], *, padded: bool) -> tuple[float, float]:
+        low, high = padded_range(values) if padded else (min(values), max(values))
+        low = low if self.low is None else self.low
+        high = high if self.high is None else self.high
+        return (low, high) if low < high else (low, low * 2 if low > 0 else low + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A line across the chart that the curves are read against, such as the best reachable AUC."""
+
+    name: str
+    points: tuple[Point, Point] | None = None  # None: level at `value`
+    value: float = 0.0
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str,
+    description: str,
+    x: Axis,
+    y: Axis,
+    references: Sequence[Reference] = (),
+    height: float = HEIGHT,
+) -> Markup:
+    """Lines over a common x axis."""
+    xs = [point[0] for line in series for point in line.points]
+    ys = [point[1] for line in series for point in line.points]
+    ys += [reference.value for reference in references if reference.points is None]
+    if not xs:
+        return empty_chart(title)
+    x_low, x_high = x.range(xs, padded=False)
+    y_low, y_high = y.range(ys, padded=True)
+    x_scale = Scale(low=x_low, high=x_high, start=LEFT, end=WIDTH - RIGHT, is_log=x.is_log)
+    y_scale = Scale(low=y_low, high=y_high, start=height - BOTTOM, end=TOP, is_log=y.is_log)
+    return drawing(
+        *draw_axes(x_scale, y_scale, x, y),
+        *(mark for reference in references for mark in draw_reference(reference, x_scale, y_scale, y)),
+        *(draw_line(line, x_scale, y_scale, x, y) for line in series),
+        width=WIDTH,
+        height=height,
+        title=title,
+        description=description,
+        class_="chart lines",
+    )
+
+
+def draw_axes(x_scale: Scale, y_scale: Scale, x: Axis, y: Axis) -> list[Markup]:
+    bottom, right = y_scale.start, x_scale.end
+    marks = [label(y.name, LEFT, 16, class_="axis"), label(x.name, right, bottom + 38, class_="axis", anchor="end")]
+    for value in y_scale.ticks(5):
+        place = y_scale(value)
+        marks.append(tag("line", x1=LEFT, x2=right, y1=place, y2=place, class_="grid"))
+        marks.append(label(y.format(value), LEFT - 8, place + 4, anchor="end"))
+    for value in x_scale.ticks(6):
+        place = x_scale(value)
+        marks.append(tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="base"))
+        # The last label would stick out of the picture if it were centred on the edge.
+        anchor = "end" if place > right - 12 else "middle"
+        marks.append(label(x.format(value), place, bottom + 18, anchor=anchor))
+    marks.append(tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="base"))
+    return marks
+
+
+def draw_reference(reference: Reference, x_scale: Scale, y_scale: Scale, y: Axis) -> list[Markup]:
+    ends = reference.points or ((x_scale.low, reference.value), (x_scale.high, reference.value))
+    (x1, y1), (x2, y2) = ((x_scale(px), y_scale(py)) for px, py in ends)
+    marks = [tag("line", tag("title", reference.name), x1=x1, y1=y1, x2=x2, y2=y2, class_="reference")]
+    if reference.points is None:
+        marks.append(label(f"{reference.name} {y.format(reference.value)}", x2, y2 - 6, class_="tick", anchor="end"))
+    return marks
+
+
+def draw_line(line: Series, x_scale: Scale, y_scale: Scale, x: Axis, y: Axis) -> Markup:
+    places = [(x_scale(px), y_scale(py)) for px, py in line.points]
+    path = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
+    marks = [tag("path", d=path, class_="line", stroke_dasharray=line.legend.dash or None)]
+    # A line of one point has no length: without a dot it would be invisible.
+    radius, class_ = (3.5, "pt dot") if line.has_dots or len(places) == 1 else (5.0, "pt")
+    for (px, py), (value_x, value_y) in zip(places, line.points, strict=True):
+        text = f"{line.legend.name}: {y.format(value_y)} at {x.format(value_x)} {x.name}"
+        marks.append(tag("circle", tag("title", text), cx=round(px, 1), cy=round(py, 1), r=radius, class_=class_))
+    for value_x, value_y, text in line.marks:
+        place_x, place_y = x_scale(value_x), y_scale(value_y)
+        marks.append(tag("circle", tag("title", text), cx=place_x, cy=place_y, r=5.0, class_="mark"))
+    return tag("g", *marks, class_=f"c{line.legend.colour}")
+
+
+def empty_chart(title: str) -> Markup:
+    text = label("nothing was recorded", WIDTH / 2, 60, class_="axis", anchor="middle")
+    return drawing(text, width=WIDTH, height=120, title=title, description="Nothing was recorded.", class_="chart")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar, or one row of stacked parts."""
+
+    name: str
+    values: Sequence[float]  # one for each legend entry
+    text: str  # what stands right of the bar
+    titles: Sequence[str] = field(default_factory=tuple)  # one for each value; empty: name and value
+    colour: int | None = None  # instead of the legend's, where each bar has its own
+
+
+def bar_chart(
+    bars: Sequence[Bar],
+    *,
+    title: str,
+    description: str,
+    legend: Sequence[Legend],
+    axis: Axis,
+    reference: Reference | None = None,
+) -> Markup:
+    """Horizontal bars from zero; several values a bar are stacked."""
+    if not bars:
+        return empty_chart(title)
+    high = axis.high or max(sum(bar.values) for bar in bars) or 1.0
+    room = 24 + CHARACTER * max(len(bar.text) for bar in bars)
+    scale = Scale(low=0.0, high=high, start=BAR_LABELS, end=WIDTH - room)
+    bottom = 8 + len(bars) * (BAR_HEIGHT + BAR_GAP)
+    marks = []
+    for value in scale.ticks(4):
+        place = scale(value)
+        marks.append(tag("line", x1=place, x2=place, y1=4.0, y2=bottom, class_="grid"))
+        marks.append(label(axis.format(value), place, bottom + 16, anchor="middle"))
+    marks.append(label(axis.name, scale.end, bottom + 36, class_="axis", anchor="end"))
+    for position, bar in enumerate(bars):
+        marks.append(draw_bar(bar, 8 + position * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2, scale, legend, axis))
+    marks.append(tag("line", x1=scale.start, x2=scale.start, y1=4.0, y2=bottom, class_="base"))
+    if reference is not None:
+        place = scale(reference.value)
+        line = tag("title", reference.name)
+        marks.append(tag("line", line, x1=place, x2=place, y1=4.0, y2=bottom, class_="reference"))
+    height = bottom + 44
+    return drawing(*marks, width=WIDTH, height=height, title=title, description=description, class_="chart bars")
+
+
+def draw_bar(bar: Bar, top: float, scale: Scale, legend: Sequence[Legend], axis: Axis) -> Markup:
+    middle = top + BAR_HEIGHT / 2 + 4
+    name = tag(
+        "text",
+        shorten(bar.name, 17),
+        tag("title", bar.name),
+        x=BAR_LABELS - 8,
+        y=middle,
+        class_="name",
+        text_anchor="end",
+    )
+    marks = [name]
+    start = 0.0
+    for position, value in enumerate(bar.values):
+        end = min(start + value, scale.high)
+        text = bar.titles[position] if bar.titles else f"{bar.name}: {axis.format(value)}"
+        colour = bar.colour if bar.colour is not None else legend[position].colour
+        # Two pixels of background keep stacked parts apart without a border.
+        width = max(scale(end) - scale(start) - (2 if position < len(bar.values) - 1 else 0), 0.0)
+        shape = {"x": scale(start), "y": top, "width": width, "height": BAR_HEIGHT, "rx": 2.0}
+        marks.append(tag("rect", tag("title", text), class_=f"bar c{colour}", **shape))
+        start = end
+    marks.append(label(bar.text, scale(start) + 8, middle, class_="value"))
+    return tag("g", *marks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A bar that floats between two values: a step of a waterfall."""
+
+    name: str
+    start: float
+    end: float
+    text: str
+    tone: str = ""  # "good", "bad" or "": a whole, not a step
+
+
+def span_chart(spans: Sequence[Span], *, title: str, description: str, axis: Axis) -> Markup:
+    """Floating horizontal bars, each joined to where the last one ended."""
+    values = [value for span in spans for value in (span.start, span.end)]
+    low, high = min([*values, 1.0]), max([*values, 1.0])
+    low = 0.0 if low < 0.5 or any(span.start == 0.0 for span in spans) else low * 0.95
+    room = 24 + CHARACTER * max(len(span.text) for span in spans)
+    scale = Scale(low=low, high=high * 1.02 if high > low else low + 1, start=BAR_LABELS, end=WIDTH - room)
+    bottom = 8 + len(spans) * (BAR_HEIGHT + BAR_GAP)
+    marks = []
+    for value in scale.ticks(5):
+        place = scale(value)
+        marks.append(tag("line", x1=place, x2=place, y1=4.0, y2=bottom, class_="grid"))
+        marks.append(label(axis.format(value), place, bottom + 16, anchor="middle"))
+    marks.append(label(axis.name, scale.end, bottom + 36, class_="axis", anchor="end"))
+    for position, span in enumerate(spans):
+        marks.append(draw_span(span, 8 + position * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2, scale))
+    one = scale(1.0)
+    marks.append(tag("line", tag("title", "the baseline"), x1=one, x2=one, y1=4.0, y2=bottom, class_="reference"))
+    return drawing(*marks, width=WIDTH, height=bottom + 44, title=title, description=description, class_="chart bars")
+
+
+def draw_span(span: Span, top: float, scale: Scale) -> Markup:
+    middle = top + BAR_HEIGHT / 2 + 4
+    left, right = sorted((scale(span.start), scale(span.end)))
+    name = tag("text", shorten(span.name, 17), x=BAR_LABELS - 8, y=middle, class_="name", text_anchor="end")
+    # Blue for wholes, green and orange for steps up and down; the text says the same without colour.
+    colour = {"good": 3, "bad": 2}.get(span.tone, 1)
+    text = tag("title", f"{span.name}: {span.text}")
+    shape = {"x": left, "y": top, "width": max(right - left, 1.5), "height": BAR_HEIGHT, "rx": 2.0}
+    bar = tag("rect", text, class_=f"bar c{colour}", **shape)
+    return tag("g", name, bar, label(span.text, right + 8, middle, class_="value"))

@@ -1,0 +1,116 @@
+"""The pipeline drawn as boxes and arrows, with what each stage took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from recmill.report.drawing.svg import drawing, label, shorten, tag
+
+# Column and row of each step when the flow runs from left to right: planning and tuning feed the same step.
+PLACES: Mapping[str, tuple[float, float]] = {
+    "generate_data": (0, 0),
+    "profile_access": (1, 0),
+    "plan_shards": (2, 0),
+    "tune_ingest": (1.5, 1),
+    "train_model": (3, 0),
+    "report": (4, 0),
+}
+ARROWS = (
+    ("generate_data", "profile_access"),
+    ("profile_access", "plan_shards"),
+    ("generate_data", "tune_ingest"),
+    ("plan_shards", "train_model"),
+    ("tune_ingest", "train_model"),
+    ("train_model", "report"),
+)
+BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y = 178.0, 104.0, 42.0, 24.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One box of the flow."""
+
+    step: str
+    title: str
+    time: str = ""  # "" where the step has not been recorded
+    share: float = 0.0  # of the time of all stages
+    lines: Sequence[str] = ()  # rows/s, bytes
+
+
+def flow_chart(stages: Sequence[Stage], *, title: str, description: str) -> Markup:
+    """Both forms of the flow; the style sheet shows the one that fits the page's width."""
+    wide = draw_wide(stages, title=title, description=description)
+    return wide + draw_tall(stages, title=title, description=description)
+
+
+def draw_wide(stages: Sequence[Stage], *, title: str, description: str) -> Markup:
+    """Left to right, as the steps feed one another; a step the drawing does not know follows at the end."""
+    places = {
+        stage.step: PLACES.get(stage.step, (len(PLACES) - 1 + position, 0)) for position, stage in enumerate(stages)
+    }
+    corners = {
+        step: (1 + column * (BOX_WIDTH + GAP_X), 1 + row * (BOX_HEIGHT + GAP_Y))
+        for step, (column, row) in places.items()
+    }
+    boxes = [draw_box(stage, *corners[stage.step], BOX_WIDTH) for stage in stages]
+    arrows = [draw_arrow(corners[a], corners[b]) for a, b in ARROWS if a in corners and b in corners]
+    width = max(x for x, _ in corners.values()) + BOX_WIDTH + 1
+    height = max(y for _, y in corners.values()) + BOX_HEIGHT + 1
+    return drawing(
+        *arrows, *boxes, width=width, height=height, title=title, description=description, class_="flow wide"
+    )
+
+
+def draw_arrow(start: tuple[float, float], end: tuple[float, float]) -> Markup:
+    """From one box to another: straight in a row, by the edge below or above where the row changes."""
+    (x1, y1), (x2, y2) = start, end
+    if y2 > y1:
+        corner_x, tip_x, tip_y = x1 + BOX_WIDTH / 2, x2, y2 + BOX_HEIGHT / 2
+        path = f"M{corner_x:g} {y1 + BOX_HEIGHT:g}V{tip_y - 8:g}q0 8 8 8H{tip_x - 6:g}"
+        return tag("g", tag("path", d=path, class_="wire"), draw_head(tip_x - 1, tip_y, 0))
+    if y2 < y1:
+        corner_x, tip_y = x2 + BOX_WIDTH / 2, y2 + BOX_HEIGHT
+        path = f"M{x1 + BOX_WIDTH:g} {y1 + BOX_HEIGHT / 2:g}H{corner_x - 8:g}q8 0 8 -8V{tip_y + 6:g}"
+        return tag("g", tag("path", d=path, class_="wire"), draw_head(corner_x, tip_y + 1, -90))
+    middle = y1 + BOX_HEIGHT / 2
+    wire = tag("path", d=f"M{x1 + BOX_WIDTH:g} {middle:g}H{x2 - 6:g}", class_="wire")
+    return tag("g", wire, draw_head(x2 - 1, middle, 0))
+
+
+def draw_head(x: float, y: float, angle: int) -> Markup:
+    return tag("path", d="M0 0L-8 -4.5L-8 4.5Z", transform=f"translate({x:g} {y:g}) rotate({angle})", class_="head")
+
+
+def draw_tall(stages: Sequence[Stage], *, title: str, description: str) -> Markup:
+    """One below the other in the order they ran, for narrow pages."""
+    width, gap = 340.0, 14.0
+    marks = []
+    for position, stage in enumerate(stages):
+        top = 1 + position * (BOX_HEIGHT + gap)
+        if position:
+            marks.append(tag("path", d=f"M{width / 2:g} {top - gap:g}V{top:g}", class_="wire"))
+        marks.append(draw_box(stage, 1, top, width - 2))
+    height = len(stages) * (BOX_HEIGHT + gap) - gap + 2
+    return drawing(*marks, width=width, height=height, title=title, description=description, class_="flow tall")
+
+
+def draw_box(stage: Stage, x: float, y: float, width: float) -> Markup:
+    is_recorded = bool(stage.time)
+    marks = [
+        tag("rect", x=x, y=y, width=width, height=BOX_HEIGHT, rx=8.0, class_="box" if is_recorded else "box missing"),
+        label(stage.title, x + 14, y + 24, class_="stage"),
+        label(stage.time or "not recorded", x + 14, y + 48, class_="time" if is_recorded else "tick"),
+    ]
+    marks += [
+        label(shorten(text, 26), x + 14, y + 67 + 16 * line, class_="tick") for line, text in enumerate(stage.lines[:2])
+    ]
+    if is_recorded:
+        length = width - 28
+        bar = {"x": x + 14, "y": y + BOX_HEIGHT - 11, "height": 4.0, "rx": 2.0}
+        marks.append(tag("rect", width=length, class_="track", **bar))
+        share = tag("title", f"{stage.share:.0%} of the time of all stages")
+        marks.append(tag("rect", share, width=max(length * stage.share, 2.0), class_="bar c1", **bar))
+    return tag("g", *marks)

@@ -1,0 +1,141 @@
+"""The batches of a run in the order they are trained: one stream, or hot and cold ones in turns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from recmill.artifacts import InputError
+from recmill.data.ikjt.batch import Batch
+from recmill.data.ingest import IngestPipeline
+from recmill.training.rank.hot_schedule import Block, HotSchedule
+
+AHEAD = 2  # batches whose rows are read from disk while others are trained
+
+
+class Feed:
+    """Batches of one rank over all epochs, each with whether it holds slots of hot rows instead of ids.
+
+    With `hot`, its batches and those of `cold` come in the turns that the schedule sets. After a turn `wants_loss` is
+    true until `observe` is told the held-out loss, from which the next turns' lengths follow.
+
+    `prefetch` is told of every batch of a single stream AHEAD batches before it comes.
+    """
+
+    def __init__(
+        self,
+        cold: IngestPipeline | None,
+        hot: IngestPipeline | None = None,
+        *,
+        prefetch: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self._streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
+        assert self._streams, "a feed wants batches"
+        self.schedule: HotSchedule | None = None
+        if hot is not None:
+            counts = {kind: stream.batches_per_epoch for kind, stream in self._streams.items()}
+            self.schedule = HotSchedule(num_hot=counts[True], num_cold=counts.get(False, 0))
+        self.wants_loss = False
+        self._block: Block | None = None
+        self._left = 0  # batches of the block that are still to come
+        self._num_done = 0
+        self._prefetch = prefetch
+        self._position: dict[str, Any] | None = None  # of a stream that is read ahead: where training is
+
+    @property
+    def pipelines(self) -> list[IngestPipeline]:
+        return list(self._streams.values())
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return sum(pipeline.batches_per_epoch for pipeline in self.pipelines)
+
+    def __len__(self) -> int:
+        return self.batches_per_epoch * self.pipelines[0].epochs
+
+    def __iter__(self) -> Iterator[tuple[Batch, bool]]:
+        streams: dict[bool, Iterator[Batch]] = {is_hot: iter(pipeline) for is_hot, pipeline in self._streams.items()}
+        if self._prefetch is not None and self.schedule is None:
+            streams = {False: self._read_ahead(self.pipelines[0], self._prefetch)}
+        while self._num_done < len(self):
+            is_hot = self._next_kind()
+            batch = next(streams[is_hot])
+            self._num_done += 1
+            yield batch, is_hot
+
+    def _read_ahead(self, pipeline: IngestPipeline, prefetch: Callable[[Batch], None]) -> Iterator[Batch]:
+        waiting: deque[tuple[Batch, dict[str, Any]]] = deque()
+        self._position = pipeline.state_dict()
+        for batch in pipeline:
+            prefetch(batch)
+            waiting.append((batch, pipeline.state_dict()))
+            if len(waiting) > AHEAD:
+                batch, self._position = waiting.popleft()
+                yield batch
+        for batch, self._position in waiting:
+            yield batch
+
+    def _next_kind(self) -> bool:
+        if self.schedule is None:
+            return False
+        if not self._left:
+            if self.schedule.is_epoch_over:
+                self.schedule.start_epoch()
+            self._block = self.schedule.next_block()
+            assert self._block is not None  # the epoch was not over
+            self._left = self._block.count
+        assert self._block is not None
+        self._left -= 1
+        self.wants_loss = not self._left and self.schedule.is_turn_over
+        return self._block.is_hot
+
+    def observe(self, loss: float) -> None:
+        """The held-out loss after a turn, the same on all ranks."""
+        if self.schedule is not None:
+            self.schedule.observe(loss)
+        self.wants_loss = False
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.schedule is None:
+            return self.pipelines[0].state_dict() if self._position is None else self._position
+        return {
+            "streams": {_name(is_hot): stream.state_dict() for is_hot, stream in self._streams.items()},
+            "schedule": self.schedule.state_dict(),
+            "block": asdict(self._block) if self._block else None,
+            "left": self._left,
+            "num_done": self._num_done,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.schedule is None:
+            self.pipelines[0].load_state_dict(state)
+            self._num_done = self.pipelines[0].position
+            return
+        if "streams" not in state:
+            raise InputError("the checkpoint was written without hot batches; train on with hot_batches=false")
+        for is_hot, stream in self._streams.items():
+            stream.load_state_dict(state["streams"][_name(is_hot)])
+        self.schedule.load_state_dict(state["schedule"])
+        self._block = Block(**state["block"]) if state["block"] else None
+        self._left, self._num_done = int(state["left"]), int(state["num_done"])
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of ingestion; of the first stream where there are two, and the hot one's under "hot"."""
+        first, *others = (stream.stats() for stream in self.pipelines)
+        return {**first, "hot": others[0]} if others else first
+
+    def close(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.close()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _name(is_hot: bool) -> str:
+    return "hot" if is_hot else "cold"

@@ -1,0 +1,391 @@
+"""What every rank runs: read a batch, take a step, evaluate and save now and then."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+from torchrec import KeyedJaggedTensor
+
+from recmill.artifacts import Dataset, InputError, WorkerAllocation, dump_json, write_text_atomically
+from recmill.data.hot.layout import COLD, HOT
+from recmill.data.ikjt.batch import Batch
+from recmill.data.ingest import IngestPipeline, evaluation_split
+from recmill.data.schema import Schema
+from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from recmill.training.config import TrainConfig
+from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
+from recmill.training.rank.dedup import DedupChoice
+from recmill.training.rank.feed import Feed
+from recmill.training.rank.sharding import ShardedModel
+from recmill.training.rank.usage import Meter, usage_of_all_ranks
+from recmill.tuning.online.tuner import OnlineTuner
+
+HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
+DISK_FOLDER = "tables"  # rows of tables beyond memory, in the run's folder until it is finished
+LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """Where a run is. Lives in every checkpoint, so that a resumed run continues as if never stopped."""
+
+    step: int = 0
+    num_samples: int = 0
+    seconds: float = 0.0  # training only: evaluation and saving do not count
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    best_auc: float = -math.inf
+    num_worse: int = 0  # evaluations since the best one
+    is_stopped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "best_auc": self.best_auc if math.isfinite(self.best_auc) else None}
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> RunState:
+        best = loaded["best_auc"]
+        return cls(**{**loaded, "best_auc": -math.inf if best is None else best})
+
+
+class TrainingRun:
+    """One rank's part of a training run in the folder `out`."""
+
+    def __init__(
+        self,
+        *,
+        sharded: ShardedModel,
+        dataset: Dataset,
+        hot_dataset: Dataset | None,
+        schema: Schema,
+        config: TrainConfig,
+        out: Path,
+        device: torch.device,
+        dedup: DedupChoice,
+        starting_workers: Mapping[str, int] | None,
+        allocation: WorkerAllocation | None,
+        inputs: Mapping[str, str],
+        report: Report,
+    ) -> None:
+        self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
+        self.out, self.device, self.dedup, self.allocation = out, device, dedup, allocation
+        self.workers = allocation.stages if allocation else starting_workers
+        self.inputs, self.report = inputs, report
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.state = RunState()
+        self.curve: list[dict[str, float]] = []
+        # What training used, and for how many samples and steps, since this start.
+        self.meter, self.num_metered, self.num_metered_steps = Meter(), 0, 0
+        self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
+        self.ingest = self._open_feed(hot_dataset)
+
+    def _open_feed(self, hot_dataset: Dataset | None) -> Feed:
+        options: dict[str, Any] = {"epochs": self.config.epochs, "shuffle": self.config.shuffle}
+        size = self.config.batch_size
+        if hot_dataset is None or HOT not in hot_dataset.splits:
+            prefetch = self.sharded.prefetch
+            return Feed(
+                self._open("train", size, **options), prefetch=None if prefetch is None else lambda b: prefetch(b.ids)
+            )
+        cold, hot = (
+            self._open(split, size, dataset=hot_dataset, **options) if split in hot_dataset.splits else None
+            for split in (COLD, HOT)
+        )
+        return Feed(cold, hot)
+
+    def _open(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        epochs: int = 1,
+        shuffle: bool = False,
+        dataset: Dataset | None = None,
+    ) -> IngestPipeline:
+        return IngestPipeline(
+            dataset or self.dataset,
+            split=split,
+            batch_size=batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            seed=self.config.seed,
+            epochs=epochs,
+            shuffle=shuffle,
+            workers=self.workers,
+            dedup=self.dedup.groups or None,
+            windows=self.dedup.windows,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        total = len(self.ingest)
+        return min(total, self.config.max_steps) if self.config.max_steps else total
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint, if there is one; steps logged after it will be taken again."""
+        found = newest_checkpoint(self.out / "checkpoints")
+        if found is None:
+            return
+        body = load_checkpoint(found, self.sharded)
+        self.state = RunState.from_json(body["run"])
+        self.ingest.load_state_dict(body["ingest"])
+        if self.rank == 0:
+            lines = (self.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            self.curve = [entry for entry in map(json.loads, lines) if entry["step"] <= self.state.step]
+            write_text_atomically(self.out / "metrics.jsonl", "".join(f"{json.dumps(e)}\n" for e in self.curve))
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end and give what result.json holds (on rank 0; other ranks get {})."""
+        eval_every = self.config.eval_every or self.ingest.batches_per_epoch
+        with self.ingest, self._tuned() as tuners:
+            self.sharded.module.train()
+            batches = iter(self.ingest)
+            self.meter.start()
+            while self.state.step < self.num_steps and not self.state.is_stopped:
+                self._step(*self._next(batches))
+                is_last = self.state.step == self.num_steps
+                if len(self.pending) == LOG_EVERY or is_last:
+                    self._flush_losses()
+                if self.state.step % eval_every == 0 or is_last:
+                    self._evaluate_and_decide()
+                if self.ingest.wants_loss and not is_last:
+                    self.ingest.observe(self._held_out_loss())
+                if self.state.step % self.config.checkpoint_every == 0:
+                    self._flush_losses()
+                    self._save(self.out / "checkpoints" / f"step-{self.state.step:08d}")
+            stats = self.ingest.stats()
+        self.meter.stop()
+        self._flush_losses()
+        return self._finish(stats, [entry for tuner in tuners for entry in tuner.history()])
+
+    @contextmanager
+    def _tuned(self) -> Iterator[list[OnlineTuner]]:
+        """Let an agent follow what ingestion needs while the block runs, where the config asks for it."""
+        with ExitStack() as stack:
+            if self.config.tune != "online":
+                yield []
+                return
+            num_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            yield [
+                stack.enter_context(OnlineTuner(pipeline, allocation=self.allocation, num_sharing=num_sharing))
+                for pipeline in self.ingest.pipelines
+            ]
+
+    def _next(self, batches: Iterator[tuple[Batch, bool]]) -> tuple[Batch, bool]:
+        """The next batch. Waiting for it is training time, but for the first one's, when ingestion starts."""
+        started = time.perf_counter()
+        found = next(batches)
+        if self.num_metered:
+            self.state.seconds += time.perf_counter() - started
+        return found
+
+    def _step(self, batch: Batch, is_hot: bool) -> None:
+        started = time.perf_counter()
+        if is_hot:
+            self.sharded.enter_hot()
+        else:
+            self.sharded.leave_hot()
+        if self.device.type != "cpu":  # batches are on the CPU, and rows read ahead belong to the very batch
+            batch = batch.to(self.device)
+        self.sharded.schedule_lr(self.config, step=self.state.step, num_steps=self.num_steps)
+        logits_B = self._forward(batch, is_hot=is_hot)
+        loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+        # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
+        torch.autograd.backward(loss_sum * (self.world_size / batch.num_global))
+        self.sharded.dense_optimiser.step()
+        self.sharded.dense_optimiser.zero_grad()
+        self.state.step += 1
+        self.state.num_samples += batch.num_global
+        self.num_metered += batch.num_global
+        self.num_metered_steps += 1
+        self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
+        self.state.seconds += time.perf_counter() - started
+
+    def _forward(self, batch: Batch, *, is_hot: bool = False) -> Tensor:
+        """Logits of the batch. A rank without samples passes a blank one and drops it: every rank must take part."""
+        if len(batch):
+            return self.sharded.module(batch.dense_BF, batch.ids, is_hot)
+        keys = batch.ids.keys()
+        blank = KeyedJaggedTensor(
+            keys=keys,
+            values=torch.empty(0, dtype=torch.int64, device=self.device),
+            lengths=torch.zeros(len(keys), dtype=torch.int32, device=self.device),
+        )
+        return self.sharded.module(batch.dense_BF.new_zeros(1, batch.dense_BF.shape[1]), blank, is_hot)[:0]
+
+    def _flush_losses(self) -> None:
+        """Sum the pending losses over ranks and append them to the curve and its file."""
+        if not self.pending:
+            return
+        losses = torch.stack([loss.double() for _, _, loss in self.pending])
+        dist.all_reduce(losses)
+        samples = self.state.num_samples - sum(count for _, count, _ in self.pending)
+        lines = []
+        for (step, count, _), loss in zip(self.pending, losses.tolist(), strict=True):
+            samples += count
+            if not math.isfinite(loss):
+                raise InputError(f"the loss is {loss} at step {step}: lower dense_lr or table_lr, or check the data")
+            entry = {"step": step, "samples": samples, "seconds": round(self.state.seconds, 4), "loss": loss / count}
+            self.curve.append(entry)
+            lines.append(json.dumps(entry) + "\n")
+        self.pending.clear()
+        if self.rank == 0:
+            with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.writelines(lines)
+            self.report("train step", self.state.step, self.num_steps)
+
+    def _evaluate_and_decide(self) -> None:
+        """Measure the held-out split; keep the best weights and stop early where the config asks for it."""
+        split = "valid" if "valid" in self.dataset.splits else evaluation_split(self.dataset)
+        self.meter.stop()
+        accuracy, _ = self.evaluate(split)
+        shared = [asdict(accuracy) if accuracy else None]
+        dist.broadcast_object_list(shared, src=0)
+        assert shared[0] is not None
+        epoch = self.state.step / self.ingest.batches_per_epoch
+        when = {"step": self.state.step, "epoch": round(epoch, 3), "seconds": round(self.state.seconds, 4)}
+        self.state.evaluations.append({**when, "split": split, **shared[0]})
+        auc = shared[0]["auc"] if shared[0]["auc"] is not None else -shared[0]["log_loss"]
+        is_best = auc > self.state.best_auc
+        self.state.best_auc = max(auc, self.state.best_auc)
+        self.state.num_worse = 0 if is_best else self.state.num_worse + 1
+        if self.config.patience:
+            if is_best:
+                self._flush_losses()
+                self._save(self.out / "checkpoints" / "best")
+            self.state.is_stopped = self.state.num_worse >= self.config.patience
+        self.sharded.module.train()
+        self.meter.start()
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> tuple[Accuracy | None, dict[str, list[float]]]:
+        """Accuracy on a split over all ranks, and its ROC curve; both on rank 0 only."""
+        self.sharded.module.eval()
+        self.sharded.write_hot_back()
+        logits, labels = [], []
+        with self._open(split, self.config.eval_batch_size) as batches:
+            for done, batch in enumerate(batches):
+                moved = batch.to(self.device)
+                logits.append(self._forward(moved).cpu())
+                labels.append(batch.label_B)
+                if self.rank == 0:
+                    self.report(f"evaluate {split}", done + 1, len(batches))
+        all_logits = gather_on_rank_zero(torch.cat(logits).to(self.device))
+        all_labels = gather_on_rank_zero(torch.cat(labels).to(self.device))
+        if all_logits is None or all_labels is None:
+            return None, {}
+        scores = all_logits.cpu().numpy().astype(np.float64)
+        fpr, tpr, threshold = thin_curve(roc_points(scores, all_labels.cpu().numpy()))
+        probability = 1 / (1 + np.exp(-threshold))
+        roc = {"fpr": fpr.tolist(), "tpr": tpr.tolist(), "threshold": probability.tolist()}
+        return measure_accuracy(scores, all_labels.cpu().numpy()), roc
+
+    @torch.no_grad()
+    def _held_out_loss(self) -> float:
+        """The mean loss over the first held-out batches, by which hot and cold turns are made longer or shorter."""
+        self.meter.stop()
+        self.sharded.module.eval()
+        self.sharded.write_hot_back()
+        total = torch.zeros(2, dtype=torch.float64)
+        with self._open(evaluation_split(self.dataset), self.config.eval_batch_size) as batches:
+            for _, batch in zip(range(HELD_OUT_BATCHES), batches, strict=False):
+                logits_B = self._forward(batch.to(self.device)).cpu()
+                loss = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+                total += torch.tensor([float(loss), float(len(batch))], dtype=torch.float64)
+        dist.all_reduce(total)
+        self.sharded.module.train()
+        self.meter.start()
+        return float(total[0] / total[1].clamp(min=1))
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "config": self.config.to_json(),
+            "schema": self.schema.to_json(),
+            "sharing": self.sharded.sharing,
+            "world_size": self.world_size,
+            "run": self.state.to_json(),
+            "ingest": self.ingest.state_dict(),
+        }
+
+    def _save(self, target: Path, extra: Mapping[str, Any] | None = None) -> None:
+        self.meter.stop()
+        save_checkpoint(target, self.sharded, body={**self._body(), **(extra or {})}, inputs=self.inputs)
+        if self.rank == 0:
+            prune_checkpoints(target.parent)
+        self.meter.start()
+
+    def _finish(self, ingest_stats: Mapping[str, Any], tuning: list[dict[str, Any]]) -> dict[str, Any]:
+        best = self.out / "checkpoints" / "best"
+        if self.config.patience and best.exists():
+            load_checkpoint(best, self.sharded)
+        accuracy, roc = self.evaluate(evaluation_split(self.dataset))
+        usage = usage_of_all_ranks(self.meter)
+        metrics = asdict(accuracy) if accuracy else {}
+        self._save(self.out / "checkpoint", {"metrics": metrics})
+        if self.rank != 0:
+            return {}
+        result = {
+            "format_version": 1,
+            "kind": "training",
+            "config": self.config.to_json(),
+            "world_size": self.world_size,
+            "num_steps": self.state.step,
+            "num_samples": self.state.num_samples,
+            "seconds": self.state.seconds,
+            "samples_per_s": self.state.num_samples / max(self.state.seconds, 1e-9),
+            "peak_memory_bytes": int(usage["peak_memory_bytes"]),
+            "usage": {**usage, "num_samples": self.num_metered, "num_steps": self.num_metered_steps},
+            "metrics": metrics,
+            "curve": self.curve,
+            "evaluations": self.state.evaluations,
+            "roc": roc,
+            "ingest": dict(ingest_stats),
+            "tuning": tuning,
+            "hot": self._describe_hot(),
+            "dedup": self.dedup.to_json(),
+            "model": self._describe_model(),
+            "data": {
+                "path": self.dataset.path,
+                "layout": self.dataset.layout,
+                "content_hash": self.dataset.content_hash,
+            },
+        }
+        write_text_atomically(self.out / "result.json", dump_json(result))
+        for folder in ("checkpoints", DISK_FOLDER):
+            shutil.rmtree(self.out / folder, ignore_errors=True)
+        return result
+
+    def _describe_hot(self) -> dict[str, Any] | None:
+        schedule = self.ingest.schedule
+        if schedule is None:
+            return None
+        return {
+            "batches": {"hot": schedule.num_hot, "cold": schedule.num_cold},
+            "rate": schedule.rate,
+            "num_swaps": schedule.num_swaps,
+            "bytes": sum(collection.num_bytes for collection in self.sharded.hot),
+        }
+
+    def _describe_model(self) -> dict[str, Any]:
+        num_embedding = sum(table.num_rows * table.dim for table in self.schema.tables)
+        num_dense = sum(parameter.numel() for parameter in self.sharded.dense_optimiser.param_groups[0]["params"])
+        return {
+            "name": self.config.model,
+            "num_dense_parameters": num_dense,
+            "num_embedding_parameters": num_embedding,
+            "embedding_bytes": num_embedding * 4,
+        }

@@ -1,0 +1,112 @@
+"""The process that torchrun starts on every rank: `torchrun ... -m recmill.training.rank.worker JOB.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recmill.artifacts import (
+    Dataset,
+    InputError,
+    ShardPlan,
+    WorkerAllocation,
+    dump_json,
+    read_json,
+    write_text_atomically,
+)
+from recmill.data.schema import Schema
+from recmill.planning.planner import Topology, default_plan
+from recmill.training.config import TrainConfig
+from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
+from recmill.training.rank.dedup import choose_dedup_together
+from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
+from recmill.training.rank.sharding import shard_model
+
+
+def main(job_path: str) -> None:
+    """Run one rank; what goes wrong is written to the job's folder, where the launcher looks for it."""
+    die_with_parent()
+    keep_freed_memory()
+    job = read_json(job_path)
+    rank = int(os.environ["RANK"])
+    try:
+        run_rank(job)
+    except BaseException as error:
+        kind = "input" if isinstance(error, InputError) else "crash"
+        report = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
+        write_text_atomically(Path(job_path).parent / f"error-{rank}.json", dump_json(report))
+        raise
+
+
+def run_rank(job: dict[str, Any]) -> None:
+    config = TrainConfig.from_json(job["config"])
+    device = _device()
+    torch.set_num_threads(threads_of(config.threads, int(os.environ["LOCAL_WORLD_SIZE"])))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
+    try:
+        run = open_run(job, device)
+        with frozen_objects():
+            run.train()
+    finally:
+        dist.destroy_process_group()
+
+
+def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
+    """This rank's part of a job, where it stopped if it has begun; all ranks of the process group call it together."""
+    config = TrainConfig.from_json(job["config"])
+    dataset = Dataset.load(job["data"])
+    schema = Schema.load(dataset.path)
+    topology = Topology.local(dist.get_world_size())
+    plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
+    dedup = choose_dedup_together(dataset, schema, config)
+    sharded = shard_model(
+        schema,
+        config,
+        plan,
+        device,
+        deduplicated=dedup.features,
+        repeated_ids=frozenset(dedup.ids),
+        disk_folder=Path(job["out"]) / DISK_FOLDER,
+    )
+    # Dropout draws differ between ranks, as samples do.
+    torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
+    run = TrainingRun(
+        sharded=sharded,
+        dataset=dataset,
+        hot_dataset=Dataset.load(job["hot_data"]) if job.get("hot_data") else None,
+        schema=schema,
+        config=config,
+        out=Path(job["out"]),
+        device=device,
+        dedup=dedup,
+        starting_workers=(plan.body.get("ingest") or {}).get("workers"),
+        allocation=WorkerAllocation.load(job["allocation"]) if job["allocation"] else None,
+        inputs=job["inputs"],
+        report=_print_progress,
+    )
+    run.resume()
+    return run
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _print_progress(what: str, done: int, total: int) -> None:
+    print(PROGRESS_MARK + json.dumps([what, done, total]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

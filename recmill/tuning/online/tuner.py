@@ -1,0 +1,202 @@
+"""Tuning while training runs: a thread that measures a pipeline, decides and resizes it, interval by interval."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from recmill.artifacts import InputError, WorkerAllocation
+from recmill.data.ingest import STAGES, IngestPipeline
+from recmill.data.ingest.memory import available_memory_bytes
+from recmill.tuning.controllers import Controller
+from recmill.tuning.cores import available_cores
+from recmill.tuning.measurement import Measured, changed_conditions
+from recmill.tuning.online.live import Meter, as_workers, default_slots
+
+INTERVAL_S = 2.0
+ITEMS_PER_LOOK = 4  # workers that began together finish together: fewer items each, and an interval shows waves
+MAX_INTERVAL_S = 10.0
+MAX_HISTORY = 10_000
+# A trainer that waits for less than this share of its time gains nothing from other workers. Until it waits for more,
+# no agent is loaded: stable-baselines3 takes 2.4 s of CPU time, as much as a short run has.
+IDLE_STALL = 0.02
+
+
+class OnlineTuner:
+    """Keeps the workers of a pipeline right while somebody else reads its batches.
+
+    Starts from `allocation` if there is one, and leaves it as it is until the reader waits. Notices by itself when the
+    CPU quota, the memory that is left, the storage or the trainer changes; `set_cores` and `set_memory_limit` say so at
+    once. Every decision passes the guard.
+
+        with IngestPipeline("dataset", batch_size=4096) as pipeline, OnlineTuner(pipeline) as tuner:
+            for batch in pipeline:
+                ...
+        tuner.history()    # [{"t", "workers", "rows_per_s", "stall", "memory_bytes", "event", "controller"}]
+    """
+
+    def __init__(
+        self,
+        pipeline: IngestPipeline,
+        *,
+        allocation: WorkerAllocation | Mapping[str, int] | None = None,
+        cores: int | None = None,
+        memory_limit_bytes: int | None = None,
+        interval_s: float = INTERVAL_S,
+        controller: Controller | None = None,
+        slots: int | None = None,
+        learns: bool = False,
+        num_sharing: int = 1,
+    ) -> None:
+        """`cores`: those that ingestion may keep busy (None: all this process has, looked up every interval, or its
+        share of them where `num_sharing` processes have the same ones).
+
+        `controller`: who decides, from the start (None: once the reader waits, the agent with the policy that ships
+        with the package, or the one of the allocation). `slots`: the most workers of all stages together. `learns`: the
+        agent also tries actions and learns from what they give; `agent.policy.save` keeps that.
+        """
+        if interval_s <= 0:
+            raise InputError(f"interval_s is {interval_s}, expected more than 0")
+        self._pipeline, self._interval_s = pipeline, interval_s
+        self._fixed_cores, self._num_sharing, self._slots = cores, num_sharing, slots
+        self._controller, self._allocation, self._learns = controller, allocation, learns
+        self._history: list[dict[str, Any]] = []
+        self._events: list[str] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._began = time.monotonic()
+        stages = allocation.stages if isinstance(allocation, WorkerAllocation) else allocation
+        if stages:
+            pipeline.set_workers({stage: count for stage, count in stages.items() if stage in STAGES})
+        if memory_limit_bytes is not None:
+            pipeline.set_memory_limit(memory_limit_bytes)
+        self._wanted_bytes = pipeline.memory_limit_bytes
+        self.error: Exception | None = None
+
+    def history(self) -> list[dict[str, Any]]:
+        """What was measured and decided, oldest first; `workers` are those that the interval ran with."""
+        with self._lock:
+            return [dict(entry) for entry in self._history]
+
+    def set_cores(self, cores: int) -> None:
+        """From now on ingestion may keep this many cores busy."""
+        if cores < 1:
+            raise InputError(f"cores is {cores}, expected at least 1")
+        self._fixed_cores = cores
+
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """From now on ingestion may hold this much; what is over it drains. Raises if that cannot work."""
+        self._pipeline.set_memory_limit(limit_bytes)
+        self._wanted_bytes = limit_bytes
+
+    def __enter__(self) -> OnlineTuner:
+        self._stopped.clear()
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="ingest-tuner", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the thread; the workers stay as they are."""
+        self._stopped.set()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        try:
+            self._tune()
+        except Exception as error:  # noqa: BLE001 - training goes on with the workers it has; history says why
+            self.error = error
+            self._note(None, event=f"tuning stopped: {error}", controller="none")
+
+    def _tune(self) -> None:
+        controller = self._open_agent() if self._learns and not self._controller else self._controller
+        meter = Meter(self._pipeline)
+        last: Measured | None = None
+        wait_s = self._interval_s
+        while not self._stopped.wait(wait_s):
+            self._follow_memory()
+            cores = self._fixed_cores or max(1, available_cores() // self._num_sharing)
+            measured = meter.measure(cores=cores, slots=self._slots or default_slots(cores))
+            if measured is None:
+                continue
+            event = "; ".join([*self._events, *_describe_changes(last, measured)]) or None
+            self._events.clear()
+            if controller is None and measured.stall_B[0] > IDLE_STALL:
+                controller, last = self._open_agent(), None
+            if controller is None:
+                self._note(measured, event=event, controller="none")
+            else:
+                if last is None:
+                    controller.reset(measured)
+                workers = as_workers(controller.decide(measured))
+                self._note(measured, event=event, controller=_who(controller))
+                if workers != self._pipeline.workers:
+                    self._pipeline.set_workers(workers)
+            last, wait_s = measured, max(self._interval_s, min(MAX_INTERVAL_S, ITEMS_PER_LOOK * meter.longest_item_s))
+
+    def _open_agent(self) -> Controller:
+        from recmill.tuning.agent import SHIPPED_POLICY, Agent, load_policy
+        from recmill.tuning.online.learning import OnlineLearner
+
+        path = str(SHIPPED_POLICY)
+        if isinstance(self._allocation, WorkerAllocation) and self._allocation.body.get("agent"):
+            path = f"{self._allocation.path}/{self._allocation.body['agent']}"
+        policy = load_policy(path)
+        return Agent(policy, learner=OnlineLearner(policy) if self._learns else None)
+
+    def _follow_memory(self) -> None:
+        """Cut the limit when the machine or the control group has less left, and raise it again when it has more."""
+        held = int(self._pipeline.stats().get("memory", {}).get("bytes", 0))
+        allowed = min(self._wanted_bytes, max(1, available_memory_bytes() + held))
+        if abs(allowed - self._pipeline.memory_limit_bytes) < 0.05 * self._pipeline.memory_limit_bytes:
+            return
+        try:
+            self._pipeline.set_memory_limit(allowed)
+        except InputError as error:
+            self._events.append(str(error))
+
+    def _note(self, measured: Measured | None, *, event: str | None, controller: str) -> None:
+        entry: dict[str, Any] = {
+            "t": time.monotonic() - self._began,
+            "workers": as_workers(measured.workers_BS) if measured else self._pipeline.workers,
+            "rows_per_s": float(measured.rows_per_s_B[0]) if measured else 0.0,
+            "stall": float(measured.stall_B[0]) if measured else 0.0,
+            "memory_bytes": int(measured.memory_bytes_B[0]) if measured else 0,
+            "event": event,
+            "controller": controller,
+        }
+        with self._lock:
+            self._history.append(entry)
+            if len(self._history) > MAX_HISTORY:  # a long run keeps every second entry of its past
+                self._history = [*self._history[:-1:2], entry]
+
+
+def _who(controller: Controller) -> str:
+    is_fallback = getattr(controller, "is_fallback_B", None)
+    return "linear programme" if is_fallback is not None and bool(is_fallback[0]) else controller.name
+
+
+def _describe_changes(before: Measured | None, now: Measured) -> list[str]:
+    """What changed outside of the pipeline, in words."""
+    if before is None or not changed_conditions(before, now)[0]:
+        return []
+    found = []
+    if before.cores_B[0] != now.cores_B[0]:
+        found.append(f"cores {before.cores_B[0]:g} to {now.cores_B[0]:g}")
+    if before.limit_bytes_B[0] != now.limit_bytes_B[0]:
+        found.append(f"memory limit {before.limit_bytes_B[0]:,.0f} to {now.limit_bytes_B[0]:,.0f} bytes")
+    ratio_S = now.seconds_BS[0] / np.maximum(before.seconds_BS[0], 1e-12)
+    most = int(np.argmax(np.abs(np.log(np.maximum(ratio_S, 1e-12)))))
+    if not found and abs(np.log(ratio_S[most])) > np.log(1.2):
+        found.append(f"{STAGES[most]} takes {ratio_S[most]:.2g} times as long")
+    return found or [f"the trainer takes {now.demand_B[0] / max(before.demand_B[0], 1e-9):.2g} times as many rows"]

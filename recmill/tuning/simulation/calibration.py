@@ -1,0 +1,194 @@
+"""The simulator's figures for a real dataset on a real machine, and how far off they are on what they never saw."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from recmill.artifacts import Dataset, InputError
+from recmill.data.ingest.stages import STAGES
+from recmill.progress import Progress, no_progress
+from recmill.tuning.measurement import Floats
+from recmill.tuning.simulation.simulator import World, steady_rate
+from recmill.tuning.simulation.stage_times import StageTime, measure_throughput
+
+MAX_ERROR = 0.15
+POINT_S = 0.6  # for each point, all rounds together
+NUM_ROUNDS = 3
+# Allocations and the delay of a read: the stages alone, too many threads, and reads that wait. The second of each three
+# is held out, and lies between others: the simulator is asked to fill gaps, not to guess beyond what was seen.
+POINTS: tuple[tuple[tuple[int, ...], float], ...] = (
+    ((1, 1, 1, 1), 0.0),
+    ((1, 2, 1, 1), 0.0),
+    ((2, 4, 2, 2), 0.0),
+    ((4, 8, 4, 2), 0.0),
+    ((1, 2, 2, 1), 0.0),
+    ((1, 2, 1, 1), 0.05),
+    ((4, 2, 1, 1), 0.05),
+    ((2, 2, 1, 1), 0.05),
+    ((8, 2, 1, 1), 0.05),
+    ((16, 2, 2, 1), 0.05),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One measured allocation."""
+
+    workers: tuple[int, ...]
+    read_delay_s: float
+    rows_per_s: float
+    predicted: float = 0.0
+    is_held_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Fitted figures; `error` is the mean relative error on points that the fit did not see."""
+
+    seconds: tuple[float, ...]  # a row, by stage
+    cpu_shares: tuple[float, ...]
+    rows_per_item: float
+    cores: float
+    sigma: float
+    contention: float
+    overhead: float
+    scale: float  # of all times: what the stages take in a running pipeline over what they take alone
+    error: float
+    points: tuple[Point, ...]
+
+    def check(self) -> None:
+        """Raise if the simulator is not good enough to claim anything."""
+        if not self.error <= MAX_ERROR:
+            raise InputError(
+                f"the simulator misses held-out measurements by {self.error:.0%}, expected at most {MAX_ERROR:.0%}: "
+                "measure again on a quiet machine"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Calibration:
+        points = [Point(**{**point, "workers": tuple(point["workers"])}) for point in body["points"]]
+        lists = {name: tuple(body[name]) for name in ("seconds", "cpu_shares")}
+        return cls(**{**body, **lists, "points": tuple(points)})
+
+
+def calibrate(
+    dataset: Dataset,
+    times: Mapping[str, StageTime],
+    *,
+    cores: float,
+    batch_size: int,
+    memory_limit_bytes: int,
+    points: Sequence[tuple[tuple[int, ...], float]] = POINTS,
+    measure_s: float = POINT_S,
+    progress: Progress = no_progress,
+) -> Calibration:
+    """Measure allocations on the real pipeline, fit the simulator to some and test it on the others.
+
+    Other work on the machine stalls a point, or lets queues fill that empty in a burst: each is measured NUM_ROUNDS
+    times, apart, and the median counts.
+    """
+    rates: list[list[float]] = [[] for _ in points]
+    for done in range(NUM_ROUNDS * len(points)):
+        progress("calibrate simulator", done, NUM_ROUNDS * len(points))
+        workers, delay_s = points[done % len(points)]
+        measured_once = measure_throughput(
+            dataset,
+            workers=dict(zip(STAGES, workers, strict=True)),
+            batch_size=batch_size,
+            memory_limit_bytes=memory_limit_bytes,
+            measure_s=measure_s / NUM_ROUNDS,
+            delay_s=delay_s,
+        )
+        rates[done % len(points)].append(measured_once.rows_per_s)
+    progress("calibrate simulator", NUM_ROUNDS * len(points), NUM_ROUNDS * len(points))
+    measured = [
+        Point(workers=workers, read_delay_s=delay_s, rows_per_s=statistics.median(found))
+        for (workers, delay_s), found in zip(points, rates, strict=True)
+    ]
+    return fit(measured, times, cores=cores)
+
+
+def fit(points: Sequence[Point], times: Mapping[str, StageTime], *, cores: float) -> Calibration:
+    """Fit to every point but each third, and test on those."""
+    rows = max(1.0, times["read"].rows)
+    seconds = np.array([times[stage].seconds / rows for stage in STAGES])
+    shares = np.array([min(1.0, times[stage].cpu_seconds / max(times[stage].seconds, 1e-12)) for stage in STAGES])
+    is_held_out = np.array([index % 3 == 1 for index in range(len(points))])
+    rates = np.array([point.rows_per_s for point in points])
+
+    def predict(parameters: Floats) -> Floats:
+        return steady_rate(_world(points, seconds, shares, rows, cores, parameters), _workers(points))
+
+    def residuals(parameters: Floats) -> Floats:
+        found: Floats = np.log(predict(parameters)[~is_held_out] / rates[~is_held_out])
+        return found
+
+    # Scale, sigma, contention, overhead; one pipeline that runs says nothing about pairs of workers.
+    bounds = ([0.5, 0.0, 0.0, 0.0], [4.0, 0.2, 3.0, 2.0])
+    found = least_squares(residuals, x0=[1.1, 0.01, 0.2, 0.1], bounds=bounds, loss="soft_l1", f_scale=0.1)
+    predicted = predict(found.x)
+    error = float(np.mean(np.abs(predicted - rates)[is_held_out] / rates[is_held_out]))
+    scale, sigma, contention, overhead = (float(value) for value in found.x)
+    return Calibration(
+        seconds=tuple(float(value) for value in seconds * scale),
+        cpu_shares=tuple(float(value) for value in shares),
+        rows_per_item=rows,
+        cores=cores,
+        sigma=sigma,
+        contention=contention,
+        overhead=overhead,
+        scale=scale,
+        error=error,
+        points=tuple(
+            Point(
+                workers=point.workers,
+                read_delay_s=point.read_delay_s,
+                rows_per_s=point.rows_per_s,
+                predicted=float(rate),
+                is_held_out=bool(held_out),
+            )
+            for point, rate, held_out in zip(points, predicted, is_held_out, strict=True)
+        ),
+    )
+
+
+def _workers(points: Sequence[Point]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    return np.array([point.workers for point in points], dtype=np.int64)
+
+
+def _world(
+    points: Sequence[Point], seconds: Floats, shares: Floats, rows: float, cores: float, parameters: Floats
+) -> World:
+    """One world a point: the same machine, reads delayed."""
+    size, (scale, sigma, contention, overhead) = len(points), parameters
+    seconds_BS = np.tile(seconds * scale, (size, 1))
+    cpu_BS = seconds_BS * shares
+    seconds_BS[:, 0] += [point.read_delay_s / rows for point in points]
+    one = np.ones(size)
+    sigma_BS = np.full_like(seconds_BS, sigma)
+    sigma_BS[:, 0] = 0.0  # reads of different row groups share nothing
+    return World(
+        seconds_BS=seconds_BS,
+        cpu_share_BS=cpu_BS / seconds_BS,
+        sigma_BS=sigma_BS,
+        kappa_BS=np.zeros_like(seconds_BS),
+        contention_B=contention * one,
+        overhead_B=overhead * one,
+        cores_B=cores * one,
+        slots_B=np.full(size, 10**6),
+        trainer_B=1e12 * one,
+        trainer_slowing_B=0 * one,
+        trainer_knee_B=one,
+        item_bytes_BS=np.zeros_like(seconds_BS),
+        base_bytes_B=0 * one,
+        limit_bytes_B=1e18 * one,
+    )
