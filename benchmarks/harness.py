@@ -1,8 +1,8 @@
-"""What every benchmark shares: its arguments, measuring in turns, the table and the JSON.
+"""Shared by all benchmarks: arguments, measuring in turns, the printed table and the JSON.
 
-A result is one object: benchmark, quick, commit, machine, metrics, skipped. Each metric has `baseline`, `ours`, `ratio`
-(above 1 means better), `spread` (lowest and highest of each side, and of the ratio of neighbouring turns), `unit` and
-`note`; a plain value stands in `ours` and has no ratio.
+A result is one object with benchmark, quick, commit, date, machine, metrics and skipped. Each metric has `baseline`,
+`ours`, `ratio` (above 1 means better), `spread` (lowest and highest of each side, and of the ratio over neighbouring
+turns), `unit` and `note`; a plain value is stored in `ours` and has no ratio.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,7 +36,7 @@ STARTED = time.perf_counter()
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line asked for."""
+    """The parsed command line."""
 
     benchmark: str
     quick: bool
@@ -49,11 +50,11 @@ class Options:
 
 
 def parse_options(description: str, *, quick: str) -> Options:
-    """The arguments of a benchmark; `quick` says what --quick makes smaller."""
+    """Parse the arguments of a benchmark; `quick` is the help text of --quick: what it makes smaller."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--tiny", action="store_true", help="show that it runs: sizes too small to measure anything")
-    parser.add_argument("--json", metavar="PATH", help="write the result there; - for standard output")
+    parser.add_argument("--tiny", action="store_true", help="only show that it runs: too small to measure anything")
+    parser.add_argument("--json", metavar="PATH", help="write the result to this file; - for standard output")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     name = Path(sys.argv[0]).stem
@@ -63,7 +64,7 @@ def parse_options(description: str, *, quick: str) -> Options:
 
 
 def timed(run: Callable[[], object], *, warm_ups: int = 1) -> Callable[[], float]:
-    """A function that gives the seconds of one call, after calls that do not count."""
+    """A function that returns the seconds of one call, after calls that do not count."""
 
     def seconds() -> float:
         for _ in range(warm_ups):
@@ -76,7 +77,7 @@ def timed(run: Callable[[], object], *, warm_ups: int = 1) -> Callable[[], float
 
 
 def in_turns(*sides: Callable[[], float], repeats: int, warm_ups: int = 0) -> list[list[float]]:
-    """What each side measures, time after time: in turns, so that a busy machine slows all, and in both orders."""
+    """Measurements of each side, taken in turns and in both orders so that a busy machine slows all sides alike."""
     measured: list[list[float]] = [[] for _ in sides]
     for turn in range(warm_ups + repeats):
         order = range(len(sides)) if turn % 2 == 0 else reversed(range(len(sides)))
@@ -89,12 +90,12 @@ def in_turns(*sides: Callable[[], float], repeats: int, warm_ups: int = 0) -> li
 
 @contextmanager
 def fresh_processes(*sizes: int) -> Iterator[Iterator[ProcessPoolExecutor]]:
-    """Pools of so many processes that imported what this one has and did nothing yet, as a rank when training begins.
+    """Pools of processes that have imported what this one has and done nothing yet, like a rank before training.
 
-    What was measured before in the same process is in the way: with its memory and objects around, training with
-    distinct rows came out a tenth slower than alone, plain training did not. Call it before anything starts threads.
+    Earlier measurements in the same process distort later ones: with their memory and objects around, deduplicated
+    training measured a tenth slower than alone, plain training did not. Call it before anything starts threads.
     """
-    with frozen_objects(), ExitStack() as stack:  # as ranks do; collections would copy pages that processes share
+    with frozen_objects(), ExitStack() as stack:  # as in ranks; garbage collections would copy shared pages
         fork = get_context("fork")
         pools = [stack.enter_context(ProcessPoolExecutor(size, mp_context=fork)) for size in sizes]
         for started in [pool.submit(os.getpid) for pool in pools]:
@@ -107,9 +108,9 @@ def compare(
 ) -> Metric:
     """The metric of two sides that were measured in turns.
 
-    The ratio is the median of those of neighbouring turns. The machine is slower in some turns than in others, and what
-    both sides of a pair have in common says nothing of either: `baseline` and `ours` are what the median pair gives at
-    the median speed, so that their ratio is that one. The spreads are of what was measured.
+    The ratio is the median over pairs of neighbouring turns, since the machine is slower in some turns than in others
+    and a pair shares that slowness. `baseline` and `ours` are the median pair at the median speed, so that their ratio
+    is `ratio`. The spreads are of the raw measurements.
     """
     ratios = [b / o if less_is_better else o / b for b, o in zip(baseline, ours, strict=True)]
     ratio = statistics.median(ratios)
@@ -136,7 +137,7 @@ def _range(values: Sequence[float]) -> list[float]:
 
 
 def say(text: str) -> None:
-    """A line for who waits, with the seconds since the start; the result is printed at the end."""
+    """Print a progress line with the seconds since the start to standard error."""
     print(f"{time.perf_counter() - STARTED:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
@@ -147,7 +148,7 @@ def finish(
     skipped: Mapping[str, str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the table and write the JSON where it was asked for. `extra` adds keys to the object."""
+    """Print the table and write the JSON if --json was given. `extra` adds keys to the object."""
     print_table(metrics, skipped or {}, file=sys.stderr if options.json_path == "-" else sys.stdout)
     if not options.json_path:
         return
@@ -155,6 +156,7 @@ def finish(
         "benchmark": options.benchmark,
         "quick": options.quick,
         "commit": describe_commit(),
+        "date": date.today().isoformat(),
         "machine": describe_machine(),
         "metrics": dict(metrics),
         "skipped": dict(skipped or {}),
@@ -209,7 +211,7 @@ def _cpu_model() -> str:
 
 
 def warn_if_busy() -> None:
-    """Say so if other work runs here: its numbers are worth little."""
+    """Warn if other work runs on this machine, which makes the numbers unreliable."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > 0.5 * cores:
         say(f"warning: the load of this machine is {load:.1f} on {cores} cores; run again when it is quiet")

@@ -13,6 +13,7 @@ FIELDS = {"baseline", "ours", "ratio", "spread", "unit", "note"}
 METRICS = {
     "alltoall_bytes_zipf12",
     "total_vs_dedup_zipf12",
+    "comm_time_vs_dedup_zipf12",
     "comm_time_zipf12",
     "comm_time_zipf10",
     "comm_time_zipf08",
@@ -31,7 +32,7 @@ def test_every_metric_that_needs_no_data_is_measured(tmp_path: Path) -> None:
     result = json.loads(out.read_text(encoding="utf-8"))
     assert set(result["metrics"]) == METRICS
     assert all(set(entry) == FIELDS for entry in result["metrics"].values())
-    globo = ("alltoall_bytes_globo", "total_vs_dedup_globo", "comm_time_globo")
+    globo = ("alltoall_bytes_globo", "total_vs_dedup_globo", "comm_time_vs_dedup_globo", "comm_time_globo")
     assert result["skipped"] == dict.fromkeys(globo, "RECMILL_DATA_DIR is not set")
     assert result["network"]["kind"] in ("namespaces", "loopback")
     assert {"16x8 zipf12", "128x8 zipf12"} <= set(result["simulation"]["shapes"])

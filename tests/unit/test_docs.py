@@ -59,6 +59,10 @@ def test_make_targets_named_in_the_docs_exist(page):
     assert named <= targets
 
 
+def test_the_readme_fits_two_screens():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
 def test_python_names_in_the_readme_can_be_imported():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for module, name in re.findall(r"`(recmill(?:\.[a-z_]+)+)\.([A-Za-z_]+)`", text):
