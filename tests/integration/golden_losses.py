@@ -1,0 +1,508 @@
+"""Loss curves of every preset and switch as they were recorded: tests/golden/losses/CASE.json.
+
+A case is a dataset, a plan and settings. It trains for a few steps on 1 and on 2 processes, each with one thread,
+through the same `train()` as users call. One case file holds, per number of processes, the loss of every step and the
+final evaluation, and with them the software and processor of the recording. test_golden_losses.py compares them.
+
+    python -m tests.integration.golden_losses             trains all cases and lists what differs
+    python -m tests.integration.golden_losses --record    writes all files again; only for a change meant to be seen
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from recmill.artifacts import InputError
+from recmill.data.cluster import cluster_sessions
+from recmill.data.schema import Schema
+from recmill.data.sources import REAL, SYNTHETIC, generate_log, make_raw_log
+from recmill.data.sources.criteo import convert_criteo
+from recmill.data.sources.locate import locate_data
+from recmill.planning.planner import Topology, plan_shards
+from recmill.profiling.access import profile_access
+from recmill.training.config import PRESET_SETTINGS, TrainConfig
+from recmill.training.processes import rank_environment
+from recmill.training.trainer import Launcher, train
+from tests.integration.golden_rank import DONE
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "losses"
+RECORD = "python -m tests.integration.golden_losses --record"
+PROCESSES = (1, 2)
+FROM_DATA_DIR = ("globo", "frappe")  # presets whose data is taken from RECMILL_DATA_DIR; the others are made here
+
+# Where torch or the processor is another than at the recording, sums are rounded otherwise and small differences grow
+# from step to step. Measured: see differences().
+LOSS_TOLERANCE = 1e-4
+AUC_TOLERANCE = 1e-3
+
+# Each switch on and off, as TrainConfig spells it. The golden files know the switches by the keys only.
+SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dedup": ({"dedup": "true"}, {"dedup": "false"}),
+    "tiers": ({"tiers": "auto"}, {"tiers": "false"}),
+    "hot": ({"hot_batches": "true"}, {"hot_batches": "false"}),
+    "shared": ({"sharing": "true"}, {"sharing": "false"}),
+    "tuned": ({"tune": "online"}, {"tune": "fixed"}),
+}
+ALL = tuple(SWITCHES)
+
+SMALL_MODEL = {"bottom_layers": (16,), "top_layers": (16,)}
+# Without latency and with slow links copies of rows pay even in small tables, so that plans have tiers.
+SLOW_LINKS = dict.fromkeys(("intra_node_latency_s", "inter_node_latency_s"), 0.0) | dict.fromkeys(
+    ("intra_node_bytes_per_s", "inter_node_bytes_per_s"), 1e4
+)
+BASE = TrainConfig(batch_size=128, eval_batch_size=512, epochs=2, max_steps=14, threads=1, seed=1, **SMALL_MODEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration; `switches` None leaves all of them at their defaults."""
+
+    name: str
+    data: str = "tiny"
+    layout: str = "session"
+    switches: tuple[str, ...] | None = ()
+    plan: Mapping[str, Any] | None = None  # options of plan_shards beyond those of the switches; None: without a plan
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    processes: tuple[int, ...] = PROCESSES
+
+    def config(self) -> TrainConfig:
+        changes: dict[str, Any] = {}
+        if self.switches is not None:
+            for name, (on, off) in SWITCHES.items():
+                changes |= on if name in self.switches else off
+        return replace(BASE, **changes, **self.settings)
+
+    def plan_options(self) -> dict[str, Any] | None:
+        offers: dict[str, Any] = {}
+        switches = self.switches or ()
+        if "tiers" in switches:
+            offers["strategy"] = "tiers"
+        if "hot" in switches:
+            offers["hot_budget_bytes"] = 40_000
+        if "shared" in switches:
+            offers["compress"] = "4"
+        if self.plan is None and not offers:
+            return None
+        return {"memory_budget_bytes": 2**24, "strategy": "torchrec", **offers, **(self.plan or {})}
+
+
+def preset_case(name: str, *, plan: Mapping[str, Any], **settings: Any) -> Case:
+    """A preset with its own settings and every switch at its default, as `recmill run` trains it."""
+    suited = TrainConfig.from_overrides(PRESET_SETTINGS.get(name, {}), base=BASE)
+    suited = replace(suited, batch_size=BASE.batch_size, epochs=BASE.epochs, **SMALL_MODEL, **settings)
+    changed = {key: value for key, value in vars(suited).items() if value != getattr(BASE, key)}
+    layout = "session" if name in ("frappe", "criteo") else "deduplicated"
+    return Case(name=f"preset-{name}", data=name, layout=layout, switches=None, plan=plan, settings=changed)
+
+
+def cases() -> list[Case]:
+    """Every case; a golden file for each, and no other files."""
+    auto = {"links": {}, "strategy": "tiers", "hot_budget_bytes": 40_000, "memory_budget_bytes": 2**26}
+    found = [
+        *(preset_case(name, plan=auto) for name in (*SYNTHETIC, *REAL)),
+        # switches
+        Case(name="none"),
+        Case(name="none-planned", plan={}),
+        *(Case(name=switch, switches=(switch,)) for switch in SWITCHES),
+        Case(name="all-but-shared", switches=tuple(name for name in ALL if name != "shared"), layout="deduplicated"),
+        Case(name="all", switches=ALL, layout="deduplicated"),
+        Case(name="all-session", switches=ALL, settings={"lr_schedule": "linear", "model": "dcn"}),
+        # layouts
+        Case(name="layout-time", layout="time", switches=("dedup",)),
+        Case(name="layout-deduplicated", layout="deduplicated", switches=("dedup",)),
+        Case(name="layout-deduplicated-expanded", layout="deduplicated"),
+        Case(name="transforms", data="transforms", layout="deduplicated", switches=("dedup",)),
+        Case(name="transforms-session", data="transforms", switches=("tiers",)),
+        # tiers of rows
+        Case(name="tiers-two-nodes", switches=("tiers",), plan={"nodes": 2}, processes=(2,)),
+        Case(name="tiers-adagrad", switches=("tiers",), settings={"table_optimiser": "adagrad"}, processes=(2,)),
+        Case(name="tiers-sgd", switches=("tiers",), settings={"table_optimiser": "sgd"}, processes=(2,)),
+        Case(name="tiers-raw", switches=("tiers", "dedup"), settings={"hot_sync": "raw"}, processes=(2,)),
+        Case(name="tiers-every-3", switches=("tiers",), settings={"hot_sync_every": 3}, processes=(2,)),
+        # hot batches
+        Case(name="hot-raw", switches=("hot",), settings={"hot_sync": "raw"}),
+        Case(
+            name="hot-adagrad",
+            switches=("hot", "dedup"),
+            settings={"table_optimiser": "adagrad"},
+            layout="deduplicated",
+        ),
+        Case(name="hot-sgd", switches=("hot", "tiers"), settings={"table_optimiser": "sgd"}),
+        # tables on disk
+        Case(name="disk", settings={"table_memory_bytes": 400_000}, processes=(1,)),
+        Case(
+            name="disk-dedup",
+            switches=("dedup",),
+            layout="deduplicated",
+            settings={"table_memory_bytes": 400_000},
+            processes=(1,),
+        ),
+        Case(
+            name="disk-adagrad",
+            settings={"table_memory_bytes": 400_000, "table_optimiser": "adagrad"},
+            plan={},
+            processes=(1,),
+        ),
+        Case(
+            name="disk-hot",
+            switches=("hot",),
+            settings={"table_memory_bytes": 400_000, "table_optimiser": "sgd"},
+            processes=(1,),
+        ),
+        # shared parameters
+        Case(name="shared-int8", switches=("shared", "dedup"), plan={"precision": "int8"}),
+        Case(name="shared-adagrad", switches=("shared",), settings={"table_optimiser": "adagrad"}),
+        Case(name="shared-sgd", switches=("shared", "tiers"), settings={"table_optimiser": "sgd"}),
+        # models, encoders, optimisers
+        Case(name="dcn", settings={"model": "dcn", "dropout": 0.1}),
+        Case(name="dcn-full-rank", settings={"model": "dcn", "cross_rank": 0, "dense_weight_decay": 0.01}),
+        *(
+            Case(
+                name=f"{encoder}{suffix}",
+                switches=on,
+                settings={"sequence_encoder": encoder, "max_sequence_length": 10},
+            )
+            for encoder in ("mean", "attention", "transformer")
+            for suffix, on in (("", ()), ("-dedup", ("dedup",)))
+        ),
+        Case(name="adagrad", settings={"table_optimiser": "adagrad", "interaction_dim": 8}),
+        Case(name="sgd", settings={"table_optimiser": "sgd", "table_init_scale": 0.1, "shuffle": False}),
+        # evaluations and checkpoints between steps, the best weights kept
+        Case(name="patience", settings={"patience": 1, "eval_every": 2, "checkpoint_every": 3, "dense_lr": 0.3}),
+    ]
+    assert len({case.name for case in found}) == len(found)
+    return found
+
+
+def shrunk(preset: str) -> Any:
+    """A synthetic preset with a few thousand samples and tables of at most 2,000 rows."""
+    config = SYNTHETIC[preset]()
+
+    def small(lists: Any) -> tuple[Any, ...]:
+        # A table of 20 rows is too small to share parameters: hot batches beside shared tables have something to do.
+        return tuple(
+            replace(each, num_rows=20 if each.name == "category" else min(each.num_rows, 2_000)) for each in lists
+        )
+
+    groups = tuple(replace(group, lists=small(group.lists)) for group in config.user_groups)
+    return replace(config, num_sessions=150, zipf=1.3, user_groups=groups, items=small(config.items))
+
+
+def write_movielens(folder: Path) -> Path:
+    """Ratings in the form of ml-1m, drawn at random: the data itself may not be passed on."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    ratings = zip(rng.integers(1, 61, 2_000), rng.integers(1, 201, 2_000), rng.integers(1, 6, 2_000), strict=True)
+    times = np.sort(rng.integers(0, 400_000, 2_000))
+    genres = ("Action", "Comedy", "Drama", "Sci-Fi")
+    files = {
+        "ratings": [
+            f"{user}::{movie}::{stars}::{time}" for (user, movie, stars), time in zip(ratings, times, strict=True)
+        ],
+        "users": [f"{user}::{'FM'[user % 2]}::{(18, 25, 35)[user % 3]}::{user % 7}::0" for user in range(1, 61)],
+        "movies": [f"{movie}::Film {movie}::{'|'.join(genres[: 1 + movie % 4])}" for movie in range(1, 201)],
+    }
+    for name, lines in files.items():
+        (folder / f"{name}.dat").write_text("\n".join(lines) + "\n", encoding="latin-1")
+    return folder
+
+
+def write_criteo(folder: Path) -> Path:
+    """Rows in the form of the Criteo data, drawn at random, some values missing."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    lines = []
+    for _ in range(1_500):
+        counts = ["" if count > 60 else str(count) for count in rng.integers(-2, 70, 13)]
+        categories = ["" if each == 0 else f"{each * 2654435761 % 2**32:08x}" for each in rng.zipf(1.3, 26) % 500]
+        lines.append("\t".join([str(rng.integers(0, 2)), *counts, *categories]))
+    (folder / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_raw(data: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The raw log of a case's `data`, and options to cluster it with."""
+    raw = folder / "raw"
+    if data in SYNTHETIC:
+        return Path(generate_log(shrunk(data), out=raw)), {}
+    if data == "movielens":
+        return Path(make_raw_log(data, data=write_movielens(folder / "ml-1m"), out=raw)), {}
+    if data == "criteo":
+        return Path(convert_criteo(write_criteo(folder / "criteo"), out=raw, num_rows=400)), {}
+    if data == "transforms":
+        generate_log(shrunk("tiny"), out=raw)
+        return raw, {"schema": transformed(Schema.load(raw))}
+    if data == "globo":  # the converter reads all clicks before it limits them
+        clicks = pq.ParquetFile(locate_real(data)).iter_batches(batch_size=4_000)
+        pq.write_table(pa.Table.from_batches([next(clicks)]), folder / "clicks.parquet")
+        return Path(make_raw_log(data, data=folder / "clicks.parquet", out=raw)), {}
+    return Path(make_raw_log(data, out=raw, overrides={"limit": 1_000})), {}
+
+
+def locate_real(data: str) -> Path:
+    return locate_data(data, None, candidates=REAL[data][0])
+
+
+def transformed(schema: Schema) -> Schema:
+    """The schema with every kind of transform and pooling."""
+    changes: dict[str, dict[str, Any]] = {
+        "liked_topics": {"pooling": "mean", "transforms": ({"op": "first_x", "n": 3},)},
+        "followed_pages": {"transforms": ({"op": "hash_to_range", "num_rows": 500, "seed": 7},)},
+        "recent_queries": {"transforms": ({"op": "ngram", "n": 2, "num_rows": 300},)},
+        "recent_categories": {"transforms": ({"op": "map_ids", "mapping": {"1": 3, "2": 4}, "default": 0},)},
+        "history": {"pooling": "none", "transforms": ({"op": "truncate", "n": 9},)},
+        "price": {"transforms": ({"op": "clip", "min": -1, "max": 1}, {"op": "normalise", "mean": 0.1, "std": 2})},
+        "age": {"transforms": ({"op": "log"},)},
+        "quality": {"transforms": ({"op": "bucketise", "boundaries": [-0.5, 0.5]},)},
+    }
+    return replace(schema, features=tuple(replace(each, **changes.get(each.name, {})) for each in schema.features))
+
+
+class Inputs:
+    """Datasets, profiles and plans in one folder, each made when the first case needs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.raw: dict[str, tuple[Path, dict[str, Any]]] = {}
+        self.missing: dict[str, str] = {}  # data -> why its cases cannot run here
+
+    def of(self, case: Case, nproc: int) -> tuple[Path, Path | None] | None:
+        """The dataset and the plan of a case; None where its data is missing."""
+        if case.data in self.missing:
+            return None
+        base = self.folder / case.data
+        if case.data not in self.raw:
+            try:
+                if case.data in FROM_DATA_DIR:
+                    locate_real(case.data)
+            except InputError as error:
+                self.missing[case.data] = str(error)
+                return None
+            base.mkdir()
+            self.raw[case.data] = write_raw(case.data, base)
+        data = self._once(base / case.layout, lambda out: self._cluster(case, out))
+        options = case.plan_options()
+        if options is None:
+            return data, None
+        # Counts of rows do not depend on the layout.
+        profile = self._once(base / "profile", lambda out: profile_access(data, out=out))
+        return data, self._once(base / plan_name(options, nproc), lambda out: self._plan(profile, out, options, nproc))
+
+    def _cluster(self, case: Case, out: Path) -> None:
+        raw, options = self.raw[case.data]
+        cluster_sessions(raw, out=out, layout=case.layout, eval_fraction=0.2, rows_per_group=512, **options)
+
+    def _plan(self, profile: Path, out: Path, options: Mapping[str, Any], nproc: int) -> None:
+        given = dict(options)
+        nodes = given.pop("nodes", 1)
+        topology = Topology(nodes=nodes, ranks_per_node=nproc // nodes, **given.pop("links", SLOW_LINKS))
+        plan_shards(profile, out=out, topology=topology, batch_size=BASE.batch_size, cores=2, **given)
+
+    def _once(self, path: Path, make: Callable[[Path], Any]) -> Path:
+        if not path.exists():
+            make(path)
+        return path
+
+
+def plan_name(options: Mapping[str, Any], nproc: int) -> str:
+    return f"plan-{nproc}-" + "-".join(f"{key}={options[key]}" for key in sorted(options))
+
+
+class Ranks:
+    """`nproc` processes that train one job after another; `launch` is a launcher for `train()`."""
+
+    def __init__(self, nproc: int, folder: Path) -> None:
+        self.log = folder / f"ranks-{nproc}.log"
+        common = {"WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": 1}
+        self.processes = []
+        with open(self.log, "w", encoding="utf-8") as log:
+            for rank in range(nproc):
+                variables = {**common, "RANK": rank, "LOCAL_RANK": rank, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "ignore"}
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "tests.integration.golden_rank"],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        env={**rank_environment(), **{key: str(value) for key, value in variables.items()}},
+                    )
+                )
+
+    def launch(self, job: Mapping[str, Any], folder: Path, nproc: int) -> None:
+        assert nproc == len(self.processes)
+        path = folder / "rank-job.json"
+        path.write_text(json.dumps(job), encoding="utf-8")
+        port = free_port()
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.write(f"{port} {path}\n")
+            process.stdin.flush()
+        for rank, process in enumerate(self.processes):
+            assert process.stdout
+            if not any(line.strip() == DONE for line in process.stdout):
+                raise RuntimeError(f"rank {rank} failed in {folder}:\n{self.log.read_text()[-3000:]}")
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+Results = dict[str, dict[int, dict[str, Any]]]  # case -> number of processes -> what its golden file holds for it
+
+
+def train_cases(chosen: list[Case], inputs: Inputs) -> Results:
+    """What the cases give, but for those whose data is missing."""
+    folder = inputs.folder
+    with ExitStack() as stack:
+        ranks = {nproc: Ranks(nproc, folder) for nproc in PROCESSES}  # they import while the inputs are made
+        for each in ranks.values():
+            stack.callback(each.close)
+        made = {(case.name, nproc): inputs.of(case, nproc) for case in chosen for nproc in case.processes}
+        results: Results = {case.name: {} for case in chosen if case.data not in inputs.missing}
+
+        def train_in_turn(nproc: int) -> None:
+            for case in chosen:
+                paths = made.get((case.name, nproc))
+                if paths is not None:
+                    out = folder / f"out-{nproc}" / case.name
+                    results[case.name][nproc] = run_case(case, paths, out, nproc, launcher=ranks[nproc].launch)
+
+        with ThreadPoolExecutor(len(PROCESSES)) as pool:
+            list(pool.map(train_in_turn, PROCESSES))
+    return results
+
+
+def run_case(
+    case: Case, paths: tuple[Path, Path | None], out: Path, nproc: int, *, launcher: Launcher | None = None
+) -> dict[str, Any]:
+    data, plan = paths
+    result = train(data, plan=plan, out=out, nproc=nproc, config=case.config(), launcher=launcher)
+    hot = result["hot"]["batches"] if result["hot"] else {"hot": 0, "cold": result["num_steps"]}
+    return {
+        "losses": [point["loss"] for point in result["curve"]],
+        "evaluations_auc": [entry["auc"] for entry in result["evaluations"]],
+        "evaluations_log_loss": [entry["log_loss"] for entry in result["evaluations"]],
+        "auc": result["metrics"]["auc"],
+        "log_loss": result["metrics"]["log_loss"],
+        "hot_batches": hot["hot"],
+        "cold_batches": hot["cold"],
+    }
+
+
+def this_machine() -> dict[str, str]:
+    """What decides the last bits of a sum: the build of torch, the instructions it uses and the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": models[0] if models else platform.processor(),
+    }
+
+
+def read_golden(name: str) -> dict[str, Any]:
+    path = golden_file(name)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: missing; record it with {RECORD} --case {name}")
+    body: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return body
+
+
+def differences(golden: Mapping[str, Any], runs: Mapping[int, Mapping[str, Any]], *, is_exact: bool) -> list[str]:
+    """One sentence per number that is not as recorded: in every bit, or within the tolerances."""
+    if set(golden["processes"]) != set(map(str, runs)):
+        return [f"recorded for {', '.join(golden['processes'])} processes, trained with {', '.join(map(str, runs))}"]
+    found = []
+    for nproc, run in runs.items():
+        expected = flatten(golden["processes"][str(nproc)])
+        actual = flatten(run)
+        if len(expected) != len(actual):
+            found.append(f"{nproc} processes: {len(actual)} numbers, recorded {len(expected)}")
+        for (what, before), (_, now) in zip(expected, actual, strict=False):
+            if not (before == now if is_exact else is_close(what, before, now)):
+                found.append(f"{nproc} processes: {what} is {now!r}, recorded {before!r}")
+    return found
+
+
+def flatten(run: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """[("losses 1", 0.7), ("losses 2", 0.6), ..., ("auc", 0.5), ...]"""
+    entries = []
+    for key, value in run.items():
+        if isinstance(value, list):
+            entries += [(f"{key} {number + 1}", each) for number, each in enumerate(value)]
+        else:
+            entries.append((key, value))
+    return entries
+
+
+def is_close(what: str, before: float, now: float) -> bool:
+    if what.endswith("batches"):
+        return before == now
+    if "auc" in what:
+        return abs(before - now) <= AUC_TOLERANCE
+    return abs(before - now) <= LOSS_TOLERANCE * abs(before)
+
+
+def golden_file(name: str) -> Path:
+    return GOLDEN / f"{name}.json"
+
+
+def record(results: Results) -> None:
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name, runs in results.items():
+        body = {"recorded_with": this_machine(), "processes": {str(nproc): run for nproc, run in runs.items()}}
+        golden_file(name).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare loss curves with the recorded ones, or record them.")
+    parser.add_argument("--record", action="store_true", help="write tests/golden/losses again")
+    parser.add_argument("--case", action="append", help="train this case only; may be repeated")
+    given = parser.parse_args()
+    chosen = [case for case in cases() if not given.case or case.name in given.case]
+    with tempfile.TemporaryDirectory(prefix="recmill-golden-") as folder:
+        inputs = Inputs(Path(folder))
+        results = train_cases(chosen, inputs)
+    for data, why in inputs.missing.items():
+        print(f"cases of {data} left out: {why}")
+    if given.record:
+        record(results)
+        return 0
+    lines = [
+        f"{name}: {line}"
+        for name, runs in results.items()
+        for line in differences(read_golden(name), runs, is_exact=True)
+    ]
+    print("\n".join(lines) or "every number is as recorded")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
