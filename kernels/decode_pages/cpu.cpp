@@ -1,5 +1,9 @@
-// Column chunks of a Parquet row group as Arrow's buffers: values, and offsets of lists. One call, no GIL, one thread.
-#include <nanobind/nanobind.h>
+// Column chunks of a Parquet row group as Arrow's buffers: values, and offsets of lists. One call per row group that
+// holds no GIL and uses one thread.
+//
+// Every read of a page is bounds-checked (pages.h): files may be damaged. Pages are copied or decompressed into scratch
+// memory with 16 spare bytes behind them, so that loads of 8 bytes stay inside.
+#include <zstd.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -7,28 +11,30 @@
 
 #include <algorithm>
 
+#include "arrays.h"
 #include "decode_pages/pages.h"
-#include "decode_pages/zstd.h"
-#include "parallel.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
-// As kernels/decode_pages/__init__.py lays it out, int64 each.
+// One row of the matrix that kernels/decode_pages/__init__.py passes, int64 each.
 struct Column {
-  int64_t begin, size;           // of the chunk in `data`
-  int64_t num_levels, num_rows;  // values with those that are empty lists; lists, or values of a flat column
-  int64_t stored_bytes, item_bytes;  // of a value in the file and in memory, 0 for bits
-  int64_t max_definition, empty_definition;  // levels of a value and of an empty list; others are absent values
+  int64_t begin, size;           // the chunk's bytes in `data`
+  int64_t num_levels, num_rows;  // values plus empty lists; lists, or values of a flat column
+  int64_t stored_bytes, item_bytes;          // per value in the file and in memory, 0 for bits
+  int64_t max_definition, empty_definition;  // levels of a value and of an empty list; other levels are missing values
   int64_t is_list, is_compressed;
-  Address values, offsets;  // room for num_levels values and num_rows + 1 int32
+  int64_t piece, values_at, offsets_at;  // which output holds the column, and where in it
+};
+
+struct Target {
+  uint8_t* values;   // room for num_levels values
+  int32_t* offsets;  // of a list column: room for num_rows + 1
 };
 
 struct Buffers {
   Scratch page, dictionary, levels;
-  Zstd::Context zstd;
+  std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> zstd{ZSTD_createDCtx(), &ZSTD_freeDCtx};
 };
 
 int bit_width(int64_t most) { return most == 0 ? 0 : 64 - __builtin_clzll(static_cast<uint64_t>(most)); }
@@ -59,7 +65,7 @@ bool are_all(Cursor in, int width, int64_t count, uint32_t level) {
   return true;
 }
 
-// Turns levels of one page after another into offsets.
+// Turns the levels of consecutive pages into offsets.
 class Rows {
  public:
   Rows(int32_t* offsets, int64_t num_rows) : offsets_(offsets), num_rows_(num_rows) {}
@@ -68,7 +74,7 @@ class Rows {
     expect(row_ < num_rows_);
     offsets_[row_++] = static_cast<int32_t>(value);
   }
-  // Every level is a value: a row begins where the repetition level is 0.
+  // For pages in which every level is a value: a row begins where the repetition level is 0.
   void add_runs(Cursor in, int64_t count, int64_t value) {
     while (count > 0) {
       const Run run = next_run(in, 1, count);
@@ -98,7 +104,7 @@ class Rows {
   int64_t num_rows_, row_ = 0;
 };
 
-// Values that are narrower in memory than in the file, as bytes are, lose bytes that say nothing.
+// Values that are narrower in memory than in the file (int8, say) lose their upper bytes.
 template <typename Stored, typename Value>
 void take_plain(Cursor in, int64_t count, Value* out) {
   const uint8_t* stored = in.take(count * static_cast<int64_t>(sizeof(Stored))).at;
@@ -109,7 +115,7 @@ void take_plain(Cursor in, int64_t count, Value* out) {
   }
 }
 
-// Byte b of all values lies together, the next byte of all values after it.
+// BYTE_STREAM_SPLIT: first byte 0 of all values, then byte 1 of all values, and so on.
 template <typename Stored, typename Value>
 void take_split(Cursor in, int64_t count, Value* out) {
   constexpr int kBytes = sizeof(Value);
@@ -118,7 +124,7 @@ void take_split(Cursor in, int64_t count, Value* out) {
   int64_t i = 0;
 #ifdef __SSE2__
   for (; i + 16 <= count; i += 16) {
-    // Interleaving byte b with byte b + kBytes / 2 of 16 values, again and again, brings all bytes of a value together.
+    // Interleave byte b with byte b + kBytes / 2 of 16 values until the bytes of each value are together.
     __m128i from[kBytes], to[kBytes];
     for (int b = 0; b < kBytes; ++b)
       from[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(planes + b * count + i));
@@ -139,12 +145,12 @@ void take_split(Cursor in, int64_t count, Value* out) {
   }
 }
 
-// Differences from one value to the next, less the least of their block, in as few bits as the largest of a part needs.
+// DELTA_BINARY_PACKED: differences between neighbours minus the smallest of their block, bit-packed part by part.
 template <typename Stored, typename Value>
 void take_deltas(Cursor in, int64_t count, Value* out) {
   const uint64_t block = in.varint(), num_parts = in.varint(), total = in.varint();
-  expect(num_parts > 0 && block <= (uint64_t{1} << 20) && block % (8 * num_parts) == 0);
-  expect(block > 0 && total == static_cast<uint64_t>(count));
+  expect(num_parts > 0 && num_parts <= block && block <= (uint64_t{1} << 20));  // before 8 * num_parts may overflow
+  expect(block % (8 * num_parts) == 0 && total == static_cast<uint64_t>(count));
   const int64_t part = static_cast<int64_t>(block / num_parts);
   auto value = static_cast<Stored>(in.zigzag());
   if (count > 0) out[0] = static_cast<Value>(value);
@@ -153,7 +159,7 @@ void take_deltas(Cursor in, int64_t count, Value* out) {
     const uint8_t* widths = in.take(static_cast<int64_t>(num_parts)).at;
     for (uint64_t p = 0; p < num_parts && i < count; ++p) {
       const int width = widths[p];
-      expect(width <= 56);  // with the bits before it a difference fits into the 8 bytes that are loaded
+      expect(width <= 56);  // so that a difference fits into one load of 8 bytes at any bit position
       const uint8_t* bits = in.take(part / 8 * width).at;
       const uint64_t mask = (uint64_t{1} << width) - 1;
       const int64_t stop = std::min(count, i + part);
@@ -165,7 +171,7 @@ void take_deltas(Cursor in, int64_t count, Value* out) {
   }
 }
 
-// Bits go on where the last page's ended.
+// Appends bits at bit `first`: pages need not end on a whole byte.
 void take_bits(Cursor in, int64_t count, uint8_t* out, int64_t first) {
   const uint8_t* bits = in.take((count + 7) / 8).at;
   if (first % 8 == 0) {
@@ -181,11 +187,11 @@ void take_bits(Cursor in, int64_t count, uint8_t* out, int64_t first) {
 template <typename Stored, typename Value>
 class Chunk {
  public:
-  Chunk(const Column& column, const uint8_t* data, Buffers& buffers)
-      : column_(column), in_{data + column.begin, data + column.begin + column.size}, buffers_(buffers),
-        rows_(pointer<int32_t>(column.offsets), column.num_rows), out_(pointer<Value>(column.values)) {}
+  Chunk(const Column& column, const uint8_t* data, const Target& target, Buffers& buffers)
+      : column_(column), target_(target), in_{data + column.begin, data + column.begin + column.size},
+        buffers_(buffers), rows_(target.offsets, column.num_rows) {}
 
-  // The number of values.
+  // Returns the number of values.
   int64_t decode() {
     while (num_levels_ < column_.num_levels) {
       const PageHeader page = read_header(in_);
@@ -195,19 +201,24 @@ class Chunk {
     }
     if (column_.is_list) {
       expect(rows_.are_complete() && (column_.num_rows > 0 || num_values_ == 0));
-      pointer<int32_t>(column_.offsets)[column_.num_rows] = static_cast<int32_t>(num_values_);
+      target_.offsets[column_.num_rows] = static_cast<int32_t>(num_values_);
     }
     return num_values_;
   }
 
  private:
-  // In memory of our own, with room behind it.
+  // The page in scratch memory, decompressed.
   Cursor open(const PageHeader& page) {
     expect(page.size <= 1024 + 2 * column_.num_levels * (column_.stored_bytes + 4));  // no page of these values is larger
     const Cursor stored = in_.take(page.stored_size);
     uint8_t* bytes = buffers_.page.get(page.size);
-    if (column_.is_compressed) expect(buffers_.zstd.decompress(stored.at, stored.left(), bytes, page.size));
-    else expect(page.size == page.stored_size), std::memcpy(bytes, stored.at, page.size);
+    if (column_.is_compressed) {
+      const size_t size = static_cast<size_t>(page.size);  // zstd reports an error as a size that no page has
+      expect(ZSTD_decompressDCtx(buffers_.zstd.get(), bytes, size, stored.at, stored.left()) == size);
+    } else {
+      expect(page.size == page.stored_size);
+      std::memcpy(bytes, stored.at, page.size);
+    }
     return {bytes, bytes + page.size};
   }
 
@@ -215,7 +226,8 @@ class Chunk {
     expect(page.encoding == kPlain || page.encoding == kPlainDictionary);
     num_distinct_ = page.num_values;
     expect(num_distinct_ * static_cast<int64_t>(sizeof(Stored)) <= body.left());
-    // As many entries as an index of its width can name: one that is wrong is found afterwards and reads nothing else.
+    // As many entries as an index of this bit width can address, so that a bad index reads no other memory. It is
+    // detected after the loop.
     num_entries_ = int64_t{1} << bit_width(std::max<int64_t>(1, num_distinct_ - 1));
     auto* entries = reinterpret_cast<Value*>(buffers_.dictionary.get(num_entries_ * sizeof(Value)));
     take_plain<Stored>(body, num_distinct_, entries);
@@ -248,7 +260,7 @@ class Chunk {
     return body.take(num_bytes);
   }
 
-  // Some lists are empty, or values absent: those are for Arrow. Gives the number of values.
+  // For pages with empty lists. Missing values are left to Arrow. Returns the number of values.
   int64_t add_levels(Cursor repetition, Cursor definition, int width, int64_t count) {
     uint8_t* repeated = buffers_.levels.get(2 * count);
     uint8_t* defined = repeated + count;
@@ -266,9 +278,9 @@ class Chunk {
   void take_values(int64_t encoding, Cursor body, int64_t count) {
     if (column_.stored_bytes == 0) {
       expect(encoding == kPlain);
-      return take_bits(body, count, pointer<uint8_t>(column_.values), num_values_);
+      return take_bits(body, count, target_.values, num_values_);
     }
-    Value* out = out_ + num_values_;
+    Value* out = reinterpret_cast<Value*>(target_.values) + num_values_;
     if (encoding == kPlain) take_plain<Stored>(body, count, out);
     else if (encoding == kByteStreamSplit) take_split<Stored>(body, count, out);
     else if (encoding == kDelta) take_deltas<Stored>(body, count, out);
@@ -295,7 +307,7 @@ class Chunk {
     expect(most < static_cast<uint64_t>(num_distinct_));
   }
 
-  // Gives the highest index.
+  // Returns the highest index.
   uint64_t look_up(const Run& run, int width, Value* out) const {
     const uint64_t mask = (uint64_t{1} << width) - 1;
     const Value* dictionary = dictionary_;
@@ -309,53 +321,63 @@ class Chunk {
   }
 
   const Column& column_;
+  const Target target_;
   Cursor in_;
   Buffers& buffers_;
   Rows rows_;
-  Value* out_;
   const Value* dictionary_ = nullptr;
   int64_t num_distinct_ = 0, num_entries_ = 0, num_values_ = 0, num_levels_ = 0;
 };
 
-template <typename Stored, typename Value>
-int64_t decode(const Column& column, const uint8_t* data, Buffers& buffers) {
-  return Chunk<Stored, Value>(column, data, buffers).decode();
+// Where the column's results go; the output must have room for all of them.
+Target find_target(const Column& column, const std::vector<Output>& pieces) {
+  expect(column.piece >= 0 && column.piece < static_cast<int64_t>(pieces.size()));
+  const Output& piece = pieces[column.piece];
+  const int64_t room = static_cast<int64_t>(piece.nbytes()), num_bits = 8 * column.item_bytes + (column.item_bytes == 0);
+  expect(column.values_at >= 0 && column.values_at % 8 == 0 && column.offsets_at % 8 == 0);
+  expect(column.values_at <= column.offsets_at && column.offsets_at <= room);
+  expect((column.num_levels * num_bits + 7) / 8 <= column.offsets_at - column.values_at);
+  expect(!column.is_list || 4 * (column.num_rows + 1) <= room - column.offsets_at);
+  auto* memory = reinterpret_cast<uint8_t*>(piece.bytes("pieces"));
+  return {memory + column.values_at, reinterpret_cast<int32_t*>(memory + column.offsets_at)};
 }
 
-int64_t decode_column(const Column& column, const uint8_t* data, int64_t num_bytes, Buffers& buffers) {
+int64_t decode_column(const Column& column, const Input& data, const std::vector<Output>& pieces, Buffers& buffers) {
   try {
-    expect(column.begin >= 0 && column.size >= 0 && column.begin + column.size <= num_bytes);
-    expect(column.num_levels >= 0 && column.num_levels < (int64_t{1} << 31));
+    const int64_t num_bytes = static_cast<int64_t>(data.nbytes()), most = int64_t{1} << 31;
+    expect(column.begin >= 0 && column.begin <= num_bytes);
+    expect(column.size >= 0 && column.size <= num_bytes - column.begin);
+    expect(column.num_levels >= 0 && column.num_levels < most && column.num_rows >= 0 && column.num_rows < most);
     expect(column.is_list || column.num_levels == column.num_rows);
-    if (column.stored_bytes == 8 && column.item_bytes == 8) return decode<uint64_t, uint64_t>(column, data, buffers);
+    const Target target = find_target(column, pieces);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(data.bytes("data"));
+    if (column.stored_bytes == 8 && column.item_bytes == 8)
+      return Chunk<uint64_t, uint64_t>(column, bytes, target, buffers).decode();
     expect(column.stored_bytes == 4 || (column.stored_bytes == 0 && column.item_bytes == 0));
-    if (column.item_bytes == 2) return decode<uint32_t, uint16_t>(column, data, buffers);
-    if (column.item_bytes <= 1) return decode<uint32_t, uint8_t>(column, data, buffers);
+    if (column.item_bytes == 2) return Chunk<uint32_t, uint16_t>(column, bytes, target, buffers).decode();
+    if (column.item_bytes <= 1) return Chunk<uint32_t, uint8_t>(column, bytes, target, buffers).decode();
     expect(column.item_bytes == 4);
-    return decode<uint32_t, uint32_t>(column, data, buffers);
+    return Chunk<uint32_t, uint32_t>(column, bytes, target, buffers).decode();
   } catch (const NotForUs&) {
     return -1;
   }
 }
 
-// `counts`: how many values each column has, or -1 where Arrow has to read it.
-void decode_pages(Address data, int64_t num_bytes, Address columns, int64_t num_columns, Address counts) {
+// Fills `counts` with the number of values per column, or -1 where Arrow has to read the column.
+void decode_pages(const Input& data, const Input& columns, const std::vector<Output>& pieces, const Output& counts) {
   thread_local Buffers buffers;
+  const int64_t num_columns = counts.num_items(), num_fields = sizeof(Column) / sizeof(int64_t);
+  const auto* described =
+      reinterpret_cast<const Column*>(columns.as<const int64_t>("columns", num_columns * num_fields));
   for (int64_t i = 0; i < num_columns; ++i)
-    pointer<int64_t>(counts)[i] =
-        decode_column(pointer<const Column>(columns)[i], pointer<const uint8_t>(data), num_bytes, buffers);
+    counts.as<int64_t>("counts")[i] = decode_column(described[i], data, pieces, buffers);
   buffers.page.trim();
   buffers.dictionary.trim();
   buffers.levels.trim();
 }
 
-bool has_zstd() { return Zstd::get().is_there(); }
-
 }  // namespace
 
-void bind_decode_pages(nb::module_& m) {
-  m.def("decode_pages", &decode_pages, nb::call_guard<nb::gil_scoped_release>());
-  m.def("has_zstd", &has_zstd);
-}
+void bind_decode_pages(nb::module_& m) { add_function(m, "decode_pages", &decode_pages); }
 
 }  // namespace recmill

@@ -1,4 +1,4 @@
-// Reading Parquet's column chunks: page headers (Thrift's compact protocol), runs of levels and indices, zstd.
+// Reading Parquet's column chunks: page headers (Thrift's compact protocol), and runs of levels and indices.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,15 @@
 
 namespace recmill {
 
-// What this reader does not know, or what is wrong with a file: Arrow reads that column and says what it thinks of it.
+// Thrown where a column is damaged or encoded in a way this reader does not know. Arrow then reads that column, and
+// reports the damage.
 struct NotForUs {};
 
 inline void expect(bool holds) {
   if (!holds) throw NotForUs{};
 }
 
-// Bytes that are read from the front; never beyond their end.
+// Bytes that are read from the front, never beyond their end.
 struct Cursor {
   const uint8_t* at;
   const uint8_t* end;
@@ -66,7 +67,7 @@ inline void skip_value(Cursor& in, int type, int depth = 0) {
   else if (type == kDouble) in.take(8);
   else if (type == kBinary) in.take(static_cast<int64_t>(in.varint()));
   else if (type == kStruct) visit_fields(in, [&](int64_t, int inner) { skip_value(in, inner, depth + 1); });
-  else throw NotForUs{};  // lists and maps: no page header has them
+  else throw NotForUs{};  // lists and maps do not occur in page headers
 }
 
 enum PageType { kDataPage = 0, kDictionaryPage = 2 };
@@ -98,7 +99,7 @@ inline PageHeader read_header(Cursor& in) {
   return page;
 }
 
-// Numbers of `width` bits, either one that repeats or eight at a time side by side. `bits` may be read 8 bytes beyond.
+// Numbers of `width` bits: one that repeats, or groups of eight, bit-packed. Loads may read 8 bytes beyond `bits`.
 struct Run {
   int64_t count;
   const uint8_t* bits;  // null if `value` repeats
@@ -126,14 +127,14 @@ inline uint64_t load(const uint8_t* at) {
   return word;
 }
 
-// Memory that a thread uses again for the next page.
+// Memory that a thread reuses from page to page.
 class Scratch {
  public:
   static constexpr int64_t kPadding = 16, kKept = 4 << 20;
 
   uint8_t* get(int64_t num_bytes) {
     if (num_bytes + kPadding > size_) {
-      bytes_.reset();  // first: both together may be too much
+      bytes_.reset();  // first, so that old and new memory never exist together
       bytes_.reset(new uint8_t[num_bytes + kPadding]);
       size_ = num_bytes + kPadding;
     }

@@ -173,3 +173,25 @@ def test_damaged_bytes_end_in_an_error_or_in_numbers() -> None:
             else:
                 table.validate(full=True)
         assert num_refused > 0
+
+
+def test_a_delta_page_with_too_many_parts_is_left_to_arrow() -> None:
+    """2**61 parts: eight times as many overflow to zero, by which nothing can be divided."""
+    stored = bytearray(write(pa.table({"one": pa.array(range(500))}), **{**DELTAS, "compression": "none"}))
+    header = bytes([0x80, 0x02, 0x04, 0xF4, 0x03])  # blocks of 256 in 4 parts, 500 values
+    place = bytes(stored).index(header) + 2
+    stored[place : place + 9] = bytes([0x80] * 8 + [0x20])
+    metadata = pq.read_metadata(io.BytesIO(bytes(stored)))
+    with pytest.raises((OSError, pa.ArrowException)):
+        GroupDecoder(metadata, [0]).decode(bytes(stored), 0, 0)
+
+
+def test_arrow_sees_only_the_bytes_of_the_row_group() -> None:
+    stored = write(pa.table({"name": pa.array(["a", "b"] * 600), "number": pa.array(range(1200))}))
+    metadata = pq.read_metadata(io.BytesIO(stored))
+    chunk = metadata.row_group(1).column(0)
+    start = min(chunk.dictionary_page_offset, chunk.data_page_offset)
+    table = GroupDecoder(metadata, [0, 1]).decode(stored[start:], start, 1)
+    assert table["number"].to_pylist() == list(range(600, 1200))
+    with pytest.raises(ValueError, match=f"expected only bytes from {start} on"):
+        GroupDecoder(metadata, [0, 1]).decode(stored[start:], start, 0)
