@@ -7,22 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pyarrow as pa
 from intune_data import hash_rows
 
 from recmill.artifacts import Dataset
-from recmill.data.ikjt.batch import RowBlock
-from recmill.data.ikjt.cutting import CutBlock
-from recmill.data.ingest import IngestPipeline
-from recmill.data.ingest.parts import RawGroup
-from recmill.data.ingest.splits import ALL_ROWS, RowGroup
-from recmill.data.ingest.stages import STAGES, PlainReader
-from recmill.data.schema import Schema
+from recmill.data.ingest import STAGES, IngestPipeline
+from recmill.data.ingest.splits import ALL_ROWS
 from recmill.tuning.agent import Agent
 from recmill.tuning.online.tuner import OnlineTuner
-from recmill.tuning.simulation.stage_times import delayed_reader
 
 ONE = dict.fromkeys(STAGES, 1)
+SLOW_STAGES = {"decode": 0.17, "transform": 0.21}  # seconds without a core, as calls to a service take
 MEMORY_BYTES = 2 * 2**30
 
 
@@ -52,8 +46,8 @@ def _run_for(
     dataset: Dataset, delay_s: float, *, seconds: float, agent: Agent | None, interval_s: float
 ) -> tuple[float, list[dict[str, Any]]]:
     """The rate of the last third of the time."""
-    reader = delayed_reader(dataset, delay_s)
-    with open_pipeline(dataset, batch_size=512, epochs=1_000, workers=ONE, reader=reader) as pipeline:
+    delays_s = {"read": delay_s}
+    with open_pipeline(dataset, batch_size=512, epochs=1_000, workers=ONE, delays_s=delays_s) as pipeline:
         tuner = OnlineTuner(pipeline, controller=agent, interval_s=interval_s) if agent else None
         if tuner:
             tuner.__enter__()
@@ -71,27 +65,12 @@ def _run_for(
         return rate, tuner.history() if tuner else []
 
 
-class SleepingReader(PlainReader):
-    """Two stages that take long and no core, as calls to a service do."""
-
-    sleeps = (0.17, 0.21)
-
-    def decode(self, group: RowGroup, raw: RawGroup) -> pa.Table:
-        time.sleep(self.sleeps[0])
-        return super().decode(group, raw)
-
-    def transform(self, group: RowGroup, table: pa.Table) -> RowBlock | CutBlock:
-        time.sleep(self.sleeps[1])
-        return super().transform(group, table)
-
-
 def two_stages(dataset: Dataset, agent: Agent | None, *, epochs: int, slots: int, interval_s: float) -> dict[str, Any]:
     """Seconds for all row groups with hand-set workers (no agent), or tuned from one worker a stage."""
-    share = SleepingReader.sleeps[0] / sum(SleepingReader.sleeps)
+    share = SLOW_STAGES["decode"] / sum(SLOW_STAGES.values())
     preset = ONE | {"decode": round(slots * share), "transform": slots - round(slots * share)}
-    reader = SleepingReader(dataset, Schema.load(dataset.path))
     workers = ONE if agent else preset
-    with open_pipeline(dataset, batch_size=64, epochs=epochs, workers=workers, reader=reader) as pipeline:
+    with open_pipeline(dataset, batch_size=64, epochs=epochs, workers=workers, delays_s=SLOW_STAGES) as pipeline:
         # Reading and cutting batches take one worker each beside the two stages that share the slots.
         tuner = OnlineTuner(pipeline, controller=agent, interval_s=interval_s, slots=slots + 2) if agent else None
         began = time.perf_counter()
@@ -106,11 +85,10 @@ def two_stages(dataset: Dataset, agent: Agent | None, *, epochs: int, slots: int
 
 def live_events(dataset: Dataset, agent: Agent, *, phase_s: float, interval_s: float) -> dict[str, Any]:
     """One run through slower storage, a slower trainer, fewer cores and less memory: rates before and after each."""
-    reader = delayed_reader(dataset, 0.0)
     pause_s = [0.0]
 
     def slower_storage(_: OnlineTuner) -> None:
-        reader.delay_s = 0.02  # type: ignore[attr-defined]
+        pipeline.set_delays({"read": 0.02})
 
     def slower_trainer(_: OnlineTuner) -> None:
         pause_s[0] = 0.03
@@ -123,7 +101,7 @@ def live_events(dataset: Dataset, agent: Agent, *, phase_s: float, interval_s: f
 
     events: list[Callable[[OnlineTuner], None]] = [slower_storage, slower_trainer, fewer_cores, less_memory]
     with (
-        open_pipeline(dataset, batch_size=512, epochs=1_000, workers=ONE, reader=reader) as pipeline,
+        open_pipeline(dataset, batch_size=512, epochs=1_000, workers=ONE) as pipeline,
         OnlineTuner(pipeline, controller=agent, interval_s=interval_s) as tuner,
     ):
         began, phase = time.perf_counter(), 0

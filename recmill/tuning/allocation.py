@@ -19,8 +19,8 @@ import numpy as np
 from recmill.artifacts import Dataset, InputError, WorkerAllocation, write_folder
 from recmill.data.ingest.memory import default_memory_limit
 from recmill.data.ingest.pipeline import IngestPipeline
+from recmill.data.ingest.reader import STAGES
 from recmill.data.ingest.splits import ALL_ROWS
-from recmill.data.ingest.stages import STAGES
 from recmill.progress import Progress, no_progress
 from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Measured

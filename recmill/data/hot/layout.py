@@ -40,8 +40,7 @@ from recmill.data.dataset import open_dataset, read_rows
 from recmill.data.hot.remap import HotRemap, load_hot_rows
 from recmill.data.hot.rows import find_hot_samples, take_samples, transform_rows
 from recmill.data.ingest.parts import PartFile, first_line
-from recmill.data.ingest.splits import RowGroup as StoredGroup
-from recmill.data.ingest.splits import split_groups
+from recmill.data.ingest.splits import StoredGroup, split_groups
 from recmill.data.schema import Schema
 from recmill.data.storage.writer import PartFormat, PartWriter, RowGroup, writer_options
 from recmill.progress import Progress, no_progress

@@ -112,6 +112,9 @@ class RowBlock:
         )
 
 
+BlockSlice = tuple[RowBlock | CutBlock, int, int]  # rows [start, stop) of a row group
+
+
 def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", checks_ranges: bool = True) -> RowBlock:
     """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
 
@@ -170,7 +173,7 @@ def expand_block(
 
 
 def assemble_batch(
-    slices: Sequence[tuple[RowBlock | CutBlock, int, int]],
+    slices: Sequence[BlockSlice],
     schema: Schema,
     *,
     num_global: int,

@@ -80,9 +80,6 @@ class CutBlock:
         return int(self.row_bytes_R[start] + self.new_bytes_R[stop] - self.new_bytes_R[start + 1])
 
 
-BlockSlice = tuple[CutBlock, int, int]
-
-
 def prepare_block(
     block: DistinctBlock,
     *,
@@ -268,7 +265,7 @@ def _count_bytes(block: DistinctBlock, groups: Sequence[CutGroup]) -> tuple[IdAr
 
 
 def cut_ids(
-    slices: Sequence[BlockSlice], keys: Sequence[str], *, dedup: Sequence[Sequence[str]] | None
+    slices: Sequence[tuple[CutBlock, int, int]], keys: Sequence[str], *, dedup: Sequence[Sequence[str]] | None
 ) -> KeyedJaggedTensor | InverseKeyedJaggedTensor:
     """The ids of the rows [start, stop) of each block: deduplicated, or as one list a sample if `dedup` is None."""
     num_samples = sum(stop - start for _, start, stop in slices)

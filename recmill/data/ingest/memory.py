@@ -14,6 +14,7 @@ from recmill.data.ingest.order import MAX_PARTS, EpochPlan, Order
 
 MAX_DEFAULT_LIMIT_BYTES = 4 * 2**30  # beyond this, more read-ahead buys nothing
 GUARD_INTERVAL_S = 0.5
+RESERVE_BYTES = 256 * 2**20  # reading ahead pauses while the machine has less left
 MIXED_BYTES = 256 * 2**20  # ids and values of the row groups that all lanes together may hold to mix them
 CGROUP_FILES = (  # version 2, version 1
     ("memory.max", "memory.current"),
@@ -64,15 +65,10 @@ def default_memory_limit(world_size: int = 1, *, free_bytes: int | None = None) 
     return min(MAX_DEFAULT_LIMIT_BYTES, free_bytes // (2 * world_size))
 
 
-def hard_memory_cap(world_size: int, *, reserve_bytes: int, free_bytes: int) -> int:
-    """The most that a rank's ingestion may be allowed: what is free less what the trainer will still take."""
-    return max(1, (free_bytes - reserve_bytes) // world_size)
-
-
 class MemoryGuard:
     """Says when the machine itself runs short, whatever our own books say."""
 
-    def __init__(self, *, reserve_bytes: int) -> None:
+    def __init__(self, *, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.reserve_bytes = reserve_bytes
         self._checked_at = -GUARD_INTERVAL_S
         self._is_short = False
@@ -167,15 +163,9 @@ class Budget:
     least_bytes: int = 0  # one batch and the row groups it is cut from: less cannot work
 
 
-def split_budget(
-    order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range, num_outside: int = 0
-) -> Budget:
-    """Share the limit out, or raise if not even one batch and the row groups it is cut from fit.
-
-    `num_outside`: batches that the engine has handed on and that still take memory, on their way to another process.
-    """
+def split_budget(order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range) -> Budget:
+    """Share the limit out, or raise if not even one batch and the row groups it is cut from fit."""
     batch_bytes = _batch_bytes(order, charges)
-    limit_bytes -= num_outside * batch_bytes
     live_bytes = live_bytes_bound(order, charges)
     if live_bytes + prefetch * batch_bytes > limit_bytes:
         live_bytes = max(_least_live_bytes(order, charges, epoch) for epoch in epochs)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from kernels.decode_pages import GroupDecoder, first_page
 from recmill.artifacts import InputError, is_remote
 from recmill.data.ingest.memory import Charge
-from recmill.data.ingest.splits import RowGroup
+from recmill.data.ingest.splits import StoredGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class PartFile:
                 raise InputError(f"{self.path}: column {name!r} is missing; it has {', '.join(leaves)}")
         return [leaves[name] for name in self.columns]
 
-    def check(self, group: RowGroup) -> None:
+    def check(self, group: StoredGroup) -> None:
         """Raise if the file is not the one that dataset.json describes."""
         found = self._count_rows(group.index) if group.index < self.metadata.num_row_groups else 0
         if found != group.num_rows:

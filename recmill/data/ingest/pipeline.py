@@ -10,21 +10,19 @@ from typing import Any
 
 from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt.batch import Batch
-from recmill.data.ingest.engine import Engine
 from recmill.data.ingest.memory import (
     Budget,
     MemoryGuard,
     available_memory_bytes,
     choose_parts,
     default_memory_limit,
-    hard_memory_cap,
     split_budget,
 )
 from recmill.data.ingest.order import ORDER_VERSION, Order, num_lanes_for
-from recmill.data.ingest.remote import WINDOW, RemoteEngine
+from recmill.data.ingest.reader import STAGES, RowGroupReader
+from recmill.data.ingest.runner import StageRunner
 from recmill.data.ingest.schedule import Schedule
 from recmill.data.ingest.splits import split_groups
-from recmill.data.ingest.stages import STAGES, PlainReader, open_reader
 from recmill.data.schema import Schema
 
 DEFAULT_WORKERS = {"read": 1, "decode": 1, "transform": 1, "batch": 1}
@@ -58,29 +56,24 @@ class IngestPipeline:
         workers: Mapping[str, int] | None = None,
         prefetch: int = 4,
         memory_limit_bytes: int | None = None,
-        memory_reserve_bytes: int = 256 * 2**20,
         dedup: Sequence[Sequence[str]] | None = None,
         windows: Sequence[str] = (),
-        is_ordered: bool = True,
-        in_process: bool = True,
-        trainer_reserve_bytes: int = 0,
         decodes_pages: bool = True,
-        reader: PlainReader | None = None,
+        delays_s: Mapping[str, float] | None = None,
     ) -> None:
-        """`batch_size` counts the samples of all ranks together; `prefetch` the batches that may wait for the consumer.
+        """`batch_size` counts the samples of all ranks together, `prefetch` the batches that may wait for the consumer.
 
-        `memory_limit_bytes` bounds what this rank's ingestion holds (None: half of the free memory, shared by the
-        ranks); reading ahead pauses while the machine has less than `memory_reserve_bytes` left.
+        `memory_limit_bytes` bounds what this rank's ingestion holds, and defaults to half of the free memory, shared by
+        the ranks. No limit exceeds what the machine or its control group has left. Reading ahead pauses while the
+        machine is short of memory.
 
         `dedup` lists groups of id features: batches then hold the distinct lists of each group once, as an
         InverseKeyedJaggedTensor, and features in no group as they are. `windows` names features whose distinct lists
-        shift and are to be windows of a shared buffer. Without `dedup` batches are plain KeyedJaggedTensors.
+        shift and should be windows of a shared buffer. Without `dedup`, batches are plain KeyedJaggedTensors.
 
-        Without `is_ordered` batches come as they are made: each once, in any order (one rank only, for ranks would
-        mix batches). Without `in_process` the workers live in a process of their own, batches come through shared
-        memory. No limit passes what the machine or its control group has left beyond `trainer_reserve_bytes`.
-        Parquet is decoded by a kernel, or without `decodes_pages` by Arrow, into the same batches.
-        `reader` replaces the stages by your own, a subclass of PlainReader.
+        Parquet pages are decoded by a kernel, or with `decodes_pages=False` by Arrow, into the same batches.
+        `delays_s` gives the seconds that a stage waits before each item, as storage far away or a slow service would;
+        `recmill tune` calibrates its simulator with it.
         """
         _check_counts(
             batch_size=batch_size, world_size=world_size, epochs=epochs, prefetch=prefetch, rank=rank, seed=seed
@@ -101,24 +94,22 @@ class IngestPipeline:
         if world_size > min(self.num_rows, batch_size):
             what = f"a batch of {batch_size}" if batch_size < self.num_rows else f"split {split!r} of {self.num_rows}"
             raise InputError(f"{self.dataset.path}: {what} rows cannot be shared out to {world_size} ranks")
-        if not is_ordered and world_size > 1:
-            raise InputError(f"is_ordered=False: {world_size} ranks would mix different batches in a step; use order")
-        self._is_ordered, self._engine_type = is_ordered, Engine if in_process else RemoteEngine
         self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
         self._prefetch = prefetch
-        self._guard = MemoryGuard(reserve_bytes=memory_reserve_bytes)
-        self._reader = reader or open_reader(
+        self._guard = MemoryGuard()
+        self._delays_s: dict[str, float] = {}
+        self.set_delays(delays_s or {})
+        self._reader = RowGroupReader(
             self.dataset, self.schema, dedup=dedup, windows=windows, decodes_pages=decodes_pages
         )
         self._charges = self._reader.charges(self._groups)
         self._set_lanes(self.num_lanes)
         free_bytes = available_memory_bytes()
-        self._hard_cap_bytes = hard_memory_cap(world_size, reserve_bytes=trainer_reserve_bytes, free_bytes=free_bytes)
+        self._hard_cap_bytes = max(1, free_bytes // world_size)
         wanted_bytes = memory_limit_bytes or default_memory_limit(world_size, free_bytes=free_bytes)
         self._limit_bytes = min(wanted_bytes, self._hard_cap_bytes)
-        self._position = 0  # all batches before it were handed out
-        self._ahead: set[int] = set()  # and these, without an order
-        self._engine: Engine | RemoteEngine | None = None
+        self._position = 0
+        self._runner: StageRunner | None = None
         self._stats: dict[str, Any] = {stage: {"workers": count} for stage, count in self._workers.items()}
         self._budget = self._split_budget()
 
@@ -139,7 +130,7 @@ class IngestPipeline:
     @property
     def position(self) -> int:
         """Batches handed out since the first epoch began."""
-        return self._position + len(self._ahead)
+        return self._position
 
     @property
     def item_bytes(self) -> int:
@@ -166,59 +157,55 @@ class IngestPipeline:
     def __iter__(self) -> Iterator[Batch]:
         if self.position >= len(self):
             return
-        self._stop_engine()  # one iteration at a time: the older one raises if it is continued
+        self._stop_runner()  # one iteration at a time: an older one raises if it continues
         schedule = Schedule(
             self._order, self._groups, self._charges, budget=self._budget, batches=range(self._position, len(self))
         )
-        engine = self._engine = self._engine_type(
+        runner = self._runner = StageRunner(
             self._reader,
             schedule,
             workers=self._workers,
             prefetch=self._prefetch,
             budget=self._budget,
             guard=self._guard,
-            is_ordered=self._is_ordered,
-            skipped=frozenset(self._ahead),
+            delays_s=self._delays_s,
         )
-        finalizer = weakref.finalize(self, engine.request_stop)
+        finalizer = weakref.finalize(self, runner.request_stop)
         try:
-            while (found := engine.next_batch()) is not None:
-                self._note(found[0])
-                yield found[1]
+            while (batch := runner.next_batch()) is not None:
+                self._position += 1
+                yield batch
         finally:
             finalizer.detach()
-            engine.stop()
-            if self._engine is engine:
-                self._stats, self._engine = engine.stats(), None
-
-    def _note(self, number: int) -> None:
-        self._ahead.add(number)
-        while self._position in self._ahead:
-            self._ahead.remove(self._position)
-            self._position += 1
+            runner.stop()
+            if self._runner is runner:
+                self._stats, self._runner = runner.stats(), None
 
     def set_workers(self, workers: Mapping[str, int]) -> None:
         """Change how many threads work on the named stages, at once and without losing or repeating a row."""
         self._workers |= _checked_workers(workers)
-        if self._engine:
-            self._engine.set_workers(workers)
+        if self._runner:
+            self._runner.set_workers(workers)
+
+    def set_delays(self, delays_s: Mapping[str, float]) -> None:
+        """Change the seconds that the named stages wait before each item."""
+        self._delays_s |= {_checked_stage(stage): float(delay_s) for stage, delay_s in delays_s.items()}
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit; what is over it drains, and an epoch under way keeps the least it needs to finish."""
         self._limit_bytes = min(limit_bytes, self._hard_cap_bytes)
         self._budget = self._split_budget()
-        if self._engine:
-            self._engine.set_budget(self._budget)
+        if self._runner:
+            self._runner.set_budget(self._budget)
 
     def stats(self) -> dict[str, Any]:
         """Figures since the iteration began: one entry a stage, one for the consumer and one for the memory."""
-        return self._engine.stats() if self._engine else self._stats
+        return self._runner.stats() if self._runner else self._stats
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, and everything that has to be equal for it to be the same batch."""
         epoch, batch = divmod(self._position, self.batches_per_epoch)
-        ahead = {"ahead": sorted(self._ahead)} if self._ahead else {}
-        return {"epoch": epoch, "batch": batch, "num_lanes": self.num_lanes, **ahead, **self._identity()}
+        return {"epoch": epoch, "batch": batch, "num_lanes": self.num_lanes, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, possibly at another number of ranks."""
@@ -230,10 +217,9 @@ class IngestPipeline:
                 f"the saved ingest position has {state['num_lanes']} lanes, "
                 f"which cannot be shared out to {self._order.world_size} ranks"
             )
-        self._stop_engine()
+        self._stop_runner()
         self._set_lanes(int(state["num_lanes"]))
         self._position = int(state["epoch"]) * self.batches_per_epoch + int(state["batch"])
-        self._ahead = {int(number) for number in state.get("ahead", ())}
         self._budget = self._split_budget()
 
     def _identity(self) -> dict[str, Any]:
@@ -257,17 +243,16 @@ class IngestPipeline:
             limit_bytes=self._limit_bytes,
             prefetch=self._prefetch,
             epochs=range(first, min(self.epochs, first + CHECKED_EPOCHS)),
-            num_outside=WINDOW if self._engine_type is RemoteEngine else 0,
         )
 
-    def _stop_engine(self) -> None:
-        if self._engine:
-            self._engine.stop()
-            self._stats, self._engine = self._engine.stats(), None
+    def _stop_runner(self) -> None:
+        if self._runner:
+            self._runner.stop()
+            self._stats, self._runner = self._runner.stats(), None
 
     def close(self) -> None:
         """End the workers and close the files."""
-        self._stop_engine()
+        self._stop_runner()
         self._reader.close()
 
     def __enter__(self) -> IngestPipeline:
@@ -277,13 +262,17 @@ class IngestPipeline:
         self.close()
 
 
+def _checked_stage(stage: str) -> str:
+    if stage not in STAGES:
+        raise InputError(f"unknown ingest stage {stage!r}, expected one of {', '.join(STAGES)}")
+    return stage
+
+
 def _checked_workers(workers: Mapping[str, int]) -> dict[str, int]:
     for stage, count in workers.items():
-        if stage not in STAGES:
-            raise InputError(f"unknown ingest stage {stage!r}, expected one of {', '.join(STAGES)}")
         if not isinstance(count, int) or count < 1:
-            raise InputError(f"ingest stage {stage!r}: received {count!r} workers, expected at least 1")
-    return dict(workers)
+            raise InputError(f"ingest stage {_checked_stage(stage)!r}: received {count!r} workers, expected at least 1")
+    return {_checked_stage(stage): count for stage, count in workers.items()}
 
 
 def _check_counts(*, rank: int, seed: int, **counts: int) -> None:

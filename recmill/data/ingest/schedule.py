@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from recmill.artifacts import InputError
 from recmill.data.ingest.memory import Budget, Charge, peak_live_bytes
 from recmill.data.ingest.order import EpochPlan, Order, global_batch_rows
-from recmill.data.ingest.splits import RowGroup
+from recmill.data.ingest.splits import StoredGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Entry:
     """A row group to be read: its place in the sequence and the batches that use it."""
 
     sequence: int
-    group: RowGroup
+    group: StoredGroup
     charge: Charge
     first_batch: int
     last_batch: int
@@ -44,7 +44,7 @@ class Schedule:
     """Plans one epoch after the other, as far as it is asked. Not thread-safe: the engine calls it under its lock."""
 
     def __init__(
-        self, order: Order, groups: Sequence[RowGroup], charges: Sequence[Charge], *, budget: Budget, batches: range
+        self, order: Order, groups: Sequence[StoredGroup], charges: Sequence[Charge], *, budget: Budget, batches: range
     ) -> None:
         self.order = order
         self.batches = batches  # numbers of the batches to hand out, counted over all epochs

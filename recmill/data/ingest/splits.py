@@ -12,7 +12,7 @@ HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowGroup:
+class StoredGroup:
     """One row group of one part file."""
 
     file: str
@@ -33,7 +33,7 @@ def training_splits(dataset: Dataset) -> list[str]:
     return [split for split in dataset.splits if split == "train"]
 
 
-def split_groups(dataset: Dataset, split: str) -> list[RowGroup]:
+def split_groups(dataset: Dataset, split: str) -> list[StoredGroup]:
     """The row groups of a split in file order; "all" means every row group.
 
     A dataset that has "train" only is cut here: its trailing row groups, at least a tenth of the rows, are "test".
@@ -49,9 +49,9 @@ def split_groups(dataset: Dataset, split: str) -> list[RowGroup]:
     return _groups(dataset, [split])
 
 
-def _groups(dataset: Dataset, splits: Sequence[str]) -> list[RowGroup]:
+def _groups(dataset: Dataset, splits: Sequence[str]) -> list[StoredGroup]:
     return [
-        RowGroup(file=part["file"], index=index, num_rows=int(num_rows))
+        StoredGroup(file=part["file"], index=index, num_rows=int(num_rows))
         for part in dataset.parts
         if part["split"] in splits
         for index, num_rows in enumerate(part["row_group_rows"])
@@ -59,7 +59,7 @@ def _groups(dataset: Dataset, splits: Sequence[str]) -> list[RowGroup]:
     ]
 
 
-def _count_kept(groups: Sequence[RowGroup], dataset: Dataset) -> int:
+def _count_kept(groups: Sequence[StoredGroup], dataset: Dataset) -> int:
     if len(groups) < 2:
         raise InputError(
             f"{dataset.path}: its only row group cannot be cut into training and test rows; "

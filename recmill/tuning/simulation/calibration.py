@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from recmill.artifacts import Dataset, InputError
-from recmill.data.ingest.stages import STAGES
+from recmill.data.ingest.reader import STAGES
 from recmill.progress import Progress, no_progress
 from recmill.tuning.measurement import Floats
 from recmill.tuning.simulation.simulator import World, steady_rate

@@ -11,10 +11,9 @@ from typing import Any
 from recmill.artifacts import Dataset
 from recmill.data.ikjt.batch import assemble_batch
 from recmill.data.ingest.clock import Clock, Taken
-from recmill.data.ingest.parts import RawGroup
 from recmill.data.ingest.pipeline import IngestPipeline
-from recmill.data.ingest.splits import ALL_ROWS, RowGroup, split_groups
-from recmill.data.ingest.stages import STAGES, DeduplicatedReader, PlainReader, open_reader
+from recmill.data.ingest.reader import STAGES, RowGroupReader
+from recmill.data.ingest.splits import ALL_ROWS, split_groups
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 
@@ -47,34 +46,12 @@ class Throughput:
     cpu_seconds: float = 0.0  # of all stages, for those rows
 
 
-class _Delayed(PlainReader):
-    """Storage that answers after `delay_s`: what is measured where the real one is far away."""
-
-    delay_s = 0.0
-
-    def read(self, group: RowGroup) -> RawGroup:
-        time.sleep(self.delay_s)
-        return super().read(group)
-
-
-class _DelayedDeduplicated(_Delayed, DeduplicatedReader):
-    """The same for the layout with one record a session."""
-
-
-def delayed_reader(dataset: Dataset, delay_s: float) -> PlainReader:
-    """The dataset's reader behind storage that answers late."""
-    kind = _DelayedDeduplicated if dataset.layout == "deduplicated" else _Delayed
-    reader = kind(dataset, Schema.load(dataset.path))
-    reader.delay_s = delay_s
-    return reader
-
-
 def measure_stages(dataset: Dataset, *, batch_size: int, progress: Progress = no_progress) -> dict[str, StageTime]:
     """The median time of every stage for one row group, one after the other in this thread."""
     schema = Schema.load(dataset.path)
     groups = split_groups(dataset, ALL_ROWS)
     probed = groups[:: max(1, len(groups) // NUM_PROBED_GROUPS)][:NUM_PROBED_GROUPS]
-    reader = open_reader(dataset, schema)
+    reader = RowGroupReader(dataset, schema)
     taken: dict[str, list[Taken]] = {stage: [] for stage in STAGES}
     for done, group in enumerate([probed[0], *probed]):  # the first one twice: it opens files and fills caches
         progress("time stages", done, len(probed) + 1)
@@ -114,7 +91,7 @@ def measure_throughput(
     measure_s: float = MEASURE_S,
     delay_s: float = 0.0,
 ) -> Throughput:
-    """Rows a second over `measure_s`, after a short warm-up, reading the data again where it is small.
+    """Rows per second over `measure_s`, after a short warm-up, reading the data again where it is small.
 
     All lanes come to new row groups in the same batch, so batches come in bursts, one a round. Whole rounds are
     measured, if they are not too long: 0.08 s out of rounds of 0.12 s say little.
@@ -126,7 +103,7 @@ def measure_throughput(
         epochs=MAX_EPOCHS,
         workers=workers,
         memory_limit_bytes=memory_limit_bytes,
-        reader=delayed_reader(dataset, delay_s) if delay_s else None,
+        delays_s={"read": delay_s},
     ) as pipeline:
         round_batches = _batches_per_round(pipeline, batch_size)
         started, num_rows, is_warm, cpu_before_s = time.perf_counter(), 0, False, 0.0

@@ -24,7 +24,6 @@ from recmill.training.config import TrainConfig
 from recmill.training.rank import loop
 from recmill.training.rank.worker import open_run
 from recmill.tuning.online import tuner as online
-from recmill.tuning.simulation.stage_times import delayed_reader
 
 STEPS_PER_PHASE = 80
 PAUSE_S = 0.01  # of a step, so that the trainer is what the run waits for at first
@@ -48,7 +47,6 @@ def main(data: str, out: Path, tune: str) -> None:
     }
     run = open_run(job, torch.device("cpu"))
     (pipeline,) = run.ingest.pipelines
-    reader = pipeline._reader = delayed_reader(run.dataset, 0.0)
     phases: list[dict[str, Any]] = []
     take_step, pause_s = run._step, [PAUSE_S]
 
@@ -57,7 +55,7 @@ def main(data: str, out: Path, tune: str) -> None:
 
     def slower_storage() -> None:
         pause_s[0] = PAUSE_S
-        reader.delay_s = 0.08  # type: ignore[attr-defined]
+        pipeline.set_delays({"read": 0.08})
 
     events: list[Callable[[], None]] = [slower_trainer, slower_storage, fewer_cores, partial(less_memory, pipeline)]
 

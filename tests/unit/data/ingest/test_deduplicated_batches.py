@@ -12,7 +12,7 @@ from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt.batch import assemble_batch
 from recmill.data.ingest import STAGES, IngestPipeline, split_groups
-from recmill.data.ingest.stages import open_reader
+from recmill.data.ingest.reader import RowGroupReader
 from recmill.data.schema import Schema
 
 LAYOUTS = ("time", "session", "deduplicated")
@@ -127,7 +127,7 @@ def test_what_a_batch_is_charged_is_never_less_than_it_takes(datasets):
     for layout, dataset in datasets.items():
         for windows in ([], ["history"]):
             schema = Schema.load(dataset.path)
-            reader = open_reader(dataset, schema, dedup=GROUPS, windows=windows)
+            reader = RowGroupReader(dataset, schema, dedup=GROUPS, windows=windows)
             group = split_groups(dataset, "all")[0]
             block = reader.transform(group, reader.decode(group, reader.read(group)))
             assert block.nbytes <= reader.charges([group])[0].settled_bytes, layout

@@ -90,8 +90,8 @@ def items_read_before_the_second_batch(pipeline) -> int:
 
 def test_a_machine_short_of_memory_stops_the_reading_ahead_only(dataset):
     options = {"batch_size": 8, "shuffle": False, "prefetch": 1}
-    short = IngestPipeline(dataset, memory_reserve_bytes=10**18, **options)
-    ample = IngestPipeline(dataset, memory_reserve_bytes=0, **options)
+    short, ample = IngestPipeline(dataset, **options), IngestPipeline(dataset, **options)
+    short._guard.reserve_bytes, ample._guard.reserve_bytes = 10**18, 0
     assert items_read_before_the_second_batch(short) < items_read_before_the_second_batch(ample)
     assert len(rows_of_all(short)) == NUM_ROWS - 8
 

@@ -10,7 +10,6 @@ from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.tuning.controllers import LinearProgramme
 from recmill.tuning.online.live import Meter, default_slots
 from recmill.tuning.online.tuner import OnlineTuner
-from recmill.tuning.simulation.stage_times import delayed_reader
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "ingest"))
 from small_dataset import write_dataset
@@ -23,17 +22,16 @@ def dataset(tmp_path_factory):
 
 def run(dataset, *, seconds, delay_s=0.0, during=None, **options):
     """Read batches for some seconds while a tuner works; gives the tuner and all labels."""
-    reader = delayed_reader(dataset, delay_s)
-    labels = []
+    labels, delays_s = [], {"read": delay_s}
     with (
-        IngestPipeline(dataset, split="all", batch_size=16, epochs=10_000, reader=reader) as pipeline,
+        IngestPipeline(dataset, split="all", batch_size=16, epochs=10_000, delays_s=delays_s) as pipeline,
         OnlineTuner(pipeline, interval_s=0.1, **options) as tuner,
     ):
         began = time.monotonic()
         for batch in pipeline:
             labels += batch.label_B.tolist()
             if during:
-                during(tuner, reader, time.monotonic() - began)
+                during(tuner, time.monotonic() - began)
             if time.monotonic() - began > seconds:
                 break
         workers = pipeline.workers
@@ -67,8 +65,8 @@ def test_no_agent_is_asked_while_the_reader_never_waits(dataset):
             loaded.append(self)
             return super()._open_agent()
 
-    reader, was_quick = delayed_reader(dataset, 0.0), None
-    with IngestPipeline(dataset, split="all", batch_size=16, epochs=10_000, reader=reader) as pipeline:
+    was_quick = None
+    with IngestPipeline(dataset, split="all", batch_size=16, epochs=10_000) as pipeline:
         batches = iter(pipeline)
         next(batches)  # whatever the first one waits for, imports among it
         with Watched(pipeline, interval_s=0.2, cores=2) as tuner:
@@ -79,7 +77,7 @@ def test_no_agent_is_asked_while_the_reader_never_waits(dataset):
                     time.sleep(0.02)  # far slower than ingestion
                 elif was_quick is None:
                     was_quick = not loaded, pipeline.workers
-                    reader.delay_s = 0.02  # now ingestion is the slower one
+                    pipeline.set_delays({"read": 0.02})  # now ingestion is the slower one
                 history = tuner.history()
                 if elapsed_s > 10 or (history and history[-1]["controller"] != "none"):
                     break
@@ -92,7 +90,7 @@ def test_no_agent_is_asked_while_the_reader_never_waits(dataset):
 def test_events_are_noticed(dataset):
     done = set()
 
-    def during(tuner, reader, elapsed_s):
+    def during(tuner, elapsed_s):
         if elapsed_s > 0.8 and "cores" not in done:
             done.add("cores")
             tuner.set_cores(1)
@@ -144,8 +142,7 @@ def test_a_controller_that_fails_leaves_training_alone(dataset):
 
 def test_the_first_decision_does_not_wait_for_the_first_batch(dataset):
     """A batch of 16 rows needs row groups of all lanes; each takes 0.1 s to read, one after the other."""
-    reader = delayed_reader(dataset, 0.1)
-    with IngestPipeline(dataset, split="all", batch_size=16, epochs=4, reader=reader) as pipeline:
+    with IngestPipeline(dataset, split="all", batch_size=16, epochs=4, delays_s={"read": 0.1}) as pipeline:
         meter = Meter(pipeline)
         thread = threading.Thread(target=lambda: next(iter(pipeline)), daemon=True)
         thread.start()
