@@ -15,7 +15,7 @@ KUBECTL ?= kubectl
 KIND_CLUSTER ?= recmill
 OVERLAYS := $(wildcard manifests/overlays/*)
 IMAGE_TAG ?= $(shell images/tag.sh)
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all check check-deployment format bench results images kind-up kind-down test-cluster clean
