@@ -13,7 +13,7 @@ done
 kind get clusters | grep -qx "$cluster" || kind create cluster --name "$cluster" --wait 120s
 KUBECONFIG=$(mktemp)
 export KUBECONFIG
-kind export kubeconfig --name "$cluster" # for this script alone, whatever else the user works with
+kind export kubeconfig --name "$cluster" # for this script only; the user's own kubeconfig is not changed
 apply() { "$kubectl" apply --server-side --force-conflicts "$@"; }
 
 images/build.sh --tag "$tag"
@@ -24,7 +24,7 @@ apply -k manifests/kubeflow/pipelines-crds
 apply -k manifests/kubeflow/pipelines
 apply -k manifests/kubeflow/trainer
 
-# The tag goes into a copy: the overlay in the repository stays as it is.
+# Set the tag in a copy: the overlay in the repository stays unchanged.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch" "$KUBECONFIG"' EXIT
 cp -r manifests "$scratch/manifests"

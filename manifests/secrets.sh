@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# manifests/secrets.sh NAMESPACE: makes the secrets that the manifests name, with random passwords, where they are missing.
-# No password is ever written to a file of the repository; a cluster with a secret manager of its own makes them there.
+# manifests/secrets.sh NAMESPACE: creates the secrets that the manifests name, with random passwords, if they are missing.
+# No password is written to a file of the repository; a cluster with a secret manager creates them there instead.
 set -euo pipefail
 namespace=${1:?the namespace}
 kubectl=${KUBECTL:-kubectl}
