@@ -1,10 +1,10 @@
-"""How fast `dedup_rows` reads ids on one core, against torch.unique(dim=0) on the same rows.
+"""Throughput of `dedup_rows` on one core, against torch.unique(dim=0) on the same rows.
 
     python benchmarks/dedup_kernel.py [--quick] [--json PATH|-] [--seed K]
 
-Rows are lists of 64 int64 ids: clustered (8 equal rows after another, as cluster_sessions leaves them), shuffled (the
-same rows in random order) and distinct (no row twice). Both sides run on one thread, in turns, each after one call
-that is not timed: in the reader the lists were decoded a moment before and lie in the cache.
+Rows are lists of 64 int64 ids: clustered (8 equal rows in sequence, as cluster_sessions writes them), shuffled (the
+same rows in random order) and distinct (no row twice). Both sides run on one thread, in turns, each after one untimed
+call: in the reader the lists have just been decoded and are in the cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_rows(shape: str, num_rows: int, generator: torch.Generator) -> Tensor:
 
 
 def make_histories(num_rows: int, generator: torch.Generator) -> Tensor:
-    """Sessions of 8 rows whose list moves on by one id every time."""
+    """Sessions of 8 rows whose list shifts by one id per row."""
     stream = torch.randint(1_000_000, (num_rows // COPIES, LENGTH + COPIES), generator=generator)
     return stream.unfold(1, LENGTH, 1)[:, :COPIES].reshape(-1, LENGTH).contiguous()
 
@@ -40,7 +40,7 @@ def make_histories(num_rows: int, generator: torch.Generator) -> Tensor:
 def measure(
     baseline: Callable[[], object], ours: Callable[[], object], *, num_bytes: int, repeats: int, note: str
 ) -> Metric:
-    """Bytes of ids a second of both."""
+    """Bytes of ids per second of both sides."""
     seconds = in_turns(timed(baseline), timed(ours), repeats=repeats)
     rates = [[num_bytes / 1e9 / second for second in side] for side in seconds]
     return compare(*rates, unit="GB/s", note=note)

@@ -1,12 +1,12 @@
-"""What hot batches buy (FAE): lookups without exchange, whole epochs with swaps and syncs, accuracy, tables on disk.
+"""What hot batches gain (FAE): lookups without exchange, whole epochs with swaps and syncs, accuracy, tables on disk.
 
     python benchmarks/fae.py [--quick] [--json PATH|-] [--seed K]
 
 Baseline: TorchRec's sharded tables, table-wise, 2 ranks, the same data in random order through the same reader. Ours:
-hot and cold batches as the plan and the scheduler set them, gradients of equal rows added up before they are sent
-("reduced"); notes give raw gradients, which are equal to TorchRec's to the last bit. Both sides live in the same
-processes and are measured in turns. The shaped network is two namespaces joined by a link of NETWORK_MBIT; where that
-cannot be had the run says so and the metric is skipped.
+hot and cold batches as planned and scheduled, gradients of equal rows summed before they are sent ("reduced"); notes
+give raw gradients, which are bitwise equal to TorchRec's. Both sides run in the same processes and are measured in
+turns. The shaped network is two namespaces joined by a link of NETWORK_MBIT; if namespaces are not available, the run
+says so and skips the metric.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LOW_SKEW = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of a run."""
 
     num_samples: int
     flat_samples: int
@@ -73,11 +73,13 @@ class Sizes:
     budget_bytes: int
     zipfs: tuple[float, ...]
     globo_one_in: int
-    globo_budget_bytes: int  # about half of globo's samples are hot: all of them would be the same order twice
+    globo_budget_bytes: (
+        int  # makes about half of globo's samples hot: with all of them hot both orders would be the same
+    )
     swap_rows: int
     disk_gb: float
     disk_batches: int
-    auc_batch_size: int = 256  # of 72,000 samples: in batches of 1,024 orders differ by 0.002 for no reason
+    auc_batch_size: int = 256  # for 72,000 samples: with batches of 1,024 random orders differ by 0.002
 
 
 SIZES = {
@@ -101,7 +103,7 @@ SIZES = {
         batch_size=8_192,
         embedding_batches=4,
         turns=4,
-        budget_bytes=12 * MIB,  # 6% of the tables; 8 of 10 samples are hot
+        budget_bytes=12 * MIB,  # 6% of the tables; makes 8 of 10 samples hot
         zipfs=(1.2,),
         globo_one_in=200,
         globo_budget_bytes=150_000,
@@ -140,7 +142,7 @@ def main() -> None:
 
 
 class Benchmark:
-    """Makes the data once and fills `metrics`, `skipped` and `series`."""
+    """Creates the data once and fills `metrics`, `skipped` and `series`."""
 
     def __init__(self, options: Options, sizes: Sizes, folder: Path, pool: ProcessPoolExecutor) -> None:
         self.options, self.sizes, self.folder, self.pool = options, sizes, folder, pool
@@ -150,7 +152,7 @@ class Benchmark:
         self.topology = Topology(nodes=2, ranks_per_node=1, inter_node_bytes_per_s=NETWORK_MBIT * 1e6 / 8)
 
     def run(self) -> None:
-        # In quick nothing is trained on it.
+        # The quick form does not train on it.
         made, flat, globo = self._make_data(with_globo=self.options.size == "full" and why_no_globo() is None)
         self.series["workloads"] = {own.name: self._describe(own) for own in [*made, flat, *([globo] if globo else [])]}
         self.series["share_against_budget"] = {own.name: self._shares(own.profile) for own in made}
@@ -161,7 +163,7 @@ class Benchmark:
         self._measure_disk()
 
     def _make_data(self, *, with_globo: bool) -> tuple[list[Workload], Workload, Workload | None]:
-        """(clicks of each exponent, clicks of low skew, globo), a core each: nothing is timed meanwhile."""
+        """(clicks per exponent, clicks of low skew, globo), each on its own core: nothing is timed meanwhile."""
         sizes = self.sizes
         shared: dict[str, Any] = {"topology": self.topology, "seed": self.options.seed}
         globo = None
@@ -195,7 +197,7 @@ class Benchmark:
         ]
 
     def _measure_layout(self, workload: Workload) -> None:
-        """Ids that the layout reads, looks up and writes in a second of CPU time, files and manifest included."""
+        """Ids that the layout reads, looks up and writes per CPU second, files and manifest included."""
         schema = Schema.load(workload.data.path)
         num_ids = sum(part["num_rows"] for part in workload.data.split_parts("train")) * len(schema.id_features)
         rates, seconds = [], []
@@ -206,19 +208,19 @@ class Benchmark:
             seconds.append(time.perf_counter() - start)
         self.series["layout_s"] = seconds
         note = f"{num_ids:,} ids of {workload.name}, CPU time of all threads"
-        self.metrics["layout_ids_per_s"] = plain_value(rates, unit="ids/s a core", note=note)
+        self.metrics["layout_ids_per_s"] = plain_value(rates, unit="ids/s per core", note=note)
 
     def _measure_swap(self) -> None:
         say("swap rows")
         baseline, ours = swap_seconds(self.sizes.swap_rows)
         count = f"{self.sizes.swap_rows:,}"
-        note = f"{count} rows of 64 and their optimiser state out of TorchRec's table and back; a loop a row"
+        note = f"{count} rows of 64 with optimiser state from TorchRec's table and back; baseline: a loop over rows"
         self.metrics["swap_rows"] = compare(baseline, ours, unit="s", note=note, less_is_better=True)
 
     def _measure_ranks(self, made: list[Workload], flat: Workload, globo: Workload | None) -> None:
         say("two ranks over loopback")
         jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat)}
-        jobs["low_skew"]["turns"] = 2 * self.sizes.turns  # short ones, and nothing differs there but noise
+        jobs["low_skew"]["turns"] = 2 * self.sizes.turns  # short turns; only noise differs
         jobs |= {f"train {own.name}": self._job("training", own) for own in made}
         if globo is not None:
             jobs["train globo"] = self._job("training", globo)
@@ -255,7 +257,7 @@ class Benchmark:
     def _training(self, found: dict[str, Any], workload: Workload) -> Metric:
         own = found[f"train {workload.name}"]
         share = workload.laid_out.body["hot"]["sample_share"]
-        note = f"{workload.name}, {share:.0%} of the samples hot, swaps {own['swap_s']:.2f} s an epoch"
+        note = f"{workload.name}, {share:.0%} of the samples hot, swaps {own['swap_s']:.2f} s per epoch"
         others = [
             f"{name.removeprefix('train ')} {compare(entry['baseline'], entry['ours'], unit='')['ratio']:.2f}x"
             for name, entry in found.items()
@@ -264,14 +266,14 @@ class Benchmark:
         return compare(own["baseline"], own["ours"], unit="samples/s", note="; ".join([note, *others]))
 
     def _break_even(self, workload: Workload, own: dict[str, list[float]]) -> None:
-        """Epochs after which the layout has paid for itself on the shaped network."""
+        """Number of epochs after which the layout has paid off on the shaped network."""
         num_samples = sum(part["num_rows"] for part in workload.data.split_parts("train"))
         before, after = (num_samples / (sum(own[side]) / len(own[side])) for side in ("baseline", "ours"))
         saved = before - after
         self.series["break_even_epochs"] = min(self.series["layout_s"]) / saved if saved > 0 else None
 
     def _job(self, task: str, workload: Workload) -> dict[str, Any]:
-        """As `hot_batches=auto` would: hot batches are trained where the plan says that they pay."""
+        """Like `hot_batches=auto`: hot batches are trained if the plan says that they pay off."""
         return {
             "task": task,
             "data": workload.data.path,
@@ -331,7 +333,7 @@ class Benchmark:
 
 
 def swap_seconds(num_rows: int, dim: int = 64) -> tuple[list[float], list[float]]:
-    """Seconds of the rows' way from TorchRec's table into the hot rows and back: a row at a time, and all at once."""
+    """Seconds to move rows from TorchRec's table into the hot rows and back: row by row, and all at once."""
     total = 4 * num_rows
     schema = Schema(features=(Feature(name="t", kind="sparse", num_rows=total, dim=dim),))
     rows = torch.randperm(total)[:num_rows]

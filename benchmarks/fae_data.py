@@ -21,7 +21,7 @@ from recmill.profiling.access import profile_access
 
 DIM = 64
 HELD_OUT = 0.1
-# As in click logs: a few tables of many ids, more of few. Rows of all tables with their optimiser state: 221 MB.
+# As in click logs: a few large tables, more small ones. All rows with their optimiser state: 221 MB.
 LARGE_ROWS, MEDIUM_ROWS, SMALL_ROWS = 200_000, 20_000, 1_000
 
 
@@ -76,9 +76,9 @@ def make_globo(
     seed: int,
     rows_per_group: int | None = None,
 ) -> Workload:
-    """A sample of globo's users, each with all of their clicks; negatives are drawn from what everybody clicked.
+    """A sample of globo's users, each with all clicks; negatives are drawn from the clicks of all users.
 
-    Sessions are held out at random: the last ones are about articles that nobody clicked before.
+    Random sessions are held out: the last ones are about articles that nobody clicked before.
     """
     say(f"write globo, one user in {one_in}")
     place = folder / "globo"
@@ -101,7 +101,7 @@ def prepare(
 
 
 def write_plan(out: Path, schema: Schema, hot_set: HotSet, topology: Topology) -> ShardPlan:
-    """Tables as TorchRec shards them table-wise, and the hot set on top."""
+    """TorchRec's table-wise plan with the hot set added."""
     body = {**default_plan(schema, topology).body, "hot_set": hot_set.to_json()}
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         hot_set.write(folder)

@@ -26,7 +26,7 @@ AHEAD = 2
 
 
 def draw_rows(rng: np.random.Generator, num_rows: int, count: int) -> np.ndarray:
-    """Zipf 1.05 over all rows by inversion of its continuous form, then scattered over the table."""
+    """Ids by Zipf 1.05 over all rows (inverse of its continuous form), scattered over the table."""
     exponent = -0.05
     low, high = 1.0, float(num_rows + 1) ** exponent
     rank = (low - rng.random(count) * (low - high)) ** (1 / exponent)
@@ -35,7 +35,7 @@ def draw_rows(rng: np.random.Generator, num_rows: int, count: int) -> np.ndarray
 
 
 def scatter(rank: np.ndarray, num_rows: int) -> np.ndarray:
-    return (rank * 2_654_435_761 + 12_345) % num_rows  # 2654435761 is prime and no divisor of the row count used here
+    return (rank * 2_654_435_761 + 12_345) % num_rows  # 2654435761 is prime and does not divide the row count
 
 
 def peak_bytes() -> int:
@@ -46,7 +46,7 @@ def peak_bytes() -> int:
 def main() -> None:
     warnings.simplefilter("ignore")
     folder, num_batches, table_gb = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    # Private memory beyond the limit is refused by the kernel; pages of the file are counted with the peak below.
+    # The kernel rejects private memory beyond the limit; pages of the file are included in the peak below.
     resource.setrlimit(resource.RLIMIT_DATA, (RESIDENT_LIMIT, RESIDENT_LIMIT))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     num_rows = int(table_gb * 1e9) // (4 * (DIM + 1))

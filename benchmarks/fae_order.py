@@ -1,13 +1,13 @@
-"""Does training hot and cold batches apart cost accuracy on real clicks? AUC against random order, globo, three seeds.
+"""Does alternating hot and cold batches cost accuracy on real clicks? AUC against random order, globo, three seeds.
 
     python benchmarks/fae_order.py [--quick] [--json PATH|-] [--seed K]
 
-auc_difference_globo      mean AUC after an epoch in hot and cold turns, as the scheduler sets them, less random order
-auc_random_orders_globo   the same of a second random order: what noise alone makes of it
+auc_difference_globo      mean AUC after an epoch of scheduled hot and cold turns, less that of random order
+auc_random_orders_globo   the same for a second random order: the effect of noise alone
 
-Both orders start from the same weights. Row groups have 256 rows in either, because an epoch permutes row groups: ten
-times larger ones mix less, and cost 0.02 of AUC in any order. Full takes six minutes; in quick, with a quarter of the
-users, noise is as large as 0.003.
+Both orders start from the same weights. Row groups have 256 rows in both, because an epoch permutes row groups: ten
+times larger ones mix less and cost 0.02 of AUC in any order. The full form takes six minutes; in the quick form, with a
+quarter of the users, noise is up to 0.003.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recmill.planning.topology import Topology
 
 SEEDS = 3
 ROWS_PER_GROUP = 256
-# The best of a few for random order; rows that no sample reads stay near 0 and disturb no held-out one.
+# The best of a few for random order; rows that no sample reads stay near 0 and do not disturb held-out samples.
 SETTINGS = {"table_lr": 0.1, "table_init_scale": 0.001}
 
 Aucs = dict[str, list[float]]
@@ -37,10 +37,10 @@ Aucs = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of a run."""
 
     one_in: int  # users
-    budget_bytes: int  # more than half of the samples are hot: all of them would be the same order twice
+    budget_bytes: int  # makes more than half of the samples hot: with all of them hot both orders would be the same
     batch_size: int
 
 
@@ -54,7 +54,7 @@ SIZES = {
 def measure_aucs(
     pool: ProcessPoolExecutor, workload: Workload, settings: Mapping[str, Any], *, has_control: bool = True
 ) -> Aucs:
-    """AUC after an epoch in hot and cold turns, in random order and, as a control, in another one; a core a run."""
+    """AUC after an epoch in hot and cold turns, in random order and in another one as a control; one core per run."""
     sides = ("ours", "random", *(["other"] if has_control else []))
     runs = [(side, seed) for seed in range(SEEDS) for side in sides]
     started = [

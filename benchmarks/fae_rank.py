@@ -1,6 +1,6 @@
 """One rank of the FAE benchmark: `fae_rank.py JOB.json`, started by benchmarks/fae.py on every rank.
 
-Both sides live in the same processes and are measured in turns: TorchRec's tables, table-wise, and hot batches.
+Both sides run in the same processes and are measured in turns: TorchRec's tables, table-wise, and hot batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recmill.training.processes import keep_freed_memory
 
 
 def hot_batches(job: dict[str, Any], split: str) -> list[KeyedJaggedTensor]:
-    """Batches of hot samples as slots; `hot_ids` has the same samples as rows."""
+    """Batches of hot samples as slots; `hot_ids` holds the same samples as rows."""
     with IngestPipeline(
         job["laid_out"],
         split=split,
@@ -48,7 +48,7 @@ def as_rows(slots: KeyedJaggedTensor, rows_of: dict[str, torch.Tensor], schema: 
 
 
 def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds a batch of lookup, backward and update; both sides are given the same gradients, as a model would."""
+    """Seconds per batch of lookup, backward and update; both sides get the same gradients, as from a model."""
     schema, plan = Schema.load(job["data"]), ShardPlan.load(job["plan"])
     config = replace(BENCH_CONFIG, batch_size=job["batch_size"])
     variant = make_variant(Dataset.load(job["data"]), Dataset.load(job["laid_out"]), plan, config)
@@ -91,7 +91,7 @@ def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_training(job: dict[str, Any]) -> dict[str, Any]:
-    """Samples a second of whole epochs."""
+    """Samples per second of whole epochs."""
     data = Dataset.load(job["data"])
     plan = ShardPlan.load(job["plan"])
     laid_out = Dataset.load(job["laid_out"]) if job.get("laid_out") else None

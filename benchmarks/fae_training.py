@@ -1,4 +1,4 @@
-"""Epochs of training with and without hot batches, on the ranks of the process group that is there."""
+"""Epochs of training with and without hot batches, on the ranks of the current process group."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Variant:
         return loss_sum.detach()
 
     def train_epoch(self, *, held_out: Dataset | None = None) -> float:
-        """Samples a second over all ranks, from the files to the last optimiser step, swaps and syncs included.
+        """Samples per second over all ranks, from the files to the last optimiser step, swaps and syncs included.
 
-        With `held_out` the scheduler sees the held-out loss after every turn, which is not timed.
+        With `held_out` the scheduler gets the held-out loss after every turn; the evaluation is not timed.
         """
         self.model.module.train()
         dist.barrier()
@@ -115,9 +115,9 @@ class Variant:
 
 
 def auc_after_epoch(data: str, plan: str, laid_out: str | None, settings: dict[str, Any], *, order: int = 0) -> float:
-    """AUC after an epoch of one process: in hot and cold turns as the scheduler sets them, or in random order.
+    """AUC after an epoch in one process, in scheduled hot and cold turns or in random order.
 
-    `settings` are those of TrainConfig; `order` is added to the seed of the order, the model starts the same.
+    `settings` are those of TrainConfig; `order` is added to the seed of the order, not to that of the model.
     """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

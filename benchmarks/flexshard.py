@@ -1,13 +1,13 @@
-"""What rows in tiers save on a network with a slow link between nodes: bytes by kind, and communication time of a step.
+"""What rows in tiers save on a network with a slow link between nodes: bytes by kind and communication time per step.
 
     python benchmarks/flexshard.py [--quick] [--json PATH|-] [--seed K]
 
-Two nodes of four ranks, real processes in network namespaces. Every side looks the same ids up and updates the same
-tables, in turns: TorchRec row-wise and table-wise, row-wise + id dedup (our exchange with every row global, and ids of
-8 bytes as TorchRec sends them) and the tiers that `plan_shards` chooses from a profile of an earlier span of time, with
-the same memory budget a rank. Bytes are those of the interfaces; a kind's share of them is that of the payload. The
-communication time of a step is the time inside its collectives, each started when all of its ranks are there, at the
-slowest rank. A simulation calibrated on these runs shows 16 x 8 and 128 x 8 ranks.
+Two nodes of four ranks, real processes in network namespaces. Every side looks up the same ids and updates the same
+tables, in turns: TorchRec row-wise and table-wise, row-wise + id dedup (our exchange with every row global, and 8-byte
+ids as TorchRec sends them) and the tiers that `plan_shards` chooses from a profile of an earlier time span, with the
+same memory budget per rank. Bytes are counted at the interfaces and split by kind in proportion to the payload. The
+communication time of a step is the time inside its collectives, each started when all of its ranks are ready, on the
+slowest rank. A simulation calibrated on these runs covers 16 x 8 and 128 x 8 ranks.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from recmill.planning.planner import Topology, plan_shards
 NODES, RANKS_PER_NODE = 2, 4
 WORLD = NODES * RANKS_PER_NODE
 EXPONENTS = (0.8, 1.0, 1.2)
-MEMORY_SLACK = 1.05  # every side may use a twentieth more than row-wise sharding needs
+MEMORY_SLACK = 1.05  # every side may use 5% more memory than row-wise sharding needs
 SIDES = ("row_wise", "table_wise", "dedup", "tiers")
 A2A = ("ids", "vectors", "gradients")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much a run reads. Row counts and batches shrink together, so that reads a row stay much the same."""
+    """Sizes of a run. Row counts and batches shrink together, so that reads per row stay about the same."""
 
     num_rows: int
     dim: int
-    samples: int  # of a rank and step, Zipf
+    samples: int  # per rank and step, Zipf
     globo_samples: int
     num_steps: int
     inter_mbit: float
-    num_instances: int  # of random planning problems
+    num_instances: int  # number of random planning problems
 
 
 SIZES = {
@@ -68,13 +68,13 @@ def topology_of(size: Size) -> Topology:
         ranks_per_node=RANKS_PER_NODE,
         inter_node_bytes_per_s=size.inter_mbit * 1e6 / 8 / RANKS_PER_NODE,
         intra_node_bytes_per_s=0.5e9,
-        intra_node_latency_s=1e-3,  # eight gloo processes on few cores: what a message costs is waking up
+        intra_node_latency_s=1e-3,  # eight gloo processes on few cores: a message costs a thread's wake-up
         inter_node_latency_s=1e-3,
     )
 
 
 def make_workloads(size: Size, seed: int) -> tuple[list[Workload], dict[str, str]]:
-    """All workloads, and why globo is missing where it is."""
+    """All workloads, and the reason if globo is missing."""
     made = [
         zipf_workload(
             exponent,
@@ -108,7 +108,7 @@ def make_workloads(size: Size, seed: int) -> tuple[list[Workload], dict[str, str
 
 
 def row_wise_bytes(workload: Workload) -> int:
-    """What a rank holds of tables that are cut by rows."""
+    """Bytes per rank of tables sharded by rows."""
     return sum(-(-table.num_rows // WORLD) * (workload.dim + 1) * 4 for table in workload.tables)
 
 
@@ -133,7 +133,7 @@ def prepare(workload: Workload, folder: Path, topology: Topology) -> dict[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What all ranks together measured of one side: bytes of a step, seconds of several."""
+    """Measurements of one side over all ranks: bytes of one step, seconds of several."""
 
     all_to_all: float
     sync: float
@@ -148,7 +148,7 @@ class Side:
 
     @classmethod
     def of(cls, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Side:
-        """From every rank's steps; the first step gives the bytes, the others the times."""
+        """Combine all ranks' steps; the first step gives the bytes, the others the times."""
         first = [steps[0] for steps in ranks]
         payload = sum(step["sent"] for step in first)
         phases = [step.get("phases", {}) for step in first]
@@ -225,7 +225,7 @@ def _ratio(baseline: float, ours: float) -> str:
 
 
 def prediction_error(plans: Mapping[str, ShardPlan], cases: Mapping[str, Mapping[str, Side]]) -> Metric:
-    """How far the plans' bytes are from those of the interfaces: the worst workload, all in the note."""
+    """Relative error of the plans' bytes against the interfaces: the worst workload; the note has all."""
     errors = {
         name: abs(plans[name].body["prediction"]["bytes"]["total"] / sides["tiers"].total - 1)
         for name, sides in cases.items()
@@ -235,7 +235,7 @@ def prediction_error(plans: Mapping[str, ShardPlan], cases: Mapping[str, Mapping
 
 
 def planner_gap(folder: Path, *, count: int, seed: int) -> Metric:
-    """How far plans of random tables, machines and budgets are from what no plan can beat."""
+    """Gap of plans of random tables, machines and budgets to their proven lower bound."""
     rng = np.random.default_rng(seed)
     gaps = []
     for number in range(count):
@@ -342,7 +342,7 @@ def run(options: Options, folder: Path) -> None:
 
 
 def main() -> None:
-    options = parse_options(__doc__ or "", quick="100,000 rows and 1,024 samples a rank instead of 400,000 and 2,048")
+    options = parse_options(__doc__ or "", quick="100,000 rows and 1,024 samples per rank instead of 400,000 and 2,048")
     warn_if_busy()
     with tempfile.TemporaryDirectory(prefix="flexshard-") as scratch:
         run(options, Path(scratch))

@@ -1,6 +1,6 @@
 """One rank of the FlexShard benchmark: `flexshard_rank.py FOLDER`, started by benchmarks/flexshard.py on every rank.
 
-All sides live in the same processes and run the same batches in turns: TorchRec row-wise and table-wise, our exchange
+All sides run in the same processes and train the same batches in turns: TorchRec row-wise and table-wise, our exchange
 with every row global (row-wise + id dedup), and the plan's tiers.
 """
 
@@ -44,7 +44,7 @@ Lookup = Callable[[KeyedJaggedTensor], Mapping[str, Any]]
 
 @dataclass
 class Wire:
-    """Counts what every all-to-all sends and, on request, times it from the moment all of its ranks are there."""
+    """Counts the bytes of every all-to-all and, on request, times it from the moment all of its ranks are ready."""
 
     is_timed: bool = False
     sent: int = 0
@@ -82,7 +82,7 @@ class Wire:
 
 @dataclass
 class _Done:
-    """A collective that has been waited for already."""
+    """A collective that has already completed."""
 
     output: torch.Tensor
 
@@ -161,7 +161,7 @@ def run_step(lookup: Lookup, ids: KeyedJaggedTensor) -> None:
 
 
 def measure(lookup: Lookup, ids: KeyedJaggedTensor, wire: Wire, *, is_timed: bool) -> dict[str, Any]:
-    """One step: seconds, bytes of this rank by our count and by the interfaces."""
+    """One step: seconds, and this rank's bytes by our count and by the interfaces."""
     traffic = lookup.traffic() if isinstance(lookup, TieredEmbeddingCollection) else {}
     wire.is_timed = is_timed
     dist.barrier()
@@ -206,7 +206,7 @@ def run_case(folder: Path, case: Mapping[str, Any], wire: Wire) -> dict[str, Any
         order = list(sides) if step % 2 == 0 else list(reversed(sides))
         for name in order:
             # Step 0 is not timed inside collectives (bytes, and a warm-up); the others start all ranks together.
-            # Table-wise is the slowest and nobody's target: one step has to do.
+            # Table-wise is the slowest and not compared with a target: one step is enough.
             if name != "table_wise" or step == 0:
                 is_timed = step > 0 or name == "table_wise"
                 results[name].append(measure(sides[name], ids, wire, is_timed=is_timed))

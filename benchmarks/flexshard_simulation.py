@@ -1,4 +1,4 @@
-"""Communication of a step on more ranks than there are here: the planner's bytes at the speed that was measured.
+"""Communication time per step on more ranks than this machine can run: the planner's bytes at the measured speed.
 
     seconds = messages * per message + bytes over the slowest node's link / its speed
 
@@ -25,7 +25,7 @@ TORCHREC_MESSAGES = 5  # splits, lengths, ids, vectors, gradients
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Seconds of a message and of a byte on a node's link, and how well both explain what was measured."""
+    """Seconds per message and per byte on a node's link, and how well they fit the measurements."""
 
     seconds_per_message: float
     seconds_per_byte: float
@@ -33,7 +33,7 @@ class Calibration:
 
 
 def calibrate(cases: Mapping[str, Mapping[str, Any]], *, nodes: int, ranks_per_node: int) -> Calibration:
-    """Least squares without negative costs. Table-wise is left out: its bytes are uneven."""
+    """Least squares without negative costs. Table-wise is excluded: its bytes are unevenly distributed."""
     rows, seconds = [], []
     for sides in cases.values():
         for name, side in sides.items():
@@ -52,7 +52,7 @@ def calibrate(cases: Mapping[str, Mapping[str, Any]], *, nodes: int, ranks_per_n
 
 
 def simulate(workloads: Sequence[Workload], calibration: Calibration, folder: Path) -> dict[str, Any]:
-    """Seconds and bytes a step of TorchRec row-wise, row-wise + id dedup and tiers, for every workload and shape."""
+    """Seconds and bytes per step of TorchRec row-wise, row-wise + id dedup and tiers, per workload and shape."""
     shapes: dict[str, Any] = {}
     lines = [
         f"simulated, {calibration.seconds_per_message * 1e3:.2g} ms a message and "
@@ -91,7 +91,7 @@ def _simulate_one(
         write_profile(workload, folder / "profile"),
         out=folder / "plan",
         topology=topology,
-        # On so many ranks a share of these tables is next to nothing; the budget is what 8 ranks had.
+        # On that many ranks a share of these tables is tiny; the budget is that of 8 ranks.
         memory_budget_bytes=max(held, sum(table.num_rows for table in workload.tables) * (workload.dim + 1) // 2),
         batch_size=workload.samples_per_rank * world,
     )

@@ -1,6 +1,6 @@
-"""What the ranks of the FlexShard benchmark read: ids by a Zipf law, or the reading histories of globo's users.
+"""Workloads of the FlexShard benchmark: ids by a Zipf law, or the reading histories of globo's users.
 
-A workload has two spans of time. The first is profiled and planned for, the second is run and measured.
+A workload has two time spans. The first is profiled and planned for, the second is run and measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Ids of the profiled span, as counts a row, and batches of the measured one."""
+    """Counts per row of the profiled span, and batches of the measured one."""
 
     name: str
     tables: tuple[Table, ...]
@@ -73,7 +73,7 @@ def zipf_workload(
     rng = np.random.default_rng(seed)
     laws = {}
     for table in tables:
-        # Ids are not sorted by how often they are read: a block of rows would otherwise hold all the hot ones.
+        # Ids are not sorted by popularity: otherwise one block of rows would hold all hot ones.
         laws[table.name] = rng.permutation(zipf_law(table.num_rows, exponent))
 
     def draw(table: Table, count: int) -> Ids:
@@ -109,7 +109,7 @@ def zipf_workload(
 def globo_workload(
     path: Path, *, dim: int, samples_per_rank: int, world_size: int, num_steps: int, seed: int, history: int = 50
 ) -> Workload:
-    """A sample is a click with the articles its reader clicked before; a day is profiled, what follows is measured.
+    """A sample is a click with the articles its user clicked before; one time span is profiled, the next measured.
 
     News age within hours: the profiled span is the 5% of clicks right before the measured ones.
     """
@@ -172,7 +172,7 @@ def write_profile(workload: Workload, out: Path) -> AccessProfile:
 
 
 def save_batches(workload: Workload, folder: Path) -> None:
-    """One file a rank: steps/<table>/<step> arrays."""
+    """One file per rank: steps/<table>/<step> arrays."""
     for rank in range(len(workload.batches[0])):
         arrays = {}
         for step, ranks in enumerate(workload.batches):

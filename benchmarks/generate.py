@@ -1,9 +1,9 @@
-"""How many samples a second `recmill generate` writes.
+"""How many samples per second `recmill generate` writes.
 
     python benchmarks/generate.py [--quick] [--json PATH|-] [--seed K]
 
-Wall-clock rates of whole logs, from the first random number to the file in place, and rates per CPU second, which a
-busy machine changes little. Peak memory is that of the whole process.
+Wall-clock rates of whole logs, from the first random number to the finished file, and rates per CPU second, which a
+busy machine hardly changes. Peak memory is that of the whole process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recmill.data.schema import Schema
 from recmill.data.sources import generate_log, synthetic_config
 
 SESSIONS = {"tiny": 3_000, "small": 20_000, "recd": 6_000}
-SIZES = {"tiny": (100, 1), "quick": (4, 3), "full": (1, 7)}  # what the sessions are divided by, repeats
+SIZES = {"tiny": (100, 1), "quick": (4, 3), "full": (1, 7)}  # divisor of the number of sessions, repeats
 
 
 def measure(preset: str, *, sessions: int, repeats: int, seed: int) -> dict[str, Metric]:

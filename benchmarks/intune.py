@@ -1,14 +1,14 @@
-"""What tuning ingestion buys (InTune): against other loaders, against fixed workers, against an oracle.
+"""What tuned ingestion gains (InTune): against other loaders, against fixed workers, against an oracle.
 
     python benchmarks/intune.py [--quick] [--json PATH|-] [--seed K]
 
 (a) local Parquet, CPU-bound: our pipeline with the workers that `tune` finds, against the best of the installed loaders
-at the best of the worker counts tried, same rows (checked by hash), same work. (b) reads that answer after 50 ms: tuned
-while it runs, against one worker a stage. (c) two stages of 0.17 and 0.21 s on 126 slots: tuned from one worker a
-stage, against hand-set workers. (d) events during a run. (e) the simulator, calibrated on (a), at 32, 64 and 128 cores
+with the best worker count tried, same rows (checked by hash), same work. (b) reads that take 50 ms: tuned at run time,
+against one worker per stage. (c) two stages of 0.17 and 0.21 s on 126 slots: tuned from one worker per stage, against
+hand-set workers. (d) events during a run. (e) the simulator, calibrated on (a), at 32, 64 and 128 cores
 over five seeds: `sim_oracle_share` is the agent's share of the oracle's rows, `sim_vs_lp` the agent against the linear
 programme solved again every interval, `sim_oom` out-of-memory kills (baseline: AUTOTUNE-like without the guard).
-Missing peers are named under `skipped` with the prefix "peer: "; they make no metric disappear.
+Missing peers are listed under `skipped` with the prefix "peer: "; no metric depends on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# As `recmill train` has it, for all loaders: the pages of one run serve the next instead of being faulted in again.
+# As in `recmill train`, for all loaders: pages of one run are reused by the next instead of being faulted in again.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
 
 import numpy as np
@@ -48,18 +48,18 @@ from recmill.tuning.simulation.stage_times import StageTime, measure_stages
 
 NUM_SEEDS = 5
 CORES = (32, 64, 128)
-# Measured on a quiet machine; used, and said so, where other work spoils the calibration of a run.
+# Measured on a quiet machine; used, with a note, if other work spoils the calibration of a run.
 STORED_CALIBRATION = Path(__file__).with_name("intune_calibration.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of a run."""
 
     groups: int  # row groups of 8,192 rows
-    epochs: int  # of a run, which starts threads and fills queues once, ours and the peers' alike
+    epochs: int  # per run; threads start and queues fill once per run, for ours and the peers
     turns: int
-    worlds: int  # a seed, a multiple of 48: every kind of world with every event at every number of cores
+    worlds: int  # per seed, a multiple of 48: every kind of world with every event and number of cores
     late_s: float
     two_stage_epochs: int
     phase_s: float
@@ -87,7 +87,7 @@ def main() -> None:
         say("write the Parquet that every loader reads")
         local = write_dataset(Path(folder, "local"), num_groups=sizes.groups, rows_per_group=8_192, seed=options.seed)
         small = write_dataset(Path(folder, "small"), num_groups=128, rows_per_group=512, seed=options.seed, num_lists=4)
-        # Next to no work of its own: the stages of (c) sleep.
+        # Almost no work: the stages of (c) sleep.
         idle = write_dataset(
             Path(folder, "idle"), num_groups=128, rows_per_group=8, seed=options.seed, num_dense=1, num_lists=1
         )
@@ -113,7 +113,7 @@ def against_peers(
     peers, missing = installed_peers()
     workers, crowded = allocation.stages, dict.fromkeys(allocation.stages, 8)
     expected = hash_of(dataset, batch_size=BATCH_SIZE, workers=workers)
-    equal = {"ours, 8 workers a stage": hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected}
+    equal = {"ours, 8 workers per stage": hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected}
     sides: dict[str, Callable[[], float]] = {
         "ours": partial(our_rate, dataset, workers, sizes),
         "ours, decoded by Arrow": partial(our_rate, dataset, workers, sizes, decodes_pages=False),
@@ -131,14 +131,14 @@ def against_peers(
     loader, count = peers[best.rpartition(" (")[0]][0], int(best.rpartition(" (")[2][:-1])
     found = {name: statistics.median(own) for name, own in rates.items()}
     found["best other, decoded by our kernel"] = peer_rate(loader, dataset, count, sizes, decodes_pages=True)
-    found["ours, 8 workers a stage"] = our_rate(dataset, crowded, sizes)
+    found["ours, 8 workers per stage"] = our_rate(dataset, crowded, sizes)
     counts_text = "/".join(str(own) for own in workers.values())
     note = (
         f"best peer: {best}; not installed: {', '.join(missing) or 'none'}; row hashes equal: {all(equal.values())}; "
         f"ours with {counts_text} workers ({', '.join(workers)}); ours decoded by Arrow "
         f"{found['ours, decoded by Arrow']:,.0f}, {best} decoded by our kernel "
-        f"{found['best other, decoded by our kernel']:,.0f}, ours with 8 workers a stage "
-        f"{found['ours, 8 workers a stage']:,.0f}"
+        f"{found['best other, decoded by our kernel']:,.0f}, ours with 8 workers per stage "
+        f"{found['ours, 8 workers per stage']:,.0f}"
     )
     details = {
         "rows_per_s": found,
@@ -155,14 +155,14 @@ def our_rate(dataset: Dataset, workers: Mapping[str, int], sizes: Sizes, *, deco
 
 
 def peer_rate(loader: Loader, dataset: Dataset, count: int, sizes: Sizes, *, decodes_pages: bool = False) -> float:
-    """Rows a second of another loader over the same epochs."""
+    """Rows per second of another loader over the same epochs."""
     began = time.perf_counter()
     num_rows = sum(map(len, loader(dataset, BATCH_SIZE, count, sizes.epochs, decodes_pages)))
     return num_rows / (time.perf_counter() - began)
 
 
 def against_late_reads(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric, dict[str, Any]]:
-    say("(b) reads that answer after 50 ms")
+    say("(b) reads that take 50 ms")
     found = late_reads(dataset, agent, delay_s=0.05, seconds=sizes.late_s, interval_s=min(0.5, sizes.late_s / 20))
     reached = found["seconds_to_10x"]
     when = "10x not reached" if reached is None else f"10x after {reached:.1f} s"
@@ -177,7 +177,7 @@ def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric
     tuned = two_stages(dataset, agent, **settings)
     assert preset["rows"] == tuned["rows"]
     items = 128 * sizes.two_stage_epochs
-    note = f"{items} row groups; hand-set {preset['workers']}, tuned from one worker a stage to {tuned['workers']}"
+    note = f"{items} row groups; hand-set {preset['workers']}, tuned from one worker per stage to {tuned['workers']}"
     metric = compare([preset["seconds"]], [tuned["seconds"]], unit="s", less_is_better=True, note=note)
     return metric, {"preset": preset, "tuned": tuned}
 
@@ -186,7 +186,7 @@ SIMULATED = ("sim_oracle_share", "sim_after_event", "sim_vs_lp", "sim_vs_even", 
 
 
 def calibrated(dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes) -> Calibration:
-    """What `tune` measured in (a), or up to two tries more: other work spoils a calibration, and it refuses itself."""
+    """The calibration of `tune` in (a), or up to two more tries: other work can spoil it, and it is then rejected."""
     error: InputError | None = None
     for attempt in range(3):
         if attempt == 0:
@@ -212,7 +212,7 @@ def calibrated(dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes) -> 
 
 
 def calibration_of(allocation: WorkerAllocation) -> Calibration:
-    """The fit to the points that `tune` kept."""
+    """The fit to the points that `tune` recorded."""
     times = {stage: StageTime(**taken) for stage, taken in allocation.body["stage_times"].items()}
     points = [
         Point(**{**point, "workers": tuple(point["workers"])}) for point in allocation.body["calibration"]["points"]

@@ -69,7 +69,7 @@ def _make_rows(rng: np.random.Generator, schema: Schema, start: int, num_rows: i
 
 
 def hash_rows(batches: Iterable[Batch]) -> tuple[int, int]:
-    """Rows and a hash of all that is in them; equal for the same rows in any order and any batches."""
+    """Number of rows and a hash of their contents; equal for the same rows in any order and any batches."""
     num_rows, total = 0, np.uint64(0)
     with np.errstate(over="ignore"):
         for batch in batches:

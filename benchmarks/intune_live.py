@@ -1,4 +1,4 @@
-"""Real pipelines tuned while they run: reads that answer late, two slow stages on many slots, and events."""
+"""Real pipelines tuned at run time: slow reads, two slow stages on many slots, and events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recmill.tuning.agent import Agent
 from recmill.tuning.online.tuner import OnlineTuner
 
 ONE = dict.fromkeys(STAGES, 1)
-SLOW_STAGES = {"decode": 0.17, "transform": 0.21}  # seconds without a core, as calls to a service take
+SLOW_STAGES = {"decode": 0.17, "transform": 0.21}  # seconds without using a core, like calls to a service
 MEMORY_BYTES = 2 * 2**30
 
 
@@ -27,7 +27,7 @@ def open_pipeline(dataset: Dataset, *, batch_size: int, epochs: int = 1, **optio
 
 
 def epoch_rate(dataset: Dataset, workers: Mapping[str, int], *, batch_size: int, epochs: int, **options: Any) -> float:
-    """Rows a second over whole epochs, from the first read on."""
+    """Rows per second over whole epochs, from the first read."""
     with open_pipeline(dataset, batch_size=batch_size, epochs=epochs, workers=workers, **options) as pipeline:
         began = time.perf_counter()
         num_rows = sum(len(batch) for batch in pipeline)
@@ -35,7 +35,7 @@ def epoch_rate(dataset: Dataset, workers: Mapping[str, int], *, batch_size: int,
 
 
 def late_reads(dataset: Dataset, agent: Agent, *, delay_s: float, seconds: float, interval_s: float) -> dict[str, Any]:
-    """Rows a second with one worker a stage, and of a pipeline that began like that and was tuned for `seconds`."""
+    """Rows per second with one worker per stage, and after tuning that pipeline for `seconds`."""
     slow = _run_for(dataset, delay_s, seconds=min(3.0, seconds / 3), agent=None, interval_s=interval_s)[0]
     tuned, history = _run_for(dataset, delay_s, seconds=seconds, agent=agent, interval_s=interval_s)
     reached = [entry["t"] for entry in history if entry["rows_per_s"] >= 10 * slow]
@@ -66,7 +66,7 @@ def _run_for(
 
 
 def two_stages(dataset: Dataset, agent: Agent | None, *, epochs: int, slots: int, interval_s: float) -> dict[str, Any]:
-    """Seconds for all row groups with hand-set workers (no agent), or tuned from one worker a stage."""
+    """Seconds for all row groups with hand-set workers (no agent), or tuned from one worker per stage."""
     share = SLOW_STAGES["decode"] / sum(SLOW_STAGES.values())
     preset = ONE | {"decode": round(slots * share), "transform": slots - round(slots * share)}
     workers = ONE if agent else preset

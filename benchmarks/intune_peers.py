@@ -1,8 +1,8 @@
-"""The same row groups and the same work through other loaders. Each gives Batches; what is not installed is skipped.
+"""The same row groups and the same work through other loaders. Each yields Batches; missing loaders are skipped.
 
 Every peer maps `load_group` (read, decode, transform, cut into batches: the functions our own stages call) over the row
-groups of all epochs in one go, so that workers start once; only who runs it, and on how many workers, differs. Parquet
-is decoded by Arrow, as their users do; with `decodes_pages` by the kernel of our pipeline, to tell loader from decoder.
+groups of all epochs in one go, so that workers start once; only the loader and its number of workers differ. Parquet is
+decoded by Arrow, as their users do; with `decodes_pages` by our pipeline's kernel, to separate loader from decoder.
 """
 
 from __future__ import annotations

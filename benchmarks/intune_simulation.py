@@ -33,7 +33,7 @@ class Exam:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """How a controller did: one entry a world."""
+    """Results of a controller: one entry per world."""
 
     share_B: np.ndarray  # of the oracle's rows, over the whole run
     after_B: np.ndarray  # from two intervals after the event on
@@ -42,7 +42,7 @@ class Marks:
 
 
 def make_exam(calibration: Calibration, *, size: int, cores: Sequence[int], seeds: Sequence[int]) -> Exam:
-    """`size` worlds a seed. All are simulated at once: a step of 96 worlds takes as long as one of 480."""
+    """`size` worlds per seed. All are simulated at once: a step of 96 worlds takes as long as one of 480."""
     drawn = [_draw(calibration, size=size, cores=cores, seed=seed) for seed in seeds]
     world, event = _joined([worlds for worlds, *_ in drawn]), _joined([events for _, _, events, _ in drawn])
     _, before_B = best_workers(world)
@@ -81,7 +81,7 @@ def _joined(parts: Sequence[Joined]) -> Joined:
 
 
 def sit(exam: Exam, controller: Controller) -> Marks:
-    """Run a controller through the exam."""
+    """Run a controller through all worlds."""
     seed = int(exam.seeds[0])
     simulator = Simulator(exam.world, event=exam.event, seed=seed, has_credits=controller.is_guarded)
     measured = simulator.reset()
@@ -90,7 +90,7 @@ def sit(exam: Exam, controller: Controller) -> Marks:
     for _ in range(INTERVALS):
         measured = simulator.step(controller.decide(measured), buffer_bytes_B=controller.buffer_bytes(measured))
         best_B = np.where(simulator.step_B > exam.event.step_B, exam.after_B, exam.before_B)
-        # Who takes memory that is not there is not better than the oracle.
+        # A controller that exceeds the memory does not beat the oracle.
         shares.append(np.minimum(1.02, simulator.rate_B / best_B))
         is_after.append(simulator.step_B > exam.event.step_B + 2)
     share_TB, after_TB = np.array(shares), np.array(is_after)

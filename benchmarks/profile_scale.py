@@ -1,11 +1,10 @@
-"""Profiles a dataset of a billion accesses: seconds, and how far the process grows.
+"""Profiles a dataset of a billion accesses: seconds and growth of the process.
 
     python benchmarks/profile_scale.py [--quick] [--json PATH|-] [--seed K]
 
-The dataset is a `recd` log whose parts are listed many times over (hard links), so that it is read, decoded and counted
-in full, but need not be generated in full. The counts must be as many times those of one copy, to the last access.
-A tenth of the row groups is profiled as well: how far its shares of the most read rows are off, and by how much at most
-it said they would be.
+The dataset is a `recd` log whose parts are listed many times (hard links), so that it is read, decoded and counted in
+full without being generated in full. The counts must be exactly that many times those of one copy. A 10% sample of the
+row groups is profiled as well: the error of its shares of the most read rows, and whether it is within their intervals.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from recmill.data.sources import make_raw_log
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sessions of the log, and how often its parts are listed."""
+    """Number of sessions of the log, and how often its parts are listed."""
 
     sessions: int
     copies: int
@@ -75,7 +74,7 @@ def list_again(dataset: Dataset, out: Path, copies: int) -> Dataset:
 
 
 def profile_apart(dataset: Dataset, out: Path, *, sample: float = 1.0) -> dict[str, float]:
-    """Profile in a process of its own; its seconds and memory."""
+    """Profile in a separate process; its seconds and memory."""
     command = [sys.executable, "-c", PROFILE, dataset.path, str(out), str(sample)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -83,7 +82,7 @@ def profile_apart(dataset: Dataset, out: Path, *, sample: float = 1.0) -> dict[s
 
 
 def check_counts(once: AccessProfile, whole: AccessProfile, copies: int) -> int:
-    """All accesses of `whole`, each row's being `copies` times those of `once`."""
+    """All accesses of `whole`, after checking that each row has `copies` times those of `once`."""
     total = 0
     for table, figures in whole.body["tables"].items():
         single, many = (pq.read_table(Path(p.path) / "counts" / f"{table}.parquet") for p in (once, whole))
@@ -95,7 +94,7 @@ def check_counts(once: AccessProfile, whole: AccessProfile, copies: int) -> int:
 
 
 def sample_error(sampled: AccessProfile, whole: AccessProfile) -> Metric:
-    """How far the sampled shares of the most read rows are off, and how many lie within the interval they came with."""
+    """Error of the sampled shares of the most read rows, and how many are within their interval."""
     errors, num_inside = [], 0
     for table, figures in sampled.body["tables"].items():
         exact = whole.body["tables"][table]["top_share"]

@@ -1,13 +1,13 @@
-"""What sharing parameters costs and buys (PSS): time of a step, AUC against bytes, and 100 GB of tables in 1 GB.
+"""What sharing parameters costs and gains (PSS): time per step, AUC against bytes, and 100 GB of tables in 1 GB.
 
     python benchmarks/pss.py [--quick] [--json PATH|-] [--seed K]
 
 Steps are forward, backward and SGD of one table of 4M rows, in turns with FBGEMM's full table and with PSS in plain
-torch. AUC is that of the test split where the validation split is best, of all ways to shrink tables in one harness
-(pss_quality.py), three seeds or more; bytes count weights, optimiser state and the ids of exact rows. The full table is
-trained by Adam and by row-wise Adagrad, and stands for what is better on the validation split; 10x is ten times smaller
-than the latter, which takes a third of the former's bytes. The whole curve stands in `curves` of the JSON. --quick
-trains on a sixth of frappe, full tables and 10x for seven epochs, 100x for three: compare ways, not values.
+torch. AUC is that of the test split at the best validation epoch, for all methods of shrinking tables in one harness
+(pss_quality.py), three or more seeds; bytes include weights, optimiser state and the ids of exact rows. The full table
+is trained by Adam and by row-wise Adagrad; the better one on the validation split counts. 10x is ten times smaller than
+the latter, which has a third of the former's bytes. `curves` of the JSON has the whole curve. --quick trains on a sixth
+of frappe, full tables and 10x for seven epochs, 100x for three: compare methods, not values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH_SIZE = {"tiny": 256, "quick": 512, "full": 1024}  # few rows still need so
 
 
 def quick_ways(size: str) -> list[Way]:
-    """What the metrics need, at one rate each."""
+    """The trials that the metrics need, with one learning rate each."""
     close = [("full", 1.0, LR), ("full adagrad", 1.0, ADAGRAD_LR), ("hot int8", 10.0, ADAGRAD_LR)]
     ways = [Way(name=name, compression=factor, rates=(lr,), epochs=CLOSE_EPOCHS[size]) for name, factor, lr in close]
     small = ("shared 1", "hot", "hash", "quotient")

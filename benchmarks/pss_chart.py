@@ -1,8 +1,8 @@
-"""Draw AUC against bytes: one SVG a data set, readable on its own.
+"""Draw AUC against bytes: one self-contained SVG per data set.
 
-    python benchmarks/pss_chart.py RESULT.json [FOLDER]     # writes FOLDER/pss-<data>.svg, docs unless given
+    python benchmarks/pss_chart.py RESULT.json [FOLDER]     # writes FOLDER/pss-<data>.svg (default: docs)
 
-RESULT.json is what pss.py or pss_curve.py wrote. A point is the median over seeds, its bytes count optimiser state.
+RESULT.json was written by pss.py or pss_curve.py. A point is the median over seeds; bytes include optimiser state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINE = ".line{fill:none;stroke-width:2}.reference{stroke-dasharray:4 4}"
 
 
 def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
-    """The curve of one data set: a line a way, the full table a level."""
+    """The curve of one data set: one line per method, the full table as a horizontal line."""
     points: dict[str, list[tuple[float, float]]] = {}
     for entry in sorted(curve, key=lambda entry: entry["bytes"]):
         points.setdefault(entry["way"], []).append((float(entry["bytes"]), statistics.median(entry["best"])))
@@ -60,7 +60,7 @@ def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
 
 
 def legend_entry(legend: Legend, y: float) -> Markup:
-    """A line of the legend, to the right of the chart."""
+    """One entry of the legend, to the right of the chart."""
     dash = {"stroke-dasharray": legend.dash} if legend.dash else {}
     stroke = tag("line", x1=WIDTH + 8, x2=WIDTH + 32, y1=y - 4, y2=y - 4, class_=f"line c{legend.colour}", **dash)
     return tag("g", stroke, label(legend.name, WIDTH + 40, y))

@@ -1,9 +1,9 @@
-"""AUC against bytes: every way to shrink tables from 1x to 10,000x, each with the same learning rates to choose from.
+"""AUC against bytes: every method from 1x to 10,000x, each choosing from the same learning rates.
 
     python benchmarks/pss_curve.py RESULT.json [--data frappe] [--rows N] [--epochs K] [--seeds K] [--rates R ...]
 
-Entries are written as they come, in the form of pss.py's `curves`; run again with the same RESULT.json to go on where
-it stopped. pss_chart.py draws it.
+Entries are written as they finish, in the form of pss.py's `curves`; an interrupted run resumes with the same
+RESULT.json. pss_chart.py draws it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pss_quality import (
 
 from recmill.artifacts import write_text_atomically
 
-RATES = (0.01, 0.03, 0.1)  # of the rows: what every way may choose from, on the validation split
+RATES = (0.01, 0.03, 0.1)  # learning rates of rows that every method chooses from on the validation split
 ADAGRAD_RATES = (0.1, 0.2, 0.3)
 ADAGRAD = ("full adagrad", "hot int8")
 SHARED: dict[str, Make] = {f"shared {block}": shared(block) for block in (1, 16, 64)}
@@ -50,7 +50,7 @@ FACTORS = (10.0, 100.0, 1_000.0, 10_000.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to make tables smaller, by how much, and the learning rates of its rows that are tried."""
+    """A method of shrinking tables, its factor, and the learning rates to try."""
 
     name: str
     compression: float
@@ -67,12 +67,14 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """On what, and how long."""
+    """Data and length of the training."""
 
     data: str
     epochs: int
     batch_size: int
-    rows: int | None = None  # of frappe to train on, clicks of globo, made; None: all of frappe, 200,000, 120,000
+    rows: int | None = (
+        None  # training rows of frappe, clicks of globo, synthetic samples; None: all of frappe, 200,000, 120,000
+    )
 
     def samples(self) -> Samples:
         if self.data == "frappe":
@@ -83,7 +85,7 @@ class Training:
 def all_ways(
     names: Sequence[str] = NAMES, rates: Sequence[float] = RATES, adagrad_rates: Sequence[float] = ADAGRAD_RATES
 ) -> list[Way]:
-    """Full tables, then every way at every factor; rates by optimiser."""
+    """Full tables, then every method at every factor; learning rates by optimiser."""
     pairs = [("full", 1.0), ("full adagrad", 1.0)]
     pairs += [*((name, factor) for factor in FACTORS for name in names), ("narrow", 10.0)]
     chosen = {name: tuple(adagrad_rates if name in ADAGRAD else rates) for name, _ in pairs}
@@ -91,7 +93,7 @@ def all_ways(
 
 
 def measure_curve(training: Training, ways: Sequence[Way], *, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Bytes and AUC of every way over all seeds, trained on all cores, one thread each."""
+    """Bytes and AUC of every method over all seeds, trained on all cores, one thread each."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
 
@@ -99,7 +101,7 @@ def measure_curve(training: Training, ways: Sequence[Way], *, seeds: Sequence[in
             first = seeds if len(way.rates) == 1 else seeds[:1]
             return {lr: [pool.submit(_train, training, way, seed, lr) for seed in first] for lr in way.rates}
 
-        # Nothing to choose: all may wait in line. Otherwise one way after another, so that entries come one by one.
+        # One rate each: queue all trials at once. Otherwise one method after another, so that entries appear singly.
         has_choice = any(len(way.rates) > 1 for way in ways)
         started = {} if has_choice else {way: start(way) for way in ways}
         for way in ways:
@@ -145,13 +147,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
     parser.add_argument("--data", choices=("frappe", "globo", "synthetic"), default="frappe")
-    parser.add_argument("--rows", type=int, help="rows of frappe (all unless given), clicks of globo, samples made")
+    parser.add_argument("--rows", type=int, help="rows of frappe (default: all), clicks of globo, or synthetic samples")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--ways", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of Adam")
-    parser.add_argument("--adagrad-rates", type=float, nargs="+", default=ADAGRAD_RATES, help="of row-wise Adagrad")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates tried with Adam")
+    parser.add_argument(
+        "--adagrad-rates",
+        type=float,
+        nargs="+",
+        default=ADAGRAD_RATES,
+        help="learning rates tried with row-wise Adagrad",
+    )
     given = parser.parse_args()
     curves = json.loads(given.result.read_text())["curves"] if given.result.exists() else []
     known = {(entry["data"], entry["way"], entry["compression"]) for entry in curves}

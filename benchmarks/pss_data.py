@@ -33,7 +33,7 @@ class Samples:
         return torch.tensor([0, *np.cumsum(self.num_rows)[:-1].tolist()])
 
     def counts(self) -> Tensor:
-        """Reads of every row of all fields, in one line."""
+        """Reads of every row, all fields concatenated."""
         return torch.bincount((self.train[0] + self.first_row).flatten(), minlength=sum(self.num_rows))
 
 
@@ -46,7 +46,7 @@ def why_no(folder: str, file: str) -> str | None:
 
 
 def load_frappe(limit: int | None = None) -> Samples:
-    """The published split; `limit` takes that many training rows and half as many to validate."""
+    """The published split; `limit` takes that many training rows and half as many validation rows."""
     folder = Path(os.environ["RECMILL_DATA_DIR"]) / "frappe"
     tables = [pq.read_table(folder / f"{split}.parquet") for split in ("train", "valid", "test")]
     columns = [np.concatenate([table[name].to_numpy() for table in tables]) for name in FIELDS]
@@ -84,7 +84,7 @@ def load_globo(limit: int = 200_000) -> Samples:
 
 
 def make_synthetic(num_samples: int = 120_000, num_fields: int = 6) -> Samples:
-    """Zipf-like ids, a row of each field for six samples, whose rows have hidden effects and vectors that multiply."""
+    """Zipf-like ids, one row per field for six samples; rows have hidden effects and vectors that are multiplied."""
     num_rows = num_samples // 6
     generator = torch.Generator().manual_seed(0)
     ids = (num_rows ** torch.rand(num_samples, num_fields, generator=generator)).long() - 1
@@ -98,7 +98,7 @@ def make_synthetic(num_samples: int = 120_000, num_fields: int = 6) -> Samples:
 
 
 def _cut(name: str, ids: Tensor, label: Tensor) -> Samples:
-    """The first 80% train, then 10% each to validate and test."""
+    """The first 80% for training, then 10% each for validation and test."""
     first, second = len(label) * 8 // 10, len(label) * 9 // 10
     return Samples(
         name=name,

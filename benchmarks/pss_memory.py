@@ -1,4 +1,4 @@
-"""A model with 100 GB of logical embeddings trained in a process of its own, which reports what it ever held.
+"""Train a model with 100 GB of logical embeddings in a separate process, which reports its peak memory.
 
 python benchmarks/pss_memory.py STEPS     # prints one JSON object
 """
@@ -60,7 +60,7 @@ def train(steps: int) -> dict[str, Any]:
 
 
 def peak_resident() -> int:
-    """The most this process ever held. Not `ru_maxrss`: that one outlives exec and starts at what the parent held."""
+    """Peak resident memory of this process. Not `ru_maxrss`, which survives exec and starts at the parent's peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 

@@ -1,18 +1,18 @@
-"""AUC against bytes of every way to make embedding tables smaller, in one harness.
+"""AUC against bytes of every method of shrinking embedding tables, in one harness.
 
-All ways feed the same network (factorisation machine + one hidden layer of 128 with dropout) rows of the same width;
-the network itself is left out of the bytes, it is the same for all. Rows are trained by Adam, where a weight costs 12
-bytes (itself and two moments), or by row-wise Adagrad, where a row of 64 costs 260 (its weights and one momentum).
-Learning rates rise for a tenth of the steps and fall to zero in a straight line.
+All methods feed the same network (factorisation machine + one hidden layer of 128 with dropout) with rows of the same
+width; bytes exclude the network, which is the same for all. Rows are trained by Adam, where a weight costs 12 bytes
+(itself and two moments), or by row-wise Adagrad, where a row of 64 costs 260 (its weights and one momentum). Learning
+rates rise for a tenth of the steps and then fall linearly to zero.
 
-    full           a row an id
+    full           one row per id
     full adagrad   the same, row-wise Adagrad
-    hash           the hashing trick: ids of all fields modulo the rows there is room for
+    hash           the hashing trick: ids of all fields modulo the number of rows that fit
     quotient       quotient-remainder: the product of two small rows
-    narrow         a row an id, as narrow as the bytes ask for, repeated over the width
-    shared Z       PSS: rows out of one array, blocks of Z
-    hot            rows that are read most are exact (few weights each, repeated over the width; their ids cost 8 bytes
-                   each), all others shared
+    narrow         one row per id, as narrow as the bytes require, repeated over the width
+    shared Z       PSS: rows from one array, blocks of Z
+    hot            the most read rows are exact (few weights each, repeated over the width; their ids cost
+                   8 bytes each), all others shared
     hot int8       the same with weights of one byte, blocks of 32 and row-wise Adagrad; N times smaller than `full
                    adagrad`, momenta, exponents and ids included, and so more than 2.9 N times smaller than `full`
 """
@@ -53,7 +53,7 @@ DROPOUT = 0.1
 
 
 class Rows(nn.Module):
-    """Plain rows: `places` says which one an id of which field reads; two of them multiply."""
+    """Plain rows: `places` maps field and id to a row; with two of them, rows are multiplied."""
 
     def __init__(self, samples: Samples, num_rows: int, *places: Tensor, width: int = DIM) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Rows(nn.Module):
 
 
 class AdagradRows(Rows):
-    """Rows that take a step of row-wise Adagrad in the backward pass."""
+    """Rows that are updated by row-wise Adagrad in the backward pass."""
 
     def __init__(self, samples: Samples) -> None:
         super().__init__(samples, sum(samples.num_rows))
@@ -93,24 +93,24 @@ class AdagradRows(Rows):
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """How much of the weights goes to exact rows, and how many each gets."""
+    """Share of the weights for exact rows, and the number of weights per exact row."""
 
     share: float
     width: int
 
     @classmethod
     def planned(cls, compression: float) -> Exact:
-        """As `recmill plan --compress` would have it."""
+        """As `recmill plan --compress` chooses it."""
         squeeze = math.sqrt(compression)
         return cls(share=choose_exact_share(squeeze), width=choose_exact_width(DIM, squeeze))
 
     def count(self, num_weights: int, num_rows: int) -> int:
-        """Rows there is room for; ids count."""
+        """Number of rows that fit, ids included."""
         return min(num_rows, round(self.share * num_weights / (self.width + ID_BYTES / WEIGHT_BYTES)))
 
 
 class Shared(nn.Module):
-    """PSS over all fields, with the most read rows kept."""
+    """PSS over all fields, with the most read rows exact."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Shared(nn.Module):
 
 
 class PackedShared(nn.Module):
-    """Hot rows exact, all others shared, in bytes, as `recmill plan --compress --precision int8` has them."""
+    """Hot rows exact, all others shared, one byte per weight, as with `recmill plan --compress --precision int8`."""
 
     def __init__(self, samples: Samples, num_bytes: float, *, seed: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class PackedShared(nn.Module):
         left = (num_bytes - len(top) * (width * PACKED_BYTES + ID_BYTES)) / PACKED_BYTES
         self.tables = SharedEmbeddingBagCollection(
             configs,
-            memory_bytes=max(1, int(left) // 16) * 17,  # whole lines: a byte a slot and one for the exponent
+            memory_bytes=max(1, int(left) // 16) * 17,  # whole lines: one byte per slot and one for the exponent
             block_size=DEFAULT_BLOCK_SIZE,
             seed=seed,
             exact_rows=exact,
@@ -191,7 +191,7 @@ class PackedShared(nn.Module):
         return found.view(*ids_NF.shape, DIM)
 
 
-Make = Callable[[Samples, int, int], nn.Module]  # (samples, weights there is room for, seed)
+Make = Callable[[Samples, int, int], nn.Module]  # (samples, weights that fit, seed)
 
 
 def full(samples: Samples, num_weights: int, seed: int) -> nn.Module:
@@ -217,7 +217,7 @@ def hash_rows(samples: Samples, num_weights: int, seed: int) -> nn.Module:
 
 
 def quotient_remainder(samples: Samples, num_weights: int, seed: int) -> nn.Module:
-    """Rooms in proportion to the square root of a field's rows, half for remainders, half for quotients."""
+    """Rows per field in proportion to the square root of its ids, half for remainders, half for quotients."""
     roots = np.sqrt(np.array(samples.num_rows, dtype=float))
     rooms = np.maximum(1, np.floor(roots / roots.sum() * (num_weights // DIM) / 2)).astype(int)
     remainders, quotients, used = [], [], 0
@@ -255,7 +255,7 @@ class Network(nn.Module):
 def train_once(
     samples: Samples, make: Make, *, compression: float, seed: int, epochs: int, lr: float, batch_size: int
 ) -> dict[str, Any]:
-    """AUC on the test split after one epoch, and where the validation split is best."""
+    """Test AUC after one epoch, and at the best validation epoch."""
     torch.manual_seed(seed)
     rows = make(samples, int(sum(samples.num_rows) * DIM / compression), seed)
     network = Network(rows, len(samples.num_rows))
@@ -292,7 +292,7 @@ def train_once(
 
 
 def _weight_bytes(rows: nn.Module) -> int:
-    """What is left of the tables once training is over: no optimiser state."""
+    """Bytes of the tables after training, without optimiser state."""
     if isinstance(rows, PackedShared):
         return rows.weight_bytes
     return rows.array.num_bytes if isinstance(rows, Shared) else rows.weight.nbytes

@@ -40,7 +40,7 @@ class Shape:
 
 
 class Batches:
-    """A few batches in turn, so that no step finds its rows in the cache only because the last one read them."""
+    """Several batches in turn, so that no step finds its rows in the cache because the previous one read them."""
 
     def __init__(self, shape: Shape, *, seed: int, count: int = 4) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -61,7 +61,7 @@ def fbgemm_step(shape: Shape, batches: Batches) -> Callable[[], None]:
         optimizer=EmbOptimType.EXACT_SGD,
         learning_rate=LR,
     )
-    table.init_embedding_weights_uniform(-0.01, 0.01)  # or the first touch of every page would be measured
+    table.init_embedding_weights_uniform(-0.01, 0.01)  # otherwise the first touch of every page would be measured
     return lambda: table(batches.next_ids(), batches.offsets).backward(batches.gradient)
 
 
@@ -98,7 +98,7 @@ def torch_step(shape: Shape, batches: Batches, *, block_size: int) -> Callable[[
 
 
 def seconds_of(run: Callable[[], None], *, steps: int) -> Callable[[], float]:
-    """The mean time of a step, after one that does not count."""
+    """Mean time per step, after an untimed one."""
 
     def measure() -> float:
         run()
@@ -111,7 +111,7 @@ def seconds_of(run: Callable[[], None], *, steps: int) -> Callable[[], float]:
 
 
 def measure_steps(size: str, *, seed: int) -> tuple[dict[str, Metric], list[dict[str, Any]]]:
-    """The three metrics, and in the full size every dim, pooling and array."""
+    """The three metrics, and in the full form every dim, pooling and array."""
     torch.manual_seed(seed)
     num_rows = 4_000_000 if size != "tiny" else 10_000
     batch_size = 8192 if size != "tiny" else 128
@@ -142,7 +142,7 @@ def measure_steps(size: str, *, seed: int) -> tuple[dict[str, Metric], list[dict
 
 
 def sweep(common: dict[str, int], *, seed: int) -> list[dict[str, Any]]:
-    """Median seconds of a step for every dim, pooling, array and block size."""
+    """Median seconds per step for every dim, pooling, array and block size."""
     rows = []
     for dim in (16, 64):
         for pooling in (1, 20):

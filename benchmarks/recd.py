@@ -1,14 +1,14 @@
-"""What storing, reading and training every repeated list once buys (RecD), from bytes on disk to samples a second.
+"""What storing, reading and training each repeated list once gains (RecD), from bytes on disk to samples per second.
 
     python benchmarks/recd.py [--quick] [--json PATH|-] [--seed K]
 
 Baselines: the same rows in time order as zstd Parquet with pyarrow's default settings (storage), and plain
 KeyedJaggedTensors read from our time-ordered layout, through the same FBGEMM fused tables (preprocessing, training).
-Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give what clustering alone does, without IKJT.
-Both sides are measured in turns in one process, of its own for each of the `train_*`. Those go from the files to the
-last optimiser step: whole epochs, but in the quick form for the transformer on `recd`, which sees one batch a turn, and
-the pooled model on globo, which sees 20.
-Globo is a sample of its users, each with all of their clicks, so sessions and histories are as long as in all of it.
+Ours: the deduplicated layout, features chosen by `dedup=auto`. Notes give the effect of clustering alone, without IKJT.
+Both sides are measured in turns in one process, a separate one for each `train_*`. These go from the files to the last
+optimiser step: whole epochs, except in the quick form for the transformer on `recd` (one batch per turn) and the pooled
+model on globo (20 batches).
+Globo is a sample of its users, each with all clicks, so sessions and histories are as long as in the whole data set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from recmill.training.processes import rank_environment
 
-os.environ.update(rank_environment())  # before anything reads it: how threads wait and memory is kept, as in training
+os.environ.update(rank_environment())  # before any library reads it: thread and memory settings as in training
 
 import torch
 from dedup_kernel import measure_dedup
@@ -43,11 +43,11 @@ GLOBO_METRICS = (
     "reader_bytes_globo",
     "wire_bytes_globo",
 )
-NUM_TRAINED = 5  # comparisons that train, each in a process of its own
+NUM_TRAINED = 5  # comparisons that train, each in a separate process
 
 
 def make_logs(logs: Logs, sizes: Sizes, seed: int, *, ranks: ProcessPoolExecutor, has_globo: bool) -> dict[str, Metric]:
-    """Write all logs but the curve's; two ranks count their bytes as soon as the logs for it are there."""
+    """Write all logs but the curve's; two ranks count their bytes as soon as their logs are ready."""
     recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.rows, sizes.sequence_rows, sizes.storage_rows)]
     globo = [sizes.sequence_globo_users, sizes.storage_globo_users, sizes.globo_users] if has_globo else []
     with logs.made_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo):
@@ -59,7 +59,7 @@ def make_logs(logs: Logs, sizes: Sizes, seed: int, *, ranks: ProcessPoolExecutor
 
 
 def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
-    """What the metrics say of bytes a sample, by log and way."""
+    """Bytes per sample of the metrics, by log and path."""
     ways = {"reader_to_trainer": "reader_bytes", "over_the_wire": "wire_bytes"}
     return {
         log: {way: {side: metrics[name + suffix][side] for side in ("baseline", "ours")} for way, name in ways.items()}
@@ -125,7 +125,9 @@ def run_globo(
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="smaller logs, fewer repeats, no curve over samples a session (under 90 s)")
+    options = parse_options(
+        __doc__, quick="smaller logs, fewer repeats, no curve over samples per session (under 90 s)"
+    )
     warn_if_busy()
     quieten()
     sizes = SIZES[options.size]

@@ -1,4 +1,4 @@
-"""The ratios of benchmarks/recd.py over samples a session: its full form runs all points, this script some of them.
+"""The ratios of benchmarks/recd.py over samples per session: its full form runs all points, this script some of them.
 
 python benchmarks/recd_curve.py [--rows N] [--sequence-rows N] [--seed K] [SAMPLES ...]
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from recmill.training.processes import rank_environment
 
-os.environ.update(rank_environment())  # before anything reads it: how threads wait and memory is kept, as in training
+os.environ.update(rank_environment())  # before any library reads it: thread and memory settings as in training
 
 from harness import say
 from recd_measures import (
@@ -35,11 +35,11 @@ CURVE = (1.0, 2.0, 4.0, 8.0, SAMPLES_PER_SESSION)
 
 
 def run_curve(logs: Logs, sizes: Sizes, seed: int, points: Sequence[float] = CURVE) -> list[dict[str, Any]]:
-    """The ratios at other numbers of samples a session, each from fewer repeats."""
+    """The ratios at other numbers of samples per session, each from fewer repeats."""
     sizes = replace(sizes, repeats=1)
     curve = []
     for samples in points:
-        say(f"{samples} samples a session")
+        say(f"{samples} samples per session")
         main, short = (logs.recd(rows, samples) for rows in (sizes.rows // 4, sizes.sequence_rows // 2))
         pooled = make_trainers(main, "mean", sizes, seed)
         sequence = make_trainers(short, "transformer", sizes, seed, batch_size=sizes.sequence_batch_size)
@@ -64,8 +64,10 @@ def run_curve(logs: Logs, sizes: Sizes, seed: int, points: Sequence[float] = CUR
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("samples", type=float, nargs="*", default=list(CURVE), help="samples a session")
-    parser.add_argument("--rows", type=int, default=SIZES["full"].rows // 4, help="of the log that is trained pooled")
+    parser.add_argument("samples", type=float, nargs="*", default=list(CURVE), help="samples per session")
+    parser.add_argument(
+        "--rows", type=int, default=SIZES["full"].rows // 4, help="rows of the log trained with the pooled model"
+    )
     parser.add_argument("--sequence-rows", type=int, default=SIZES["full"].sequence_rows // 2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -27,7 +27,7 @@ from recmill.training.rank.dedup import DedupChoice, choose_dedup
 
 
 def measure_storage(layouts: Layouts, *names: str, thorough: bool = False) -> list[Metric]:
-    """Bytes a row of time-ordered Parquet with default settings, against those of some of our layouts."""
+    """Bytes per row of time-ordered Parquet with default settings, against those of some of our layouts."""
     table = read_table(layouts.time)
     settings: dict[str, dict[str, Any]] = {"default": {"compression": "zstd"}}
     if thorough:
@@ -55,7 +55,7 @@ def stored_bytes(dataset: Dataset) -> int:
 
 
 def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int, *, repeats: int) -> Metric:
-    """Rows a second from the files to batches a trainer takes: read, decode, dedup, transform, batch."""
+    """Rows per second from the files to the trainer's batches: read, decode, dedup, transform, batch."""
     config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
     chosen, plain = choose_dedup(layouts.deduplicated, layouts.schema, config), DedupChoice()
 
@@ -97,7 +97,7 @@ def train_apart(
     memory_repeats: int = 0,
     **shape: int | None,
 ) -> list[Metric]:
-    """What a process of its own measures: samples a second, and with `memory_repeats` how far it grows, too."""
+    """Measured in a separate process: samples per second, and with `memory_repeats` also its growth."""
     quieten()
     with one_rank():
         trainers = make_trainers(layouts, encoder, sizes, seed, **shape)
@@ -108,7 +108,7 @@ def train_apart(
 
 
 def quieten() -> None:
-    """TorchRec uses what torch is about to drop, and logs that it does."""
+    """Hide warnings about deprecated torch functions that TorchRec uses."""
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
 
@@ -122,7 +122,7 @@ def make_trainers(
     batch_size: int | None = None,
     num_batches: int | None = None,
 ) -> tuple[Trainer, Trainer]:
-    """The baseline and ours: the same model, the same weights to begin with."""
+    """The baseline and ours: the same model with the same initial weights."""
     batch_size = batch_size or sizes.batch_size
     config = TrainConfig(sequence_encoder=encoder, batch_size=batch_size, seed=seed, dedup="false")
     ours = replace(config, dedup="auto")
@@ -133,10 +133,10 @@ def make_trainers(
 
 
 def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, repeats: int, num_steps: int) -> Metric:
-    """Samples a second of whole epochs, after steps on the same rows that must give the same losses."""
+    """Samples per second of whole epochs, after steps on the same rows that must give the same losses."""
     plain, ours = trainers
     difference = check_same_losses(plain, ours, num_steps=num_steps)
-    # These steps have warmed up what an epoch of one batch needs.
+    # These steps have warmed up everything that an epoch of one batch needs.
     rates = in_turns(plain.train_epoch, ours.train_epoch, repeats=repeats, warm_ups=0 if plain.num_batches == 1 else 1)
     chosen = f"{sum(map(len, ours.dedup.groups))} features in {len(ours.dedup.groups)} groups deduplicated"
     chosen += f", and rows of {len(ours.dedup.dense)} numbers" if ours.dedup.dense else ""
@@ -150,14 +150,14 @@ def measure_training(layouts: Layouts, trainers: tuple[Trainer, Trainer], *, rep
 
 
 def measure_memory(trainers: tuple[Trainer, Trainer], *, repeats: int) -> Metric:
-    """How far the process grows while it reads and trains an epoch with the transformer."""
+    """Growth of the process while it reads and trains an epoch with the transformer."""
     peaks = in_turns(*(trainer.peak_bytes for trainer in trainers), repeats=repeats)
     note = "rise of resident memory over an epoch with the transformer"
     return compare(*peaks, unit="bytes", note=note, less_is_better=True)
 
 
 def measure_reader_bytes(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
-    """Bytes a sample of the batches as the trainer receives them."""
+    """Bytes per sample of the batches that the trainer receives."""
     moved = bytes_per_sample(layouts, sizes, seed)
     computed = moved["over_the_wire"]["baseline"] / moved["over_the_wire"]["ours"]
     note = f"batches as the trainer receives them; between ranks they would be {computed:.2f}x (computed)"
@@ -170,7 +170,7 @@ def _against(values: list[float], baseline: list[float]) -> str:
 
 
 def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dict[str, float]]:
-    """What a batch weighs on its way from the reader to the trainer, and between ranks when no table is local."""
+    """Bytes of a batch from the reader to the trainer, and between ranks when no table is local."""
     config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
     chosen = choose_dedup(layouts.deduplicated, layouts.schema, config)
     found: dict[str, dict[str, float]] = {"reader_to_trainer": {}, "over_the_wire": {}}

@@ -1,6 +1,6 @@
-"""One of two ranks of benchmarks/recd.py: counts what its all-to-alls are handed in training steps.
+"""One of two ranks of benchmarks/recd.py: counts the bytes of its all-to-alls in training steps.
 
-Tables lie whole on one rank each, as they do when no plan is given. What stays on its own rank is not counted.
+Each table is whole on one rank, as without a plan. Bytes that stay on their rank are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_RANKS = 2
 
 
 def count_bytes(job: dict[str, Any], side: dict[str, str], wire: Wire) -> dict[str, int]:
-    """Bytes that this rank handed over and samples that it trained on, in the first batches of an epoch."""
+    """Bytes that this rank sent and samples that it trained on, in the first batches of an epoch."""
     dataset, schema = Dataset.load(side["data"]), Schema.load(side["data"])
     config = TrainConfig(batch_size=job["batch_size"], seed=job["seed"], dedup=side["dedup"], sequence_encoder="mean")
     dedup = choose_dedup_together(dataset, schema, config)

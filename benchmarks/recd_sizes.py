@@ -1,4 +1,4 @@
-"""How much benchmarks/recd.py measures in its forms."""
+"""Sizes of benchmarks/recd.py in its full, quick and tiny forms."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured, and how often."""
+    """Sizes and repeats of one form."""
 
-    rows: int  # of the synthetic log that is trained pooled
-    sequence_rows: int  # of the one that is trained with a transformer
-    sequence_batches: int | None  # of it that are trained; a log that short would have other sessions
+    rows: int  # of the synthetic log trained with the pooled model
+    sequence_rows: int  # of the synthetic log trained with the transformer
+    sequence_batches: int | None  # trained batches of it; a shorter log would have other sessions
     control_rows: int
-    storage_rows: int  # of the one that is stored and preprocessed: dictionaries, footers and start-up weigh less
-    storage_globo_users: int  # one in so many users of globo, of whom the others are some
-    globo_users: int  # of the one that is trained pooled
-    globo_batches: int | None  # of it that are trained
+    storage_rows: (
+        int  # of the log stored and preprocessed: larger, so that dictionaries, footers and start-up weigh less
+    )
+    storage_globo_users: int  # one in this many users of globo; the other globo logs are subsets
+    globo_users: int  # the same for the log trained with the pooled model
+    globo_batches: int | None  # trained batches of it
     sequence_globo_users: int
     batch_size: int
     sequence_batch_size: int  # on `recd`, whose histories are always 64 long
-    sequence_globo_batch_size: int  # of 11 clicks on average
+    sequence_globo_batch_size: int  # histories of 11 clicks on average
     repeats: int
     preprocess_repeats: int
     preprocess_globo_repeats: int
@@ -28,7 +30,7 @@ class Sizes:
     sequence_repeats: int
     sequence_globo_repeats: int
     control_repeats: int
-    wire_batches: int  # that two ranks train on while their bytes are counted
+    wire_batches: int  # batches that two ranks train while their bytes are counted
     kernel: tuple[int, int]  # rows, repeats
 
 

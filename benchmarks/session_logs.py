@@ -1,4 +1,4 @@
-"""The logs that are measured, each in the three layouts, the same rows in each."""
+"""The measured logs, each in the three layouts with the same rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from recmill.data.sources import make_raw_log
 from recmill.data.sources.log_writer import write_log
 
 LAYOUTS = ("time", "session", "deduplicated")
-HELD_OUT = 0.05  # of the sessions: "train" is then the same rows in every layout
+HELD_OUT = 0.05  # share of sessions held out, so that "train" has the same rows in every layout
 SAMPLES_PER_SESSION = 16.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layouts:
-    """One log in the three layouts: the same rows in each, and the same of them for training."""
+    """One log in the three layouts, with the same rows and the same training split in each."""
 
     time: Dataset
     session: Dataset
@@ -40,14 +40,14 @@ class Layouts:
 
 
 class Logs:
-    """The logs that are measured, made when they are asked for and once."""
+    """The measured logs, each created once, on first use."""
 
     def __init__(
         self, folder: Path, seed: int, *, widest_globo: int = 1, writers: ProcessPoolExecutor | None = None
     ) -> None:
-        """`widest_globo`: the log of globo with most users has one in so many; all others are cut from it.
+        """`widest_globo`: the largest log of globo has one in this many users; all others are cut from it.
 
-        `writers` lay out the logs that are made ahead, else threads do.
+        `writers` lay out the logs that are made ahead; without them, threads do.
         """
         self.folder, self.seed, self._widest_globo, self._writers = folder, seed, widest_globo, writers
         self._made: dict[str, Layouts] = {}
@@ -62,9 +62,9 @@ class Logs:
 
     @contextmanager
     def made_ahead(self, *, recd: Sequence[tuple[int, float]] = (), globo: Sequence[int] = ()) -> Iterator[None]:
-        """Makes several logs on all cores while the block runs, and all of them before it ends.
+        """Create several logs on all cores while the block runs, and finish all of them before it ends.
 
-        Whoever asks for one of them inside waits for it alone. Nothing is timed meanwhile.
+        Using one of them inside the block waits for that one only. Nothing is timed meanwhile.
         """
         names = dict.fromkeys([*(_recd_name(*shape) for shape in recd), *(f"globo-{one_in}" for one_in in globo)])
         say(f"write {', '.join(names)}")
@@ -75,7 +75,7 @@ class Logs:
             self._coming = {}
 
     def _make_apart(self, name: str) -> Layouts:
-        """One log, its layouts side by side; the one that takes longest first."""
+        """One log, its layouts in parallel; the slowest first."""
         raw = self._make_raw(name)
         with ThreadPoolExecutor(max_workers=len(LAYOUTS)) as pool:
             writers = self._writers or pool
@@ -107,9 +107,9 @@ class Logs:
         return out
 
     def _make_globo(self, one_in: int, out: Path) -> Path:
-        """Not from clicks that were filtered before: negatives are drawn from the clicks of everybody.
+        """Filter users after drawing negatives, which come from the clicks of all users.
 
-        Reading those takes 4 s, so only the log with most users is made of them, and others are cut from it.
+        Reading those takes 4 s, so only the largest log is made from them, and others are cut from it.
         """
         widest = self.folder / f"globo-{self._widest_globo}" / "raw"
         if not widest.exists():
@@ -146,7 +146,7 @@ def why_no_globo() -> str | None:
 
 
 def with_transforms(dataset: Dataset) -> Dataset:
-    """The same files with a schema that declares what readers in production do to every feature."""
+    """The same files with a schema that declares the usual production transforms of every feature."""
     schema = Schema.load(dataset.path)
     features = tuple(replace(feature, transforms=_usual_steps(feature)) for feature in schema.features)
     out = f"{dataset.path}-transformed"

@@ -4,10 +4,10 @@
       |                                              \\---------- rank 1 (eth0)     intra_mbit each way
       +------- slow, inter_mbit each way ----- node 1 bridge --- rank 2 (eth0) ...
 
-Every rank, node and the core is a network namespace, joined by veth pairs and bridges, shaped with `tc tbf`. It takes
-root and iproute2; where they are missing the same processes run over the loopback interface, and the result says so.
-A rank's script finds torch.distributed's variables set, gives back JSON through `write_result`, and reads what went
-over the wire with `read_counters`.
+Every rank, node and the core is a network namespace, joined by veth pairs and bridges, shaped with `tc tbf`. This needs
+root and iproute2; without them the same processes run over the loopback interface, and the result says so.
+A rank's script finds torch.distributed's variables set, returns JSON through `write_result`, and reads the bytes on
+the wire with `read_counters`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ PREFIX = "recmill"
 NAMESPACES = Path("/var/run/netns")
 RESULT_PATH = "RECMILL_RANK_RESULT"
 NODE_PROCESS = "RECMILL_NODE_PROCESS"  # a process inside the namespace of this rank's node
-BURST_BYTES = 256 * 1024  # above one 64 KiB segment of the kernel, which tbf would otherwise have to cut up
+BURST_BYTES = 256 * 1024  # above one 64 KiB segment of the kernel, which tbf would otherwise have to split
 
 
 class NetworkUnavailable(RuntimeError):
-    """Namespaces cannot be made here; the message says why."""
+    """Namespaces cannot be created; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How many ranks there are and how fast they talk; None leaves a link as fast as the machine is."""
+    """Number of ranks and speed of the links; None leaves a link unshaped."""
 
     nodes: int
     ranks_per_node: int
@@ -69,7 +69,7 @@ def run_on_nodes(
     preload: Sequence[str] = (),
     timeout_s: float = 600.0,
 ) -> dict[str, Any]:
-    """Run `script` once a rank and give what the ranks wrote.
+    """Run `script` once per rank and return what the ranks wrote.
 
     Ranks fork from one process that has imported the modules of `preload`: eight times torch takes 25 s on two cores.
 
@@ -100,12 +100,12 @@ def run_on_nodes(
 
 
 def write_result(value: Any) -> None:
-    """Give `value` (JSON) back to `run_on_nodes` from inside a rank."""
+    """Return `value` (JSON) to `run_on_nodes` from inside a rank."""
     Path(os.environ[RESULT_PATH]).write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_counters() -> dict[str, int] | None:
-    """Bytes so far, seen from inside a rank; None on loopback, where ranks cannot be told apart.
+    """Bytes so far, seen from inside a rank; None on loopback, where ranks cannot be distinguished.
 
     `sent` and `received` passed this rank's interface, `node_sent` and `node_received` its node's slow link.
     """
@@ -122,7 +122,7 @@ def read_counters() -> dict[str, int] | None:
 
 
 def _read_interface(process: str, interface: str) -> dict[str, int]:
-    # /proc/PID/net belongs to the namespace of that process: no `ip netns exec` needed to look into another one.
+    # /proc/PID/net belongs to the namespace of that process: reading another one needs no `ip netns exec`.
     for line in Path(f"/proc/{process}/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == interface:
@@ -133,7 +133,7 @@ def _read_interface(process: str, interface: str) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Network:
-    """The namespaces of a run and a process that sits in each."""
+    """The namespaces of a run, with one idle process in each."""
 
     prefix: str
     ranks_per_node: int
@@ -173,7 +173,7 @@ def _shape_link(namespace: str, interface: str, mbit: float | None) -> None:
 
 @contextmanager
 def _namespaces(shape: Shape) -> Iterator[_Network]:
-    """The network of `shape`; taken down by name afterwards, whatever happened."""
+    """The network of `shape`; removed by name afterwards in any case."""
     if os.geteuid() != 0:
         raise NetworkUnavailable("network namespaces need root")
     for tool in ("ip", "tc"):
@@ -235,7 +235,7 @@ def _remove_namespaces(names: Sequence[str]) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Namespaces of runs that were killed before they could clean up, with what still runs in them."""
+    """Remove namespaces of runs that were killed before they could clean up, with their processes."""
     for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.exists() else ():
         owner = path.name.split("-")[1]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -247,7 +247,7 @@ def _remove_leftovers() -> None:
 
 @contextmanager
 def _clean_up_when_terminated() -> Iterator[None]:
-    """Let SIGTERM (a time limit, a supervisor) unwind the stack, so that no namespace stays behind."""
+    """Let SIGTERM (a time limit, a supervisor) unwind the stack, so that no namespace is left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -259,7 +259,7 @@ def _clean_up_when_terminated() -> Iterator[None]:
 
 
 def _ranks(shape: Shape, network: _Network | None, scratch: Path) -> list[dict[str, Any]]:
-    """What each rank needs to start: its namespace, its variables, where its output goes."""
+    """What each rank needs to start: its namespace, variables and output file."""
     port = 29_400 if network else _free_port()
     return [
         {
@@ -301,7 +301,7 @@ def _run_ranks(job: Mapping[str, Any], env: Mapping[str, str], scratch: Path, ti
 
 
 def fork_ranks(job_path: Path) -> None:
-    """The process that ranks fork from: import once, then one child a rank, each in its namespace."""
+    """The process that ranks fork from: import once, then one child per rank, each in its namespace."""
     _die_with_parent()
     job = json.loads(job_path.read_text(encoding="utf-8"))
     sys.path.insert(0, str(Path(job["command"][0]).parent))
@@ -324,7 +324,7 @@ def fork_ranks(job_path: Path) -> None:
 
 
 def _be_rank(entry: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Run the script as this rank and end the process: nothing of the one it forked from may run again."""
+    """Run the script as this rank and exit: nothing of the parent process may run again."""
     _die_with_parent()
     log = os.open(entry["log"], os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(log, 1)
@@ -349,7 +349,7 @@ def _be_rank(entry: Mapping[str, Any], command: Sequence[str]) -> None:
 
 def _enter(namespace: str) -> None:
     with open(NAMESPACES / namespace, "rb") as opened:
-        of_network = 0x40000000  # CLONE_NEWNET of setns(2); os.setns is there from Python 3.12 on
+        of_network = 0x40000000  # CLONE_NEWNET of setns(2); os.setns exists from Python 3.12
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(opened.fileno(), of_network):
             raise OSError(ctypes.get_errno(), f"setns into {namespace}")

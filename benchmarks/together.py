@@ -2,17 +2,17 @@
 
 globo_all           samples/s of all switches over the baseline, globo, at the same number of samples
 recd_all            the same on the synthetic preset `recd`
-globo_best_single   the best single switch over the baseline; all of them must be above it
-auc_difference      AUC of all switches less the baseline's (globo, more users, sessions held out at random, both alone)
-time_to_auc         training seconds to the lowest AUC at which a run of the baseline ends less 0.002, baseline over
-                    ours (the same runs)
-prediction_error    bytes a step that the plan of +tiers predicts, with those of the dense gradients, against what the
-                    network carried while it trained (globo)
+globo_best_single   the best single switch over the baseline; all switches together must be above it
+auc_difference      AUC of all switches less the baseline's (globo, more users, random sessions held out, both alone)
+time_to_auc         training seconds to the lowest final AUC of the baseline's runs less 0.002, baseline over ours (the
+                    same runs)
+prediction_error    bytes per step that the plan of +tiers predicts, dense gradients included, against the bytes on the
+                    network during training (globo)
 
-The model of globo encodes the history of clicks with a transformer, as that of recd does its histories.
-Every variant trains from the files on disk to the last optimiser step in real processes, each rank in a network
-namespace of its own; variants take turns, forwards and backwards. Where namespaces cannot be made it says so and runs
-over loopback.
+The model of globo encodes the history of clicks with a transformer, like that of recd.
+Every variant trains from the files on disk to the last optimiser step in real processes, each rank in its own network
+namespace; variants take turns, forwards and backwards. If namespaces cannot be created, it says so and runs over
+loopback.
 
     python benchmarks/together.py [--quick] [--json PATH|-]
 """
@@ -57,7 +57,7 @@ class Workload:
 
 
 def workloads(options: Options) -> dict[str, Workload]:
-    """globo, recd and globo once more for the accuracy, at the size that was asked for."""
+    """globo, recd, and globo again for the accuracy, at the requested size."""
     base = TrainConfig(
         batch_size=2048, eval_batch_size=8192, bottom_layers=(64,), top_layers=(128, 64), threads=1, seed=options.seed
     )
@@ -65,12 +65,12 @@ def workloads(options: Options) -> dict[str, Workload]:
     sessions = {"tiny": "40", "quick": "600", "full": "6000"}[options.size]
     turns = {"tiny": 1, "quick": 2, "full": 3}[options.size]
     steps = {"tiny": 4, "quick": 0, "full": 0}[options.size]
-    # The last sessions are about articles younger than the training data: AUC is 0.51 to 0.58 there, and what fits the
-    # training data better is worse (docs/log.md). Sessions held out at random and more users tell variants apart.
+    # The last sessions are about articles younger than the training data: AUC is 0.51 to 0.58 there, and a better fit
+    # of the training data is worse (docs/log.md). Random held-out sessions and more users distinguish variants.
     one_in_accurate = {"tiny": "2000", "quick": "8", "full": "4"}[options.size]
     shared: dict[str, Any] = {"inter_mbit": 100.0}
-    # With the schema's own attention pooling a step is mostly the fixed cost of its operators once hot batches took the
-    # exchange away, and deduplication has nothing left to save: all switches and hot batches alone are equal then
+    # With the schema's own attention pooling, a step without exchange (hot batches) is mostly the fixed cost of its
+    # operators, and deduplication has nothing left to save: all switches and hot batches alone are then equal
     # (docs/log.md).
     model = replace(base, sequence_encoder="transformer", max_sequence_length=50)
     globo = Workload(
@@ -104,7 +104,7 @@ def workloads(options: Options) -> dict[str, Workload]:
 
 
 def measure(work: Path, workload: Workload) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """(figures of every turn by variant, what the network was)."""
+    """(measurements of every turn by variant, kind of network)."""
     ablation = Ablation(
         preset=workload.preset,
         data=None,
@@ -167,7 +167,7 @@ def accuracy_metrics(found: dict[str, list[dict[str, Any]]]) -> dict[str, Metric
             f"all {statistics.median(turn['auc'] for turn in everything):.4f}",
         ),
     }
-    target = min(turn["auc"] for turn in baseline) - TOLERANCE  # what every run of the baseline reaches
+    target = min(turn["auc"] for turn in baseline) - TOLERANCE  # reached by every run of the baseline
     times = [[time_to_auc(turn, target) for turn in turns] for turns in (baseline, everything)]
     if all(seconds is not None for side in times for seconds in side):
         metrics["time_to_auc"] = compare(times[0], times[1], unit="s", less_is_better=True, note=f"to {target:.4f}")
@@ -175,12 +175,10 @@ def accuracy_metrics(found: dict[str, list[dict[str, Any]]]) -> dict[str, Metric
 
 
 def prediction_error(turns: list[dict[str, Any]]) -> Metric:
-    """The share by which the plan's bytes a step miss those on the wire."""
+    """Relative error of the plan's bytes per step against those on the wire."""
     predicted, measured = ([turn[f"{which}_bytes_per_step"] for turn in turns] for which in ("predicted", "measured"))
     errors = [abs(said - found) / found for said, found in zip(predicted, measured, strict=True)]
-    note = (
-        f"predicted {predicted[0]:,.0f} B a step over all ranks, dense gradients included; measured {measured[0]:,.0f}"
-    )
+    note = f"predicted {predicted[0]:,.0f} B per step over all ranks with dense gradients; measured {measured[0]:,.0f}"
     return plain_value(errors, unit="share", note=note)
 
 

@@ -1,8 +1,8 @@
 """Trains in this process, as one rank does, so that two variants can be timed in turns.
 
 A measurement is one epoch, or its first batches, from the files on disk to the last optimiser step: every row is read,
-converted and trained on once, and nothing that was read ahead before is used. Both variants run the same code; what
-differs is the layout that is read and what the model is told about distinct rows.
+converted and trained on once, and nothing is read ahead. Both variants run the same code; they differ in the layout
+and in the features that the model deduplicates.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from recmill.training.processes import keep_freed_memory
 from recmill.training.rank.dedup import DedupChoice, choose_dedup
 from recmill.training.rank.sharding import shard_model
 
-MAX_LOSS_DIFFERENCE = 1e-4  # relative, after some steps: sums over samples are added up in another order
+MAX_LOSS_DIFFERENCE = 1e-4  # relative, after some steps: sums over samples are added in another order
 CPU = torch.device("cpu")
 
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """A process group of this process alone, with all cores unless OMP_NUM_THREADS says otherwise."""
+    """A process group of this process only, with all cores unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(os.cpu_count() or 1)
     keep_freed_memory()
@@ -53,16 +53,16 @@ def one_rank() -> Iterator[None]:
 
 
 def open_batches(dataset: Dataset, dedup: DedupChoice, *, batch_size: int, seed: int) -> IngestPipeline:
-    """The training rows of a dataset once, with the default workers; distinct rows where `dedup` names groups."""
+    """One pass over the training rows of a dataset with the default workers, deduplicated as `dedup` says."""
     distinct: dict[str, Any] = {"dedup": dedup.groups, "windows": dedup.windows} if dedup.groups else {}
     return IngestPipeline(dataset, batch_size=batch_size, seed=seed, **distinct)
 
 
 class Trainer:
-    """One variant: a model that starts from the same weights as any other of this config, and its optimisers."""
+    """One variant: a model with the same initial weights as any other of this config, and its optimisers."""
 
     def __init__(self, dataset: Dataset, config: TrainConfig, *, num_batches: int | None = None) -> None:
-        """`num_batches`: an epoch ends there, for models that are too slow to see all of a log."""
+        """`num_batches` ends an epoch early, for models too slow for a whole log."""
         self.dataset, self.config, self.num_batches = dataset, config, num_batches
         schema = Schema.load(dataset.path)
         self.dedup = choose_dedup(dataset, schema, config)
@@ -80,7 +80,7 @@ class Trainer:
         )
 
     def step(self, batch: Batch) -> Tensor:
-        """One optimiser step, as the training loop takes it; the mean loss before it."""
+        """One optimiser step, as in the training loop; returns the mean loss before it."""
         batch = batch.to(CPU)
         logits_B = self.sharded.module(batch.dense_BF, batch.ids)
         loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
@@ -90,7 +90,7 @@ class Trainer:
         return loss_sum.detach() / batch.num_global
 
     def train_epoch(self, dataset: Dataset | None = None) -> float:
-        """Samples a second of one epoch, reading included."""
+        """Samples per second of one epoch, reading included."""
         started, num_samples = time.perf_counter(), 0
         with self.open(dataset) as batches:
             for batch in islice(batches, self.num_batches):
@@ -99,7 +99,7 @@ class Trainer:
         return num_samples / (time.perf_counter() - started)
 
     def peak_bytes(self) -> float:
-        """How far the resident memory of this process rises while an epoch is read and trained."""
+        """Growth of this process's resident memory while an epoch is read and trained."""
         start = _settle_memory()
         self.train_epoch()
         return max(1, _memory_bytes("VmHWM") - start)
@@ -119,7 +119,7 @@ def check_same_losses(plain: Trainer, ours: Trainer, *, num_steps: int) -> float
 
 
 def _settle_memory() -> int:
-    """Give back what allocators keep, and start a new high-water mark; the resident bytes that are left."""
+    """Release what allocators keep and reset the peak; returns the remaining resident bytes."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     ctypes.CDLL("libc.so.6").malloc_trim(0)

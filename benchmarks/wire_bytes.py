@@ -1,4 +1,4 @@
-"""How many bytes the all-to-alls of a training step move: counted on two ranks, or computed from a batch."""
+"""Bytes of the all-to-alls of a training step: counted on two ranks, or computed from a batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SIDES = {"baseline": ("time", "false"), "ours": ("deduplicated", "auto")}  # the
 def count_wire_bytes(
     logs: Mapping[str, Layouts], *, ranks: ProcessPoolExecutor, batch_size: int, num_batches: int, seed: int
 ) -> dict[str, Metric]:
-    """Bytes a sample that two ranks hand to their all-to-alls: ids out, vectors back, gradients out again.
+    """Bytes per sample that two ranks pass to their all-to-alls: ids out, vectors back, gradients out again.
 
-    `ranks` has a process for each of them.
+    `ranks` has one process per rank.
     """
     sides = {
         f"{name}/{side}": {"data": str(getattr(layouts, layout).path), "dedup": dedup}
@@ -46,7 +46,7 @@ def count_wire_bytes(
 def wire_bytes(batch: Batch, schema: Schema) -> int:
     """Bytes of the three all-to-alls of a step: ids and lengths out, vectors back, their gradients out again.
 
-    Computed, not measured, for tables that all lie on other ranks: with N ranks, 1 - 1/N of it travels. Bags over
+    Computed, not measured, for tables that are all on other ranks: with N ranks, 1 - 1/N of it is sent. Bags over
     distinct rows share one lookup, so each sends as many vectors as the one with the most rows.
     """
     total, ids = 0, batch.ids
@@ -64,7 +64,7 @@ def wire_bytes(batch: Batch, schema: Schema) -> int:
 
 
 def _count_lists(ids: Any, name: str) -> tuple[int, int]:
-    """How many lists and ids of a feature a batch sends."""
+    """Number of lists and ids of a feature that a batch sends."""
     if isinstance(ids, KeyedJaggedTensor):
         return int(ids.stride()), ids[name].values().numel()
     group, window = ids.group_of(name), ids.windows(name)
