@@ -1,7 +1,7 @@
-"""A real cluster: any that KUBECONFIG names. Everything is skipped, with the reason, where none answers.
+"""A real cluster: any that KUBECONFIG names. All tests are skipped, with the reason, if none answers.
 
-Images are built and loaded once (prepare.sh; RECMILL_TEST_TAG=TAG uses images that are there already). All objects live
-in one namespace that is removed at the end, unless RECMILL_TEST_KEEP=1.
+Images are built and loaded once (prepare.sh; RECMILL_TEST_TAG=TAG uses existing images). All objects live
+in one namespace that is deleted at the end, unless RECMILL_TEST_KEEP=1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture(scope="session")
 def tag(cluster: Cluster) -> str:
-    """The tag of images that the cluster's nodes have."""
+    """The tag of the images that the cluster's nodes have."""
     if given := os.environ.get("RECMILL_TEST_TAG"):
         return given
     built = subprocess.run([HERE / "prepare.sh"], check=False, text=True, stdout=subprocess.PIPE)
@@ -53,7 +53,7 @@ def tag(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="session")
 def site(cluster: Cluster, tag: str) -> Iterator[TestSite]:
-    """overlays/kind with MLflow and PostgreSQL running, in a namespace of its own."""
+    """overlays/kind with MLflow and PostgreSQL running, in a separate namespace."""
     made = deploy(cluster, tag=tag, root=ROOT)
     try:
         yield made

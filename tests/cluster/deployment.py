@@ -1,4 +1,4 @@
-"""recmill deployed for the tests: overlays/kind in a namespace of its own, with images that the nodes have."""
+"""recmill deployed for the tests: overlays/kind in a separate namespace, with images that the nodes have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TestSite:
     cluster: Cluster
     namespace: str
     tag: str
-    volumes: Path | None  # folders behind the volumes, where the cluster makes none by itself
+    volumes: Path | None  # folders behind the volumes, if the cluster does not create volumes itself
 
     def image(self, name: str) -> str:
         return f"recmill/{name}:{self.tag}"
@@ -50,7 +50,7 @@ class TestSite:
         labels: dict[str, str] | None = None,
         pod: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A Job with everything a restricted namespace asks for, the runs' volume and scratch space."""
+        """A Job with everything a restricted namespace requires, the runs' volume and scratch space."""
         mounts = [
             {"name": "runs", "mountPath": "/runs"},
             {"name": "scratch", "mountPath": "/tmp"},
@@ -101,7 +101,7 @@ class TestSite:
         }
 
     def shell(self, name: str, script: str, *, image: str = "trainer", timeout_s: float = 300) -> str:
-        """What a script says in a pod with the runs' volume."""
+        """Output of a script in a pod with the runs' volume."""
         container = {"image": self.image(image), "command": ["/bin/sh", "-ec", script]}
         self.cluster.apply(self.job(name, container), namespace=self.namespace)
         self.cluster.finish_job(name, namespace=self.namespace, timeout_s=timeout_s)
@@ -136,7 +136,7 @@ def deploy(cluster: Cluster, *, tag: str, root: Path) -> TestSite:
 
 
 def retarget(rendered: str, *, namespace: str, tag: str) -> list[dict[str, Any]]:
-    """The overlay's objects in another namespace, with the images that were built for the tests."""
+    """The overlay's objects in another namespace, with the images built for the tests."""
     objects = [entry for entry in yaml.safe_load_all(rendered) if entry]
     for entry in objects:
         if entry["kind"] == "Namespace":
@@ -150,12 +150,12 @@ def retarget(rendered: str, *, namespace: str, tag: str) -> list[dict[str, Any]]
             if name.startswith("recmill/"):
                 container["image"] = f"{name}:{tag}"
             elif name == POSTGRES and not os.environ.get("RECMILL_TEST_REGISTRY"):
-                container["image"] = f"recmill/postgres:{tag}"  # tests/cluster/postgres: no registry is reached
+                container["image"] = f"recmill/postgres:{tag}"  # tests/cluster/postgres: there may be no registry
     return objects
 
 
 def make_volumes(cluster: Cluster, objects: list[dict[str, Any]], namespace: str) -> Path | None:
-    """Local volumes for the claims where the cluster has no storage class that would make them."""
+    """Local volumes for the claims, if the cluster has no storage class that creates them."""
     classes = cluster.run("get", "storageclass", "--output", "name").stdout.split()
     if classes:
         return None

@@ -1,4 +1,4 @@
-"""The few things the tests ask of a cluster."""
+"""The few cluster operations that the tests need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def find_kubectl(overlay: Path) -> str | None:
-    """KUBECTL, or the first on the PATH that can render our overlays: that takes 1.27 or newer."""
+    """KUBECTL, or the first kubectl on the PATH that can render our overlays: 1.27 or newer."""
     if given := os.environ.get("KUBECTL"):
         return given
     for folder in os.get_exec_path():
@@ -29,7 +29,7 @@ class Cluster:
     kubectl: str
 
     def run(self, *args: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """kubectl with these arguments; what it says is in the error if it fails."""
+        """Run kubectl with these arguments; if it fails, the error has its output."""
         done = subprocess.run([self.kubectl, *args], input=text, capture_output=True, text=True, check=False)
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(args)}: {done.stderr or done.stdout}")
@@ -64,7 +64,7 @@ class Cluster:
         return found
 
     def finish_job(self, name: str, *, namespace: str, timeout_s: float = 300) -> dict[str, Any]:
-        """Wait for a Job to end; fails with the pod's log if it failed."""
+        """Wait for a Job to end; if it failed, fail with the pod's log."""
         job = wait_until(
             lambda: self._ended(name, namespace),
             timeout_s=timeout_s,
@@ -101,7 +101,7 @@ def wait_until(
     describe: Callable[[], str] = lambda: "",
     every_s: float = 1.0,
 ) -> Any:
-    """What `look` gives as soon as it gives something."""
+    """Poll `look` until it returns something."""
     deadline = time.monotonic() + timeout_s
     while True:
         if found := look():

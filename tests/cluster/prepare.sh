@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the images of this tree and loads them into the nodes of the cluster that KUBECONFIG names; prints their tag last.
-# Two kinds of cluster are known: kind, and the one-node cluster of CLUSTER_TOOLS (up.sh, load.sh, base-image.sh), which
-# has no registry and no Docker: there buildah builds on a base that debootstrap makes. For any other, push the images
-# where its nodes find them and set RECMILL_TEST_TAG.
+# Two kinds of cluster are supported: kind, and the one-node cluster of CLUSTER_TOOLS (up.sh, load.sh, base-image.sh),
+# which has no registry and no Docker: there buildah builds on a base made by debootstrap. For any other, push the images
+# to its registry and set RECMILL_TEST_TAG.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 exec 3>&1 1>&2

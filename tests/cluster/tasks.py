@@ -1,4 +1,4 @@
-"""Tasks of the compiled pipeline as Jobs: what Kubeflow's launcher does with them, done by hand.
+"""Tasks of the compiled pipeline as Jobs, doing what Kubeflow's launcher does.
 
 The container, its command, its environment and its limits are those of the compiled YAML. Kubeflow would fill in the
 executor input and read the executor output; here the test does, over the volume of the runs.
@@ -41,14 +41,14 @@ class PipelineRun:
         return cls(site=site, run_id=run_id, arguments=defaults | arguments, spec=spec, on_cluster=on_cluster)
 
     def start(self, task: str, *, memory: str = "3Gi", retries: int = 0) -> str:
-        """Create the Job of a task; gives its name."""
+        """Create the Job of a task and return its name."""
         entry = self.find(task)
         component = self.spec["components"][entry["componentRef"]["name"]]
         container = self.spec["deploymentSpec"]["executors"][component["executorLabel"]]["container"]
         given = self.on_cluster[component["executorLabel"]]
         folder = f"/runs/kfp/{self.run_id}/{task}"
         executor_input = json.dumps(self.executor_input(entry, component, folder))
-        limits = {"cpu": "2", "memory": memory}  # a small node; the compiled limits are a cluster's
+        limits = {"cpu": "2", "memory": memory}  # a small node; the compiled limits are for a cluster
         environment = [{"name": e["name"], "value": e["value"]} for e in container.get("env", [])]
         environment += [
             {"name": e["name"], "valueFrom": {"fieldRef": {"fieldPath": e["fieldPath"]}}}
@@ -79,7 +79,7 @@ class PipelineRun:
         return name
 
     def run(self, task: str, *, timeout_s: float = 300) -> None:
-        """Start a task, wait for it, keep what it published."""
+        """Start a task, wait for it, and record its outputs."""
         name = self.start(task)
         self.site.cluster.finish_job(name, namespace=self.site.namespace, timeout_s=timeout_s)
         if "outputDefinitions" not in self.spec["components"][self.find(task)["componentRef"]["name"]]:
@@ -104,7 +104,7 @@ class PipelineRun:
                 parameters[name] = source["runtimeValue"]["constant"]
             elif "componentInputParameter" in source:
                 parameters[name] = self.arguments[source["componentInputParameter"].removeprefix(CHANNEL)]
-        for name, value in parameters.items():  # protobuf knows one kind of number
+        for name, value in parameters.items():  # protobuf has only one number type
             if definitions.get(name, {}).get("parameterType") == "NUMBER_INTEGER":
                 parameters[name] = int(value)
         artifacts = {}

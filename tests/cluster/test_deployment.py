@@ -1,4 +1,4 @@
-"""The manifests on a real API server: they apply, become ready, and give nobody more than they must."""
+"""The manifests on a real API server: they apply, become ready, and grant no unnecessary rights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster.kube import Cluster
 ROOT = Path(__file__).parents[2]
 OVERLAYS = sorted(path.name for path in (ROOT / "manifests/overlays").iterdir())
 
-# What the runner's account may do in its namespace. Everything else is refused.
+# Rights of the runner's account in its namespace. Everything else is denied.
 MAY = (
     {("trainjobs.trainer.kubeflow.org", verb) for verb in ("create", "get", "list", "watch", "delete")}
     | {("pods", verb) for verb in ("create", "get", "list", "watch", "delete", "deletecollection")}
@@ -46,7 +46,7 @@ def test_every_overlay_is_accepted_by_the_server(cluster: Cluster, overlay: str)
     objects = [entry for entry in yaml.safe_load_all(cluster.render(ROOT / "manifests/overlays" / overlay)) if entry]
     for entry in objects:
         if "namespace" in entry["metadata"]:
-            entry["metadata"]["namespace"] = "default"  # a dry run makes no namespace
+            entry["metadata"]["namespace"] = "default"  # a dry run creates no namespace
     said = cluster.apply(*objects, flags=("--dry-run=server", "--force-conflicts"))
     assert said.count("serverside-applied") == len(objects)
 
@@ -64,24 +64,24 @@ def test_mlflow_and_its_database_are_ready_without_root(site: TestSite) -> None:
         assert "Read-only file system" in touched.stderr
 
 
-def test_the_runner_may_do_what_it_must_and_nothing_more(site: TestSite) -> None:
+def test_the_runner_has_the_rights_it_needs_and_no_others(site: TestSite) -> None:
     account = f"system:serviceaccount:{site.namespace}:recmill-runner"
     allowed = can_i(site, account)
     assert allowed == MAY
 
 
 @pytest.mark.parametrize("name", ["recmill-worker", "mlflow", "postgres"])
-def test_the_other_accounts_may_do_nothing(site: TestSite, name: str) -> None:
+def test_the_other_accounts_have_no_rights(site: TestSite, name: str) -> None:
     assert can_i(site, f"system:serviceaccount:{site.namespace}:{name}") == set()
 
 
-def test_the_runner_may_do_nothing_in_another_namespace(site: TestSite) -> None:
+def test_the_runner_has_no_rights_in_another_namespace(site: TestSite) -> None:
     account = f"system:serviceaccount:{site.namespace}:recmill-runner"
     assert can_i(site, account, namespace="default") == set()
 
 
 def can_i(site: TestSite, account: str, namespace: str | None = None) -> set[tuple[str, str]]:
-    """What the server lets an account do, asked for one by one: the table of `kubectl auth can-i`."""
+    """Rights of an account, queried one by one like `kubectl auth can-i`."""
     from kubernetes import client, config
 
     config.load_kube_config()
@@ -115,7 +115,7 @@ def can_i(site: TestSite, account: str, namespace: str | None = None) -> set[tup
     return allowed
 
 
-def test_mlflow_asks_for_a_login(site: TestSite) -> None:
+def test_mlflow_requires_a_login(site: TestSite) -> None:
     script = (
         "import urllib.request, urllib.error\n"
         "try:\n"

@@ -1,4 +1,4 @@
-"""Clustering on Spark: a pod drives, executors are pods of the same image, the volume joins them."""
+"""Clustering on Spark: the driver is a pod, executors are pods of the same image, all share the volume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.kube import wait_until
 from tests.cluster.tasks import PipelineRun
 
 MASTER = "k8s://https://kubernetes.default.svc"
-PLACEMENT = "executors: 1\nsteps: {generate_data: {cpu: '1', memory: 1Gi}}"  # executors have what the step has
+PLACEMENT = "executors: 1\nsteps: {generate_data: {cpu: '1', memory: 1Gi}}"  # executors have the resources of the step
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def package(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(site: TestSite, package: Path, engine: str, master: str = "") -> str:
-    """Run the step with an engine; where its dataset lies."""
+    """Run the step with an engine; returns the path of its dataset."""
     arguments = {
         "workdir": f"/runs/{engine}",
         "data_settings": json.dumps({"sessions": "200"}),
@@ -51,7 +51,7 @@ def by_duckdb(site: TestSite, package: Path) -> str:
 
 @contextmanager
 def watch_executors(site: TestSite) -> Iterator[dict[str, dict[str, Any]]]:
-    """Every executor that is seen meanwhile, by name, as it was seen last."""
+    """Every executor seen meanwhile by name, in its last observed state."""
     seen: dict[str, dict[str, Any]] = {}
     done = threading.Event()
 
@@ -89,7 +89,7 @@ def test_executors_of_the_step_write_what_duckdb_writes(site: TestSite, package:
     with watch_executors(site) as executors:
         by_spark = generate(site, package, "spark", MASTER)
     assert_same_rows(site, "same-step", by_spark, by_duckdb)
-    pod = next(iter(executors.values()))  # a slow API server may be asked for a second one
+    pod = next(iter(executors.values()))  # with a slow API server Spark may request a second one
     (container,) = pod["spec"]["containers"]
     assert container["image"] == site.image("data")
     assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
@@ -102,13 +102,13 @@ def test_executors_of_the_step_write_what_duckdb_writes(site: TestSite, package:
     assert owner["name"].startswith("generate-data-spark")
     wait_until(
         lambda: not site.cluster.pods("spark-role=executor", namespace=site.namespace),
-        timeout_s=60,  # they are deleted when the step ends, and then have half a minute to stop
+        timeout_s=60,  # they are deleted when the step ends, with a grace period of half a minute
         what="no executor is left",
     )
 
 
 def test_the_command_line_clusters_on_executors_too(site: TestSite, by_duckdb: str) -> None:
-    """As docs/kubernetes.md has it, in a pod that drives."""
+    """As in docs/kubernetes.md, with a pod as the driver."""
     raw, out = by_duckdb.replace("dataset", "raw"), "/runs/spark-cli"
     settings = {
         "spark.kubernetes.container.image": site.image("data"),

@@ -1,4 +1,4 @@
-"""Every step as a real pod: its real image, command and account, artifacts over the volume, MLflow in the cluster."""
+"""Every step as a real pod: its real image, command and account, artifacts on the volume, MLflow in the cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def finished(site: TestSite, package: Path) -> PipelineRun:
     return run
 
 
-def test_every_step_runs_as_a_pod_and_hands_its_folder_on(site: TestSite, finished: PipelineRun) -> None:
+def test_every_step_runs_as_a_pod_and_passes_its_folder_on(site: TestSite, finished: PipelineRun) -> None:
     said = site.shell("look", "ls /runs/one /runs/one/steps; cat /runs/one/train/result.json")
     listing, _, result = said.partition("{")
     for name in ("dataset", "profile", "plan", "allocation", "train", "model", "report.html", "run.json"):
@@ -67,7 +67,7 @@ def test_mlflow_in_the_cluster_holds_the_run_its_steps_and_the_model(site: TestS
     assert parent["models"] == ["recmill-dlrm"]
 
 
-def test_a_run_that_failed_is_failed_in_mlflow_with_its_reason(site: TestSite, package: Path) -> None:
+def test_a_failed_run_is_failed_in_mlflow_with_its_reason(site: TestSite, package: Path) -> None:
     run = PipelineRun.load(
         package,
         site=site,
@@ -83,14 +83,14 @@ def test_a_run_that_failed_is_failed_in_mlflow_with_its_reason(site: TestSite, p
     assert parent["tags"]["recmill.failure"] == "task generate-data failed"
 
 
-def test_the_same_step_again_finds_its_work_done(site: TestSite, finished: PipelineRun) -> None:
+def test_a_repeated_step_reuses_its_finished_work(site: TestSite, finished: PipelineRun) -> None:
     before = finished.artifacts["train-model"]["model"]["metadata"]["content_hash"]
     finished.run("train-model")
     assert finished.artifacts["train-model"]["model"]["metadata"]["content_hash"] == before
 
 
 def close(run: PipelineRun, state: str, message: str) -> None:
-    """What Kubeflow does when the steps have ended, well or not."""
+    """What Kubeflow does when the steps have succeeded or failed."""
     status = {"state": state, "pipelineJobResourceName": run.run_id, "pipelineTaskName": "exit-handler-1"}
     status |= {"error": {"code": 9, "message": message} if message else {}}
     run.arguments["status"] = json.dumps(status)

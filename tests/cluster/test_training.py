@@ -1,4 +1,4 @@
-"""Training in pods: two that train together, one that is killed and resumes, one that has too little memory."""
+"""Training in pods: two that train together, one that is killed and resumes, one with too little memory."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def losses(result: dict[str, Any]) -> list[float]:
 
 @pytest.fixture(scope="session")
 def alone(site: TestSite, dataset: str) -> dict[str, Any]:
-    """The same training in one pod that nobody disturbs."""
+    """The same training in one pod, undisturbed."""
     site.shell("alone", train_command(dataset, "/runs/training/alone"))
     return result_of(site, "alone-result", "/runs/training/alone")
 
 
 def test_two_pods_train_together_over_a_headless_service(site: TestSite, dataset: str, alone: dict[str, Any]) -> None:
-    """What the TrainJob's runtime does: a pod a node, torchrun told by PET_* who is who."""
+    """What the TrainJob's runtime does: one pod per node, torchrun configured by PET_* variables."""
     name = "pair"
     service = {
         "apiVersion": "v1",
@@ -111,7 +111,7 @@ def test_two_pods_train_together_over_a_headless_service(site: TestSite, dataset
     result = result_of(site, "pair-result", out)
     assert result["world_size"] == 2
     assert result["num_steps"] == STEPS
-    # Sums of two pods round otherwise, and the difference grows tenfold every fifty steps on rows learnt by heart.
+    # Sums over two pods round differently, and the difference grows tenfold every fifty steps on memorised rows.
     assert losses(result)[:100] == pytest.approx(losses(alone)[:100], rel=1e-4)
     assert sum(losses(result)[-50:]) == pytest.approx(sum(losses(alone)[-50:]), rel=0.1)
 
@@ -143,8 +143,8 @@ def test_a_killed_pod_resumes_and_ends_at_the_same_loss(site: TestSite, dataset:
     assert result["metrics"]["log_loss"] == alone["metrics"]["log_loss"]
 
 
-def test_too_little_memory_is_named_and_nothing_hangs(site: TestSite, dataset: str) -> None:
-    """Either the kernel kills the step (Kubernetes says OOMKilled) or one of its ranks (the step says so)."""
+def test_too_little_memory_is_reported_and_nothing_hangs(site: TestSite, dataset: str) -> None:
+    """Either the kernel kills the step (Kubernetes reports OOMKilled) or one of its ranks (the step reports it)."""
     out, name = "/runs/training/narrow", "narrow"
     script = (
         "from components.memory import explain_memory_limit\n"

@@ -1,4 +1,4 @@
-"""train_model on several nodes: the step's own pod creates a TrainJob, follows it, and takes it away again."""
+"""train_model on several nodes: the step's own pod creates a TrainJob, follows it and deletes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trainer(site: TestSite) -> Iterator[TrainerController]:
 
 @pytest.fixture(scope="session")
 def prepared(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> PipelineRun:
-    """A run on two nodes up to the step that trains."""
+    """A run on two nodes up to the training step."""
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "placement.yml").write_text("steps: {train_model: {cpu: '1', memory: 1500Mi}}")
     args = ["--out", str(folder), "--image-tag", site.tag, "--placement", str(folder / "placement.yml")]

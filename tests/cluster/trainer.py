@@ -1,7 +1,7 @@
-"""Plays the part of Kubeflow Trainer's controller, which needs a newer Kubernetes than every test cluster is.
+"""Acts as Kubeflow Trainer's controller, which needs a newer Kubernetes than some test clusters have.
 
-For each TrainJob: a headless Service, a pod a node with the runtime's environment and the TrainJob's patches, and the
-conditions that follow from how the pods end. Objects belong to the TrainJob, so they go when it is deleted.
+For each TrainJob: a headless Service, one pod per node with the runtime's environment and the TrainJob's patches, and
+the conditions that follow from the pods' results. The TrainJob owns these objects, so they are deleted with it.
 """
 
 from __future__ import annotations
