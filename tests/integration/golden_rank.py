@@ -1,28 +1,24 @@
-"""A rank that trains one job after another, so that many short runs pay once for importing torch and torchrec.
+"""A rank that trains one job after another, so that many short runs pay once for importing torch and torchrec."""
 
-tests/integration/golden_losses.py starts it and writes one line per job to its standard input: the job's file and the
-port of that job's process group.
-"""
-
-import json
 import os
-import sys
-from pathlib import Path
+import traceback
+from contextlib import redirect_stdout
+from multiprocessing.connection import Connection
 
-from recmill.training.processes import die_with_parent
 from recmill.training.rank.worker import run_rank
 
-DONE = "@done"  # the line that says that this rank has finished its job
 
-
-def main() -> None:
-    die_with_parent()
-    for line in sys.stdin:
-        port, _, path = line.strip().partition(" ")
-        os.environ["MASTER_PORT"] = port
-        run_rank(json.loads(Path(path).read_text(encoding="utf-8")))
-        print(DONE, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def train_in_turn(connection: Connection, rank: int, nproc: int) -> None:
+    """Train every (port, job) that the connection brings; answer with "" or with what went wrong."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc)}
+    while True:
+        port, job = connection.recv()
+        os.environ["MASTER_PORT"] = str(port)
+        try:
+            with redirect_stdout(None):  # a rank prints its progress for the launcher
+                run_rank(job)
+        except BaseException:
+            connection.send(traceback.format_exc())
+            raise
+        connection.send("")
