@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,13 +98,3 @@ def test_distinct_keys_are_those_of_torch_unique(keys, bound):
 def test_a_key_beyond_the_bound_is_named():
     with pytest.raises(ValueError, match=r"keys\[1\] is 9, expected one in \[0, 9\)"):
         distinct_keys(torch.tensor([3, 9]), bound=9)
-
-
-def test_triton_matches_the_reference_in_its_interpreter():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    pytest.importorskip("triton", reason="triton is not installed; on a CPU the kernels run in its interpreter")
-    moved = [0, 5, 63, 64, 127, 129]
-    bits, ranks, entries = make_map(130, moved)
-    for ids in (torch.arange(130), torch.arange(0)):
-        found = split_tiers(ids, bits, ranks, entries, num_rows=130, common_tier=COMMON, kernel="triton")
-        assert (found[0].tolist(), found[1].tolist()) == expected(ids.tolist(), moved)

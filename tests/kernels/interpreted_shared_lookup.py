@@ -1,12 +1,7 @@
-"""Shared lookups in Triton's interpreter; skipped where Triton is not installed (it is no dependency on a CPU)."""
-
-import os
+"""Triton's shared lookups against their references; test_triton.py runs this file."""
 
 import pytest
 import torch
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="triton is not installed; on a CPU the kernels run in its interpreter")
 
 from kernels import shared_lookup, shared_scatter
 from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout
