@@ -24,7 +24,7 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv with pinned versions (the other targets do this first) and name its torch build
-	@$(BIN)/python -c "from recmill.cli.doctor import check_torch; print('torch', check_torch().found)"
+	@$(BIN)/python -c "from recmill.cli.doctor import check_torch as check; print('torch', found := check().found); 'CUDA' in found and print('for a small CPU build see README.md')"
 
 # torchrec last and without dependencies: it requires fbgemm-gpu, whose files overwrite those of fbgemm-gpu-cpu and break
 # it on a machine without CUDA.

@@ -59,6 +59,18 @@ def test_make_targets_named_in_the_docs_exist(page):
     assert named <= targets
 
 
+RATES = re.compile(
+    r"\b(?:rows|samples|bytes|bits|ids|seconds|ms|us|ns|s|MB|kB|once|one|workers?|folder|image|messages?|cop(?:y|ies)|reads)"
+    r" an? (?:row|rank|step|batch|session|sample|second|epoch|id|weight|feature|table|node|stage|million|core)\b"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_write_rates_with_per(page):
+    # "rows per second", not "rows a second"
+    assert not RATES.findall(page.read_text(encoding="utf-8"))
+
+
 def test_the_readme_fits_two_screens():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
