@@ -105,5 +105,5 @@ def write_plan(out: Path, schema: Schema, hot_set: HotSet, topology: Topology) -
     body = {**default_plan(schema, topology).body, "hot_set": hot_set.to_json()}
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         hot_set.write(folder)
-        ShardPlan.seal(folder, body=body)
+        ShardPlan(body=body).seal(folder)
     return ShardPlan.load(out)

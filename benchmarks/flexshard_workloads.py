@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, write_folder
+from recmill.artifacts.profile import FeatureDuplication, TableProfile
 from recmill.data.schema import Feature, Schema
 
 Ids = np.ndarray
@@ -157,17 +158,28 @@ def write_profile(workload: Workload, out: Path) -> AccessProfile:
             rows = np.argsort(-counts, kind="stable")
             rows = rows[counts[rows] > 0]
             pq.write_table(pa.table({"row": rows, "count": counts[rows]}), folder / "counts" / f"{table.name}.parquet")
-            tables[table.name] = {
-                "num_rows": table.num_rows,
-                "dim": workload.dim,
-                "features": [table.name],
-                "num_accesses": int(counts.sum()),
-                "num_distinct": len(rows),
-            }
-        duplication = {table.name: {"mean_length": table.mean_length} for table in workload.tables}
+            tables[table.name] = TableProfile(
+                num_rows=table.num_rows,
+                dim=workload.dim,
+                features=(table.name,),
+                num_accesses=int(counts.sum()),
+                num_distinct=len(rows),
+                zipf_exponent=None,
+                drift=None,
+            )
+        duplication = {
+            table.name: FeatureDuplication(mean_length=table.mean_length, same_as_previous=None, shifted_by_one=None)
+            for table in workload.tables
+        }
         workload.schema.save(folder)
-        body = {"num_samples": workload.num_profiled, "tables": tables, "duplication": duplication}
-        AccessProfile.seal(folder, body=body)
+        AccessProfile(
+            num_samples=workload.num_profiled,
+            tables=tables,
+            duplication=duplication,
+            layout=None,
+            split=None,
+            confidence=None,
+        ).seal(folder)
     return AccessProfile.load(out)
 
 

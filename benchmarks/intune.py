@@ -13,7 +13,6 @@ Missing peers are listed under `skipped` with the prefix "peer: "; no metric dep
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import statistics
@@ -38,13 +37,13 @@ from intune_live import epoch_rate, hash_of, late_reads, live_events, two_stages
 from intune_peers import Loader, installed_peers
 from intune_simulation import describe, make_exam, sit
 
-from recmill.artifacts import Dataset, InputError, WorkerAllocation
+from recmill.artifacts import Dataset, InputError, WorkerAllocation, read_json, read_record, record_json
 from recmill.tuning.agent import Agent
 from recmill.tuning.allocation import tune_ingest
 from recmill.tuning.controllers import Controller, baselines
 from recmill.tuning.cores import available_cores
-from recmill.tuning.simulation.calibration import POINTS, Calibration, Point, calibrate, fit
-from recmill.tuning.simulation.stage_times import StageTime, measure_stages
+from recmill.tuning.simulation.calibration import POINTS, Calibration, calibrate, fit
+from recmill.tuning.simulation.stage_times import measure_stages
 
 NUM_SEEDS = 5
 CORES = (32, 64, 128)
@@ -144,7 +143,7 @@ def against_peers(
         "rows_per_s": found,
         "hashes_equal": equal,
         "workers": workers,
-        "cpu_seconds_a_million_rows": 1e6 * allocation.body["cpu_seconds"] / max(1, allocation.body["num_rows"]),
+        "cpu_seconds_a_million_rows": 1e6 * allocation.cpu_seconds / max(1, allocation.num_rows),
     }
     metric = compare(rates[best], rates["ours"], unit="rows/s", note=note)
     return metric, details, {f"peer: {name}": reason for name, reason in missing.items()}
@@ -213,11 +212,8 @@ def calibrated(dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes) -> 
 
 def calibration_of(allocation: WorkerAllocation) -> Calibration:
     """The fit to the points that `tune` recorded."""
-    times = {stage: StageTime(**taken) for stage, taken in allocation.body["stage_times"].items()}
-    points = [
-        Point(**{**point, "workers": tuple(point["workers"])}) for point in allocation.body["calibration"]["points"]
-    ]
-    return fit(points, times, cores=allocation.body["cores"])
+    assert allocation.calibration is not None
+    return fit(allocation.calibration.points, allocation.stage_times, cores=allocation.cores)
 
 
 def in_simulation(
@@ -230,7 +226,7 @@ def in_simulation(
         if not STORED_CALIBRATION.exists():
             return {}, {"refused": str(error)}
         refused = f"; {error}: the calibration of {STORED_CALIBRATION.name} is used"
-        calibration = Calibration.from_json(json.loads(STORED_CALIBRATION.read_text(encoding="utf-8")))
+        calibration = read_record(Calibration, read_json(STORED_CALIBRATION), where=str(STORED_CALIBRATION))
         calibration.check()
     say(f"(e) simulate: held-out error {calibration.error:.1%}")
     seeds = [1000 * options.seed + seed for seed in range(NUM_SEEDS)]
@@ -258,7 +254,7 @@ def in_simulation(
             "note": "baseline: AUTOTUNE-like without guard and credits",
         },
     }
-    return metrics, {"calibration": calibration.to_json(), "controllers": found}
+    return metrics, {"calibration": record_json(calibration), "controllers": found}
 
 
 def _share(seeds: list[float], note: str) -> Metric:

@@ -69,7 +69,7 @@ def list_again(dataset: Dataset, out: Path, copies: int) -> Dataset:
                 parts.append({**part, "file": name})
         (folder / "schema.json").write_bytes((Path(dataset.path) / "schema.json").read_bytes())
         totals = {key: copies * dataset.body[key] for key in ("num_rows", "num_sessions")}
-        Dataset.seal(folder, body={**dataset.body, **totals, "parts": parts})
+        Dataset(body={**dataset.body, **totals, "parts": parts}).seal(folder)
     return Dataset.load(out)
 
 
@@ -84,22 +84,22 @@ def profile_apart(dataset: Dataset, out: Path, *, sample: float = 1.0) -> dict[s
 def check_counts(once: AccessProfile, whole: AccessProfile, copies: int) -> int:
     """All accesses of `whole`, after checking that each row has `copies` times those of `once`."""
     total = 0
-    for table, figures in whole.body["tables"].items():
+    for table, figures in whole.tables.items():
         single, many = (pq.read_table(Path(p.path) / "counts" / f"{table}.parquet") for p in (once, whole))
         assert many.column("row").equals(single.column("row")), f"table {table}: other rows"
         counts = single.column("count").to_numpy() * copies
         assert (many.column("count").to_numpy() == counts).all(), f"table {table}: other counts"
-        total += figures["num_accesses"]
+        total += figures.num_accesses
     return total
 
 
 def sample_error(sampled: AccessProfile, whole: AccessProfile) -> Metric:
     """Error of the sampled shares of the most read rows, and how many are within their interval."""
     errors, num_inside = [], 0
-    for table, figures in sampled.body["tables"].items():
-        exact = whole.body["tables"][table]["top_share"]
-        for share, half_width in figures.get("top_share_half_width", {}).items():  # none where all groups were drawn
-            errors.append(abs(figures["top_share"][share] - exact[share]))
+    for table, figures in sampled.tables.items():
+        exact = whole.tables[table].top_share
+        for share, half_width in (figures.top_share_half_width or {}).items():  # none where all groups were drawn
+            errors.append(abs(figures.top_share[share] - exact[share]))
             num_inside += half_width is not None and errors[-1] <= half_width
     note = f"worst of {len(errors)}; {num_inside} within the interval that came with them"
     return plain_value(errors or [0.0], unit="share", note=note) | {"ours": max(errors, default=0.0)}

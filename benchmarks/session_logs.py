@@ -155,7 +155,7 @@ def with_transforms(dataset: Dataset) -> Dataset:
             if entry["name"] != "schema.json":
                 os.link(join_path(dataset.path, entry["name"]), folder / entry["name"])
         replace(schema, features=features).save(folder)
-        Dataset.seal(folder, body=dataset.body)
+        Dataset(body=dataset.body).seal(folder)
     return Dataset.load(out)
 
 

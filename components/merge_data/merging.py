@@ -48,7 +48,7 @@ def merge_datasets(paths: Sequence[str], *, out: str | Path, progress: Progress 
         }
         _described(loaded[0]).save(folder)
         inputs = {f"partition-{number:05d}": dataset.content_hash for number, dataset in enumerate(loaded)}
-        Dataset.seal(folder, body=body, inputs=inputs)
+        Dataset(body=body, inputs=inputs).seal(folder)
     return Dataset.load(out)
 
 

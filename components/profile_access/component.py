@@ -23,6 +23,6 @@ def profile_access(
         "profile_access", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
     ) as step:
         counted = count_accesses(path_of(dataset), out=step.path("profile"), progress=step.progress)
-        step.count(counted.body["num_samples"])
+        step.count(counted.num_samples)
         publish(profile, step.wrote("profile", counted))
-        write_table(summary, "Accesses", counted.body["tables"])
+        write_table(summary, "Accesses", counted.to_json()["tables"])

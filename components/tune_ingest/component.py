@@ -34,8 +34,8 @@ def tune_ingest(
             writers=(MlflowWriter(step.client, step.mlflow_run.run_id),) if step.client else (),
             progress=step.progress,
         )
-        step.record({"rows_per_s": allocated.body["rows_per_s"], "memory_bytes": allocated.body["memory_bytes"]})
-        step.record({"one_worker_rows_per_s": allocated.body["baseline"]["rows_per_s"]})
+        step.record({"rows_per_s": allocated.rows_per_s, "memory_bytes": allocated.memory_bytes})
+        step.record({"one_worker_rows_per_s": allocated.baseline.rows_per_s})
         step.record({f"workers_{stage}": workers for stage, workers in allocated.stages.items()})
         publish(allocation, step.wrote("allocation", allocated))
         log_numbers(metrics, step.metrics)

@@ -29,6 +29,7 @@ from recmill.artifacts.folders import local_folder, refuse_foreign_folder, write
 from recmill.artifacts.manifest import FORMAT_VERSION, Artifact, check_fields, check_format_version
 from recmill.artifacts.plan import ShardPlan, module_name
 from recmill.artifacts.profile import AccessProfile
+from recmill.artifacts.records import read_record, record_json
 
 __all__ = [
     "FORMAT_VERSION",
@@ -51,6 +52,8 @@ __all__ = [
     "local_folder",
     "module_name",
     "read_json",
+    "read_record",
+    "record_json",
     "refuse_foreign_folder",
     "write_folder",
     "write_text_atomically",

@@ -1,8 +1,9 @@
-"""Worker counts of the ingestion stages."""
+"""allocation.json: worker counts of the ingestion stages, and what they were measured to give."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from recmill.artifacts.files import InputError
@@ -10,20 +11,79 @@ from recmill.artifacts.manifest import Artifact
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerAllocation(Artifact):
-    """How many workers each ingestion stage gets. body: stages, rows_per_s, memory_bytes, baseline."""
+class StageTime:
+    """What a stage takes for one row group when nothing else runs."""
+
+    seconds: float
+    cpu_seconds: float
+    rows: float = 0.0  # of that row group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What the pipeline gave with some allocation and a consumer that never waits."""
+
+    stages: Mapping[str, int]
+    rows_per_s: float
+    memory_bytes: int  # the peak that ingestion held
+    num_rows: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all stages, for those rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationPoint:
+    """One measured allocation and what the fitted simulator predicts for it."""
+
+    workers: tuple[int, ...]
+    read_delay_s: float
+    rows_per_s: float
+    predicted: float = 0.0
+    is_held_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationSummary:
+    """The fitted figures of the simulator; `error` is the mean relative error on points that the fit did not see."""
+
+    scale: float  # of all times: what the stages take in a running pipeline over what they take alone
+    sigma: float
+    contention: float
+    overhead: float
+    error: float
+    points: tuple[CalibrationPoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningStep:
+    """What the agent saw `t` seconds after it began to tune a running pipeline."""
+
+    t: float
+    workers: Mapping[str, int]
+    rows_per_s: float
+    stall: float  # share of the time that the consumer waited
+    event: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerAllocation(Artifact, Throughput):
+    """How many workers each ingestion stage gets, what that gives, and what the other candidates gave."""
 
     kind: ClassVar[str] = "allocation"
     manifest_name: ClassVar[str] = "allocation.json"
 
-    def validate(self) -> None:
-        self.require(stages=dict, rows_per_s=float, memory_bytes=float)
-        for stage, workers in self.body["stages"].items():
-            if type(workers) is not int or workers < 1:
-                raise InputError(
-                    f"{self.path}/allocation.json: stage {stage!r} has {workers!r} workers, expected at least 1"
-                )
+    baseline: Throughput  # one worker per stage
+    calibration: CalibrationSummary | None
+    agent: str | None  # the file of the tuned policy
+    controller: str = ""  # the candidate that was chosen
+    candidates: Mapping[str, Throughput] = field(default_factory=dict)
+    stage_times: Mapping[str, StageTime] = field(default_factory=dict)
+    history: tuple[TuningStep, ...] = ()
+    cores: int = 1
+    memory_limit_bytes: int = 0
+    batch_size: int = 0
 
-    @property
-    def stages(self) -> dict[str, int]:
-        return dict(self.body["stages"])
+    def __post_init__(self) -> None:
+        for stage, workers in self.stages.items():
+            if workers < 1:
+                raise InputError(f"stages.{stage} is {workers}, expected at least 1 worker")

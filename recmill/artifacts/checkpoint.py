@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recmill.artifacts.manifest import Artifact
+from recmill.artifacts.manifest import BodyArtifact
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Artifact):
+class Checkpoint(BodyArtifact):
     """A trained model: logical tables in row order, dense weights, optimiser state, ingest position.
 
     body: step, config, schema, world_size, metrics.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from recmill.artifacts.files import InputError, join_path
-from recmill.artifacts.manifest import Artifact, check_fields
+from recmill.artifacts.manifest import BodyArtifact, check_fields
 
-LAYOUTS = ("time", "session", "deduplicated")
+Layout = Literal["time", "session", "deduplicated"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Artifact):
+class Dataset(BodyArtifact):
     """Clustered interaction data: Parquet parts, each belonging to one split, with the schema beside them.
 
     body: layout, num_rows, num_sessions, parts [{file, split, num_rows, num_sessions, bytes, row_group_rows}], source.
@@ -48,8 +49,9 @@ class Dataset(Artifact):
             raise InputError(f"{where}: the parts do not add up to {self.num_rows} rows")
 
     @property
-    def layout(self) -> str:
-        return str(self.body["layout"])
+    def layout(self) -> Layout:
+        layout: Layout = self.body["layout"]
+        return layout
 
     @property
     def num_rows(self) -> int:

@@ -4,47 +4,60 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import fsspec
 
 from recmill.artifacts.files import InputError, dump_json, hash_file, hash_json, is_remote, join_path, read_json
+from recmill.artifacts.records import read_record, record_json
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A file of an artifact's folder as its manifest lists it."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """What all artifacts share: where it is, what is in it, what it was made from."""
+    """What all artifacts share: where it is, its files, and what it was made from. A subclass adds its own fields."""
 
     kind: ClassVar[str]
     manifest_name: ClassVar[str]
 
-    path: str
+    path: str = ""
     content_hash: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)  # name of the input -> its content hash
-    body: Mapping[str, Any] = field(default_factory=dict)  # what the kind keeps in its manifest
-    files: tuple[Mapping[str, Any], ...] = ()  # {"name", "bytes", "sha256"}
+    files: tuple[FileEntry, ...] = ()
 
-    @classmethod
-    def seal(cls, folder: Path, *, body: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> None:
-        """Write the manifest of a finished folder (the last thing before `write_folder` lets it appear)."""
+    def to_json(self) -> dict[str, Any]:
+        """What the manifest says besides the entries that all kinds share."""
+        return {name: value for name, value in record_json(self).items() if name not in _SHARED}
+
+    def seal(self, folder: Path) -> None:
+        """Write the manifest of a finished folder (the last thing before `write_folder` makes it appear)."""
         files = [
             {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": hash_file(path)}
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         ]
+        body = self.to_json()
         manifest = {
             "format_version": FORMAT_VERSION,
-            "kind": cls.kind,
+            "kind": self.kind,
             "content_hash": hash_json({"body": body, "files": files}),
-            "inputs": dict(inputs or {}),
+            "inputs": dict(self.inputs),
             "files": files,
             **body,
         }
-        (folder / cls.manifest_name).write_text(dump_json(manifest), encoding="utf-8")
+        (folder / self.manifest_name).write_text(dump_json(manifest), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, *, verify: bool = False) -> Self:
@@ -52,52 +65,55 @@ class Artifact:
 
         Names and sizes of the files are always checked; `verify` reads them all and checks their hashes too.
         """
-        manifest_path = join_path(path, cls.manifest_name)
+        where = join_path(path, cls.manifest_name)
         if not is_remote(path) and not Path(path).exists():
             raise InputError(f"{path}: no such folder; expected a {cls.kind} (a folder with {cls.manifest_name})")
-        if not is_remote(path) and not Path(manifest_path).exists():
+        if not is_remote(path) and not Path(where).exists():
             raise InputError(f"{path}: not a {cls.kind}: it holds no {cls.manifest_name}")
-        manifest = read_json(manifest_path)
-        check_format_version(manifest, manifest_path)
+        manifest = read_json(where)
+        check_format_version(manifest, where)
         if manifest.get("kind") != cls.kind:
-            raise InputError(f"{manifest_path}: is a {manifest.get('kind')!r}, expected a {cls.kind!r}")
-        check_fields(manifest, {"content_hash": str, "inputs": dict, "files": list}, where=manifest_path)
-        for number, entry in enumerate(manifest["files"]):
-            check_fields(entry, {"name": str, "bytes": int, "sha256": str}, where=f"{manifest_path}: files[{number}]")
-        shared = {"format_version", "kind", "content_hash", "inputs", "files"}
-        artifact = cls(
-            path=str(path),
-            content_hash=manifest["content_hash"],
-            inputs=manifest["inputs"],
-            files=tuple(manifest["files"]),
-            body={key: value for key, value in manifest.items() if key not in shared},
-        )
+            raise InputError(f"{where}: is a {manifest.get('kind')!r}, expected a {cls.kind!r}")
+        for name in ("content_hash", "inputs", "files"):
+            if name not in manifest:
+                raise InputError(f"{where}: {name} is missing")
+        body = {name: value for name, value in manifest.items() if name not in _SHARED}
+        artifact = read_record(cls, {"body": body, **manifest, "path": str(path)}, where=where)
         artifact.check_files(verify=verify)
-        artifact.validate()
+        if verify and hash_json({"body": body, "files": manifest["files"]}) != artifact.content_hash:
+            raise InputError(f"{where}: was changed after it was written")
         return artifact
 
     def check_files(self, *, verify: bool) -> None:
+        """Raise unless every listed file is there with its size and, with `verify`, its content."""
         filesystem, root = fsspec.core.url_to_fs(self.path)
         for entry in self.files:
-            name = join_path(root, entry["name"])
+            name = join_path(root, entry.name)
             if not filesystem.exists(name):
-                raise InputError(f"{self.path}: {entry['name']} is missing though {self.manifest_name} lists it")
+                raise InputError(f"{self.path}: {entry.name} is missing though {self.manifest_name} lists it")
             size = filesystem.size(name)
-            if size != entry["bytes"]:
-                raise InputError(
-                    f"{self.path}/{entry['name']}: has {size} bytes, {self.manifest_name} says {entry['bytes']}"
-                )
+            if size != entry.bytes:
+                raise InputError(f"{self.path}/{entry.name}: has {size} bytes, {self.manifest_name} says {entry.bytes}")
             if verify:
                 digest = hashlib.sha256()
                 with filesystem.open(name, "rb") as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
-                if f"sha256:{digest.hexdigest()}" != entry["sha256"]:
-                    raise InputError(
-                        f"{self.path}/{entry['name']}: its content is not what {self.manifest_name} recorded"
-                    )
-        if verify and hash_json({"body": self.body, "files": list(self.files)}) != self.content_hash:
-            raise InputError(f"{join_path(self.path, self.manifest_name)}: was changed after it was written")
+                if f"sha256:{digest.hexdigest()}" != entry.sha256:
+                    raise InputError(f"{self.path}/{entry.name}: its content is not what {self.manifest_name} recorded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodyArtifact(Artifact):
+    """An artifact whose fields are still a plain mapping."""
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.body)
+
+    def __post_init__(self) -> None:
+        self.validate()
 
     def validate(self) -> None:
         """Check what only this kind knows; raise InputError."""
@@ -105,6 +121,9 @@ class Artifact:
     def require(self, **types: type) -> None:
         """Raise unless the body has these keys with values of these types."""
         check_fields(self.body, types, where=join_path(self.path, self.manifest_name))
+
+
+_SHARED = {"format_version", "kind", *(entry.name for entry in fields(Artifact))}
 
 
 def check_fields(value: Any, types: Mapping[str, type], *, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from recmill.artifacts.manifest import Artifact
+from recmill.artifacts.manifest import BodyArtifact
 
 
 def module_name(name: str) -> str:
@@ -15,7 +15,7 @@ def module_name(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPlan(Artifact):
+class ShardPlan(BodyArtifact):
     """Which rows of which table live where.
 
     body: topology, memory_budget_bytes, tables {name: {collection (pooled | sequence), placement (torchrec | tiered |

@@ -134,30 +134,30 @@ def profile(data: str, out: str, sample: float, confidence: float, split: str | 
         data, out=out, split=split, sample=sample, confidence=confidence, progress=progress_for(as_json)
     )
     seconds = time.perf_counter() - started
-    body = found.body
+    body = found.to_json()
     kept = ("num_samples", "num_sessions", "samples_per_session", "split", "sample", "tables", "duplication")
     result = {
         "profile": str(out),
         **{key: body[key] for key in kept},
         "seconds": seconds,
-        "rows_per_s": body["num_samples"] / seconds,
+        "rows_per_s": found.num_samples / seconds,
         "content_hash": found.content_hash,
     }
     lines = [
-        f"{out}: {body['num_samples']:,} samples, {body['samples_per_session']:.2f} a session, {seconds:.1f} s",
+        f"{out}: {found.num_samples:,} samples, {found.samples_per_session:.2f} per session, {seconds:.1f} s",
         f"  {'table':<20} {'rows':>12} {'accesses':>14} {'read':>12} {'top 1%':>7} {'Zipf':>6}",
     ]
-    for name, table in body["tables"].items():
-        zipf = "-" if table["zipf_exponent"] is None else f"{table['zipf_exponent']:.2f}"
+    for name, table in found.tables.items():
+        zipf = "-" if table.zipf_exponent is None else f"{table.zipf_exponent:.2f}"
         lines.append(
-            f"  {name:<20} {table['num_rows']:>12,} {table['num_accesses']:>14,} {table['num_distinct']:>12,} "
-            f"{table['top_share']['0.01']:>7.1%} {zipf:>6}"
+            f"  {name:<20} {table.num_rows:>12,} {table.num_accesses:>14,} {table.num_distinct:>12,} "
+            f"{table.top_share['0.01']:>7.1%} {zipf:>6}"
         )
     lines.append(f"  {'feature':<20} {'length':>12} {'same as before':>14} {'shifted':>12} {'dedup factor':>14}")
-    for name, feature in body["duplication"].items():
-        same, shifted = (feature[key] for key in ("same_as_previous", "shifted_by_one"))
+    for name, feature in found.duplication.items():
+        same, shifted = feature.same_as_previous, feature.shifted_by_one
         lines.append(
-            f"  {name:<20} {feature['mean_length']:>12.2f} {'-' if same is None else f'{same:.1%}':>14} "
-            f"{'-' if shifted is None else f'{shifted:.1%}':>12} {feature['dedup_factor']:>14.2f}"
+            f"  {name:<20} {feature.mean_length:>12.2f} {'-' if same is None else f'{same:.1%}':>14} "
+            f"{'-' if shifted is None else f'{shifted:.1%}':>12} {feature.dedup_factor:>14.2f}"
         )
     emit(result, lines, as_json=as_json)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
+from recmill.artifacts import WorkerAllocation
 from recmill.cli.output import BYTES, emit, json_option, progress_for
 from recmill.sizes import format_bytes
 
@@ -65,20 +63,20 @@ def tune(
         progress=progress_for(as_json),
     )
     emit(
-        {"path": out, "content_hash": allocation.content_hash, **allocation.body},
-        _describe(allocation.body, allocation.stages, out),
+        {"path": out, "content_hash": allocation.content_hash, **allocation.to_json()},
+        _describe(allocation, out),
         as_json=as_json,
     )
 
 
-def _describe(body: Mapping[str, Any], stages: Mapping[str, int], out: str) -> list[str]:
+def _describe(allocation: WorkerAllocation, out: str) -> list[str]:
     lines = [f"{'stage':<12}{'workers':>8}{'a row group':>14}"]
-    for stage, taken in sorted(body["stage_times"].items(), key=lambda entry: -entry[1]["seconds"]):
-        lines.append(f"{stage:<12}{stages[stage]:>8}{taken['seconds'] * 1e3:>11.1f} ms")
+    for stage, taken in sorted(allocation.stage_times.items(), key=lambda entry: -entry[1].seconds):
+        lines.append(f"{stage:<12}{allocation.stages[stage]:>8}{taken.seconds * 1e3:>11.1f} ms")
     lines += ["", f"{'measured':<20}{'rows/s':>12}  read/decode/transform/batch"]
-    for name, found in sorted(body["candidates"].items(), key=lambda entry: -entry[1]["rows_per_s"]):
-        counts = "/".join(str(found["stages"][stage]) for stage in ("read", "decode", "transform", "batch"))
-        mark = "  <- chosen" if name == body["controller"] else ""
-        lines.append(f"{name:<20}{found['rows_per_s']:>12,.0f}  {counts}{mark}")
-    lines += ["", f"at most {format_bytes(body['memory_bytes'])} held; allocation in {out}"]
+    for name, found in sorted(allocation.candidates.items(), key=lambda entry: -entry[1].rows_per_s):
+        counts = "/".join(str(found.stages[stage]) for stage in ("read", "decode", "transform", "batch"))
+        mark = "  <- chosen" if name == allocation.controller else ""
+        lines.append(f"{name:<20}{found.rows_per_s:>12,.0f}  {counts}{mark}")
+    lines += ["", f"at most {format_bytes(allocation.memory_bytes)} held; allocation in {out}"]
     return lines

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from recmill.artifacts import AccessProfile
+from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.schema import Feature, Schema
 
 MIN_FACTOR = 1.5  # samples a distinct list; below it the expansion eats what the lookup saves
@@ -31,36 +32,32 @@ def pays(factor: float, mean_length: float, *, is_sequence: bool) -> bool:
 
 def choose_features(profile: AccessProfile, schema: Schema, *, batch_size: int) -> dict[str, FeatureDedup]:
     """What the profile says of every feature with ids; nothing where it measured no duplication."""
-    duplication = profile.body["duplication"]
+    duplication = profile.duplication
     return {
         feature.name: _judge(feature, duplication[feature.name], batch_size)
         for feature in schema.id_features
-        if "batch_dedup_factor" in duplication.get(feature.name, {})
+        if feature.name in duplication and duplication[feature.name].batch_dedup_factor
     }
 
 
-def _judge(feature: Feature, entry: Mapping[str, Any], batch_size: int) -> FeatureDedup:
-    by_size = {int(size): float(factor) for size, factor in (entry.get("batch_dedup_factor") or {}).items()}
-    nearest = min(by_size, key=lambda size: abs(size - batch_size), default=None)
-    factor = by_size[nearest] if nearest is not None else 1.0
-    mean_length = float(entry.get("mean_length") or 0.0)
+def _judge(feature: Feature, entry: FeatureDuplication, batch_size: int) -> FeatureDedup:
+    by_size = entry.batch_dedup_factor
+    factor = by_size[min(by_size, key=lambda size: abs(size - batch_size))]
     return FeatureDedup(
         factor=factor,
-        session_factor=float(entry.get("dedup_factor") or 1.0),
-        id_factor=max(factor, _window_factor(entry, mean_length)) if feature.shift else factor,
-        mean_length=mean_length,
-        is_deduplicated=pays(factor, mean_length, is_sequence=feature.kind == "sequence"),
+        session_factor=entry.dedup_factor,
+        id_factor=max(factor, _window_factor(entry)) if feature.shift else factor,
+        mean_length=entry.mean_length,
+        is_deduplicated=pays(factor, entry.mean_length, is_sequence=feature.kind == "sequence"),
     )
 
 
-def _window_factor(entry: Mapping[str, Any], mean_length: float) -> float:
+def _window_factor(entry: FeatureDuplication) -> float:
     """Ids of a session's histories over those of the one sequence that holds them; 1 where sessions are apart."""
-    size, same, shifted = (
-        float(entry.get(name) or 0.0) for name in ("samples_per_session", "same_as_previous", "shifted_by_one")
-    )
-    pairs = max(size - 1, 0.0)
-    left = mean_length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
-    return mean_length * (1 + pairs) / left if left else 1.0
+    same, shifted = entry.same_as_previous or 0.0, entry.shifted_by_one or 0.0
+    pairs = max(entry.samples_per_session - 1, 0.0)
+    left = entry.mean_length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
+    return entry.mean_length * (1 + pairs) / left if left else 1.0
 
 
 def dedup_json(features: Mapping[str, FeatureDedup], profile: AccessProfile, schema: Schema) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def dedup_json(features: Mapping[str, FeatureDedup], profile: AccessProfile, sch
 
 
 def _layout(features: Mapping[str, FeatureDedup], worth: list[str], profile: AccessProfile) -> tuple[str, str]:
-    size = float(profile.body.get("samples_per_session") or 1.0)
+    size = profile.samples_per_session
     if worth:
         best = max(features[name].session_factor for name in worth)
         named = worth[0] if len(worth) == 1 else f"{len(worth)} of {len(features)} features"

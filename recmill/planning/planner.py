@@ -113,7 +113,7 @@ def plan_shards(
             sharing.choice.write_rows(folder)
         _write_all_rows(folder, schema, body["tables"], rows, progress)
         body["why"] = explain_plan(body)
-        ShardPlan.seal(folder, body=body, inputs=inputs)
+        ShardPlan(body=body, inputs=inputs).seal(folder)
     return ShardPlan.load(out)
 
 
@@ -139,7 +139,7 @@ class _Request:
         ratio = self.total_bytes_ratio
         if ratio is not None and not 1 <= ratio < float("inf"):
             raise InputError(f"total_bytes_ratio is {ratio!r}, expected a number of 1 or more, or None for no limit")
-        if not self.profile.body["tables"]:
+        if not self.profile.tables:
             raise InputError(f"{self.profile.path}: the profile has no tables, so there is nothing to place")
 
 

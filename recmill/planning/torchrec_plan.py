@@ -25,11 +25,7 @@ def torchrec_body(
 ) -> dict[str, Any]:
     """tables, rank_bytes, solver, objective and bound for plan.json."""
     check_budget(schema, topology, memory_budget_bytes)
-    lengths = {
-        name: float(entry["mean_length"])
-        for name, entry in profile.body["duplication"].items()
-        if "mean_length" in entry
-    }
+    lengths = {name: entry.mean_length for name, entry in profile.duplication.items()}
     features = choose_features(profile, schema, batch_size=batch_size)
     deduplicated = {name: found for name, found in features.items() if found.is_deduplicated}
     placed = plan_with_torchrec(schema, topology, memory_budget_bytes, batch_size=batch_size, mean_lengths=lengths)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, refuse_foreign_folder, write_folder
+from recmill.artifacts.profile import TableProfile
 from recmill.data.dataset import open_dataset, read_rows
 from recmill.data.ikjt.distinct import take_lists
 from recmill.data.schema import Schema, Table
 from recmill.data.transforms import Transforms
 from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts
 from recmill.profiling.drift import drift_figures, middle_time
-from recmill.profiling.duplication import BATCH_SIZES, duplication_statistics
+from recmill.profiling.duplication import BATCH_SIZES, count_duplication
 from recmill.profiling.samples import write_samples
 from recmill.profiling.sampling import Group, by_file, ratio_half_width, row_groups, sample_groups
 from recmill.profiling.skew import SkewSummary, top_ranks
@@ -27,6 +27,9 @@ from recmill.progress import Progress, no_progress
 # Rows of all tables together that are counted in arrays, 16 bytes a row for two slices of time and 8 more while one is
 # ranked: 1.6 GB. The tables beyond that are counted by DuckDB, which spills; what drifts in them is not seen.
 MAX_ARRAY_ROWS = 100_000_000
+
+# Shares of the reads that the most read rows take, and the half-widths of their intervals.
+Estimate = tuple[Mapping[str, float], Mapping[str, float | None]]
 
 
 def profile_access(
@@ -69,23 +72,25 @@ def profile_access(
             batch_sizes=batch_sizes,
         )
         tables = counter.run(folder, max_array_rows=max_array_rows, progress=progress)
-        duplication = duplication_statistics(
+        duplication = count_duplication(
             dataset, split=split, groups=groups, sample=sample, batch_sizes=batch_sizes, progress=progress
         )
         num_sampled = write_samples(folder, dataset, schema, every_group)
-        body = {
-            "num_samples": num_samples,
-            "num_sampled": num_sampled,
-            "num_samples_total": sum(rows for _, _, rows in every_group),
-            "split": split,
-            "sample": sample,
-            "confidence": confidence if counter.is_sample else None,
-            "layout": dataset.layout,
-            "tables": tables,
-            **duplication,
-        }
-        schema.save(folder)  # planning needs what the tables are, not only how they are read
-        AccessProfile.seal(folder, body=body, inputs={"dataset": dataset.content_hash})
+        schema.save(folder)  # planning needs the features of a table, not only how its rows are read
+        AccessProfile(
+            num_samples=num_samples,
+            num_sampled=num_sampled,
+            num_samples_total=sum(rows for _, _, rows in every_group),
+            split=split,
+            sample=sample,
+            confidence=confidence if counter.is_sample else None,
+            layout=dataset.layout,
+            tables=tables,
+            num_sessions=duplication.num_sessions,
+            samples_per_session=duplication.samples_per_session,
+            duplication=duplication.features,
+            inputs={"dataset": dataset.content_hash},
+        ).seal(folder)
     return AccessProfile.load(out)
 
 
@@ -107,8 +112,8 @@ class AccessCounter:
         self.transforms = Transforms(schema)
         self.is_sample, self.confidence = is_sample, confidence
 
-    def run(self, folder: Path, *, max_array_rows: int, progress: Progress) -> dict[str, Any]:
-        """Per table, the figures for profile.json."""
+    def run(self, folder: Path, *, max_array_rows: int, progress: Progress) -> dict[str, TableProfile]:
+        """The figures of every table."""
         (folder / "counts").mkdir()
         small, large = choose_counting(self.schema.tables, max_array_rows)
         counters = {table.name: RowCounter(table.num_rows) for table in small}
@@ -117,7 +122,7 @@ class AccessCounter:
             later = {table.name: RowCounter(table.num_rows) for table in small}
         estimates = self._count(small, counters, later, progress)
         steps = distinct_per_step(self.dataset, self.schema, self.groups, self.batch_sizes, self._lists_read)
-        figures: dict[str, Any] = {}
+        figures: dict[str, TableProfile] = {}
         for table in self.schema.tables:
             summary = SkewSummary(table.num_rows)
             path = folder / "counts" / f"{table.name}.parquet"
@@ -133,9 +138,22 @@ class AccessCounter:
                     counter.counts += later.pop(table.name).counts
                 pieces = counter.ranked()
             write_counts(path, summarised(pieces, summary))
-            shape = {"num_rows": table.num_rows, "dim": table.dim, "features": list(table.features)}
-            figures[table.name] = {**shape, **summary.figures()}
-            figures[table.name] |= estimates.get(table.name, {}) | steps[table.name] | {"drift": drift}
+            top_share, half_width = estimates.get(table.name, (summary.top_share, None))
+            accesses, distinct = steps[table.name]
+            figures[table.name] = TableProfile(
+                num_rows=table.num_rows,
+                dim=table.dim,
+                features=table.features,
+                num_accesses=summary.num_accesses,
+                num_distinct=summary.num_distinct,
+                top_share=top_share,
+                top_share_half_width=half_width,
+                zipf_exponent=summary.zipf_exponent,
+                curve=summary.curve,
+                accesses_per_step=accesses,
+                distinct_per_step=distinct,
+                drift=drift,
+            )
         return figures
 
     def _count(
@@ -144,7 +162,8 @@ class AccessCounter:
         counters: dict[str, RowCounter],
         later: dict[str, RowCounter],
         progress: Progress,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Estimate]:
+        """Count all groups; by table, what a sample says of the shares of the most read rows."""
         if not self.is_sample:
             self._add_groups(tables, counters, self.groups, progress, later=later)
             return {}
@@ -163,14 +182,14 @@ class AccessCounter:
                 hits[table.name].append([*inside, len(ids)])
         return {table.name: self._estimate(np.array(hits[table.name]), table) for table in tables}
 
-    def _estimate(self, hits: np.ndarray, table: Table) -> dict[str, Any]:
+    def _estimate(self, hits: np.ndarray, table: Table) -> Estimate:
         """Shares of the most read rows as they hold beyond the sample, and the half-width of their intervals."""
         shares, totals = list(top_ranks(table.num_rows)), hits[:, -1].astype(np.float64)
         inside = dict(zip(shares, hits[:, :-1].T.astype(np.float64), strict=True))
-        return {
-            "top_share": {share: float(inside[share].sum() / max(1.0, totals.sum())) for share in shares},
-            "top_share_half_width": {s: ratio_half_width(inside[s], totals, self.confidence) for s in shares},
-        }
+        return (
+            {share: float(inside[share].sum() / max(1.0, totals.sum())) for share in shares},
+            {share: ratio_half_width(inside[share], totals, self.confidence) for share in shares},
+        )
 
     def _add_groups(
         self,

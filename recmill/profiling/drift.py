@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from recmill.artifacts import Dataset
+from recmill.artifacts.profile import Drift, DriftShare
 from recmill.data.dataset import read_rows
 from recmill.profiling.counting import RowCounter
 from recmill.profiling.sampling import Group, by_file
@@ -27,23 +27,23 @@ def middle_time(dataset: Dataset, groups: Sequence[Group]) -> int:
     return int(np.partition(found, len(found) // 2)[len(found) // 2])
 
 
-def drift_figures(earlier: RowCounter, later: RowCounter, num_rows: int) -> dict[str, Any]:
+def drift_figures(earlier: RowCounter, later: RowCounter, num_rows: int) -> Drift:
     """By share of the table's rows: what of the later reads its own most read rows take, and what the earlier ones do.
 
     `lost` is the part of the first that the second misses: 0 if popularity stands still, 1 if nothing stays. Where rows
     are read a few times, chance reorders them too: `lost_by_chance` is what the same reads, dealt out at random, lose.
     """
     num_earlier, num_later = int(earlier.counts.sum()), int(later.counts.sum())
-    figures: dict[str, Any] = {"num_earlier": num_earlier, "num_later": num_later, "top_share": {}}
     if not num_earlier or not num_later:
-        return figures
+        return Drift(num_earlier=num_earlier, num_later=num_later, top_share={})
+    shares = {}
     dealt_earlier, dealt_later = deal_out(earlier.counts + later.counts, num_earlier / (num_earlier + num_later))
     for share, top in top_ranks(num_rows).items():
         own, kept = covered(later, later, top), covered(later, earlier, top)
         dealt_own, dealt_kept = covered(dealt_later, dealt_later, top), covered(dealt_later, dealt_earlier, top)
         chance = 1 - dealt_kept / dealt_own if dealt_own else 0.0
-        figures["top_share"][share] = {"own": own, "kept": kept, "lost": 1 - kept / own, "lost_by_chance": chance}
-    return figures
+        shares[share] = DriftShare(own=own, kept=kept, lost=1 - kept / own, lost_by_chance=chance)
+    return Drift(num_earlier=num_earlier, num_later=num_later, top_share=shares)
 
 
 def covered(reads: RowCounter, chosen_by: RowCounter, top: int) -> float:

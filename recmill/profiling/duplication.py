@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError
+from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.cluster.duckdb_engine import connect
 from recmill.data.dataset import read_rows, row_schema
 from recmill.data.schema import Schema
@@ -34,7 +35,15 @@ MAX_CHUNK_ROWS = 1 << 20
 SORT_MEMORY_BYTES = 1_000_000_000
 
 
-def duplication_statistics(
+class Duplication(NamedTuple):
+    """How much lists repeat: for every feature, with the sessions that were counted."""
+
+    num_sessions: int
+    samples_per_session: float
+    features: dict[str, FeatureDuplication]
+
+
+def count_duplication(
     dataset: Dataset,
     *,
     split: str | None,
@@ -42,8 +51,8 @@ def duplication_statistics(
     sample: float = 1.0,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     progress: Progress = no_progress,
-) -> dict[str, Any]:
-    """`num_sessions`, `samples_per_session` and, a feature, `duplication`, over the given row groups.
+) -> Duplication:
+    """Sessions, and how much the lists of every feature repeat, over the given row groups.
 
     Rows stored in time order are put in session order first (on disk); a sample of them is one of sessions, because row
     groups cut sessions there. In-batch factors are those of the stored order.
@@ -138,27 +147,23 @@ class DuplicationCounter:
         rest = table.slice(complete)
         self._pending, self._num_pending, self._num_counted = rest.to_batches(), rest.num_rows, closed - complete
 
-    def figures(self, stored: DuplicationCounter) -> dict[str, Any]:
-        """The statistics as profile.json holds them; in-batch factors are taken from `stored`."""
+    def figures(self, stored: DuplicationCounter) -> Duplication:
+        """The statistics; in-batch factors are taken from `stored`."""
         samples_per_session = self.num_rows / max(1, self.num_sessions)
-        duplication = {}
+        features = {}
         for feature in self.schema.features:
             sums, batches = self.sums[feature.name], stored.sums[feature.name].num_distinct_batch
-            duplication[feature.name] = {
-                "kind": feature.kind,
-                "mean_length": sums.num_values / max(1, self.num_rows),
-                "samples_per_session": samples_per_session,
-                "same_as_previous": sums.num_same / self.num_pairs if self.num_pairs else None,
-                "shifted_by_one": sums.num_shifted / self.num_pairs if self.num_pairs else None,
-                "distinct_per_session": sums.num_distinct / max(1, self.num_sessions),
-                "dedup_factor": self.num_rows / max(1, sums.num_distinct),
-                "batch_dedup_factor": {str(size): stored.num_rows / max(1, n) for size, n in batches.items()},
-            }
-        return {
-            "num_sessions": self.num_sessions,
-            "samples_per_session": samples_per_session,
-            "duplication": duplication,
-        }
+            features[feature.name] = FeatureDuplication(
+                kind=feature.kind,
+                mean_length=sums.num_values / max(1, self.num_rows),
+                samples_per_session=samples_per_session,
+                same_as_previous=sums.num_same / self.num_pairs if self.num_pairs else None,
+                shifted_by_one=sums.num_shifted / self.num_pairs if self.num_pairs else None,
+                distinct_per_session=sums.num_distinct / max(1, self.num_sessions),
+                dedup_factor=self.num_rows / max(1, sums.num_distinct),
+                batch_dedup_factor={size: stored.num_rows / max(1, n) for size, n in batches.items()},
+            )
+        return Duplication(num_sessions=self.num_sessions, samples_per_session=samples_per_session, features=features)
 
 
 class _Sums:

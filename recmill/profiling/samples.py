@@ -64,7 +64,7 @@ def write_samples(
 def load_samples(profile: AccessProfile, tables: Sequence[Table]) -> tuple[IdArray, dict[str, SampledRows]]:
     """Session of every sample, and a table the rows that samples read."""
     path = join_path(profile.path, SAMPLES_FILE)
-    if SAMPLES_FILE not in {entry["name"] for entry in profile.files}:
+    if SAMPLES_FILE not in {entry.name for entry in profile.files}:
         raise InputError(f"{profile.path}: holds no {SAMPLES_FILE}; profile the dataset again")
     found = pa.Table.from_batches(list(read_file(path, columns=["session_id", *(table.name for table in tables)])))
     rows = {}

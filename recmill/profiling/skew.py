@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from scipy.optimize import minimize_scalar
+
+from recmill.artifacts.profile import CurvePoint
 
 TOP_SHARES = (0.001, 0.01, 0.1)  # of the table's rows
 CURVE_POINTS = 100
@@ -52,19 +52,22 @@ class SkewSummary:
         self.num_distinct, self.num_accesses = last, int(cumulative[-1])
         self._reached[self._marks > last] = self.num_accesses
 
-    def figures(self) -> dict[str, Any]:
-        """What profile.json says about the table."""
-        total = max(1, self.num_accesses)
-        reached = dict(zip(self._marks.tolist(), (self._reached / total).tolist(), strict=True))
-        return {
-            "num_accesses": self.num_accesses,
-            "num_distinct": self.num_distinct,
-            "top_share": {share: reached[rank] for share, rank in self._top.items()},
-            "zipf_exponent": self._zipf_exponent(),
-            "curve": [{"rows": rank, "share": reached[rank]} for rank in curve_ranks(self.num_rows).tolist()],
-        }
+    @property
+    def top_share(self) -> dict[str, float]:
+        """Shares of the reads that the top 0.1%, 1% and 10% of the rows take."""
+        return {share: self._reached_at(rank) for share, rank in self._top.items()}
 
-    def _zipf_exponent(self) -> float | None:
+    @property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        return tuple(
+            CurvePoint(rows=rank, share=self._reached_at(rank)) for rank in curve_ranks(self.num_rows).tolist()
+        )
+
+    def _reached_at(self, rank: int) -> float:
+        return float(self._reached[np.searchsorted(self._marks, rank)] / max(1, self.num_accesses))
+
+    @property
+    def zipf_exponent(self) -> float | None:
         """The Zipf exponent of the rows read at least MIN_FIT_COUNT times; None where too few of them are.
 
         Drawn from Zipf 0.6 to 1.2 over up to a million rows it is within 0.02 from 100,000 reads on; a fit over all

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +29,7 @@ ReadLists = Callable[[str, pa.Array], tuple[np.ndarray, np.ndarray]]
 
 def distinct_per_step(
     dataset: Dataset, schema: Schema, groups: Sequence[Group], batch_sizes: Sequence[int], read_lists: ReadLists
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, tuple[dict[int, float], dict[int, float]]]:
     """By table: the mean number of ids, and of distinct ids, that batches of each size read."""
     num_rows = sum(rows for _, _, rows in groups)
     sizes = [size for size in batch_sizes if size <= num_rows]
@@ -52,10 +51,10 @@ def distinct_per_step(
     for (table, size, _), own in found.items():
         num_distinct.setdefault((table, size), []).append(len(np.unique(np.concatenate(own))))
     return {
-        table.name: {
-            "accesses_per_step": {str(s): num_ids[table.name, s] / len(num_distinct[table.name, s]) for s in sizes},
-            "distinct_per_step": {str(s): float(np.mean(num_distinct[table.name, s])) for s in sizes},
-        }
+        table.name: (
+            {size: num_ids[table.name, size] / len(num_distinct[table.name, size]) for size in sizes},
+            {size: float(np.mean(num_distinct[table.name, size])) for size in sizes},
+        )
         for table in schema.tables
     }
 

@@ -84,7 +84,7 @@ class StepRun:
 
     def wrote(self, name: str, artifact: Artifact) -> dict[str, str]:
         """Note an artifact as an output, and give the reference to it that the next step needs."""
-        num_bytes = sum(int(entry["bytes"]) for entry in artifact.files)
+        num_bytes = sum(entry.bytes for entry in artifact.files)
         self.record({"written_bytes": self.metrics.get("written_bytes", 0.0) + num_bytes})
         reference = {"path": artifact.path, "content_hash": artifact.content_hash}
         self.outputs[name] = reference

@@ -44,7 +44,7 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=str(folder))
         if rank == 0:
-            Checkpoint.seal(folder, body=body, inputs=inputs)
+            Checkpoint(body=body, inputs=inputs).seal(folder)
             if target.exists():
                 shutil.rmtree(target)
             os.rename(folder, target)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recmill.artifacts import Dataset, InputError, WorkerAllocation, write_folder
+from recmill.artifacts.allocation import CalibrationSummary, StageTime, Throughput, TuningStep
 from recmill.data.ingest.memory import default_memory_limit
 from recmill.data.ingest.pipeline import IngestPipeline
 from recmill.data.ingest.reader import STAGES
@@ -26,15 +27,8 @@ from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Measured
 from recmill.tuning.online.live import Meter, as_workers, default_slots
 from recmill.tuning.programme import solve_workers
-from recmill.tuning.simulation.calibration import POINTS, Calibration, calibrate
-from recmill.tuning.simulation.stage_times import (
-    MAX_EPOCHS,
-    ONE_WORKER,
-    StageTime,
-    Throughput,
-    measure_stages,
-    measure_throughput,
-)
+from recmill.tuning.simulation.calibration import POINTS, calibrate
+from recmill.tuning.simulation.stage_times import MAX_EPOCHS, ONE_WORKER, measure_stages, measure_throughput
 
 if TYPE_CHECKING:
     from stable_baselines3.common.logger import KVWriter
@@ -86,20 +80,22 @@ def tune_ingest(
         }
         measured = _measure_all(dataset, candidates, measure_s=0.35 * seconds / 4, progress=progress, **options)
         chosen = _choose(measured)
-        body: dict[str, Any] = {
-            "controller": chosen,
-            **asdict(measured[chosen]),
-            "baseline": asdict(measured["one worker a stage"]),
-            "candidates": {name: asdict(found) for name, found in measured.items()},
-            "stage_times": {stage: asdict(taken) for stage, taken in times.items()},
-            "calibration": _summary(calibration),
-            "history": history,
-            "agent": AGENT_FILE,
-            "cores": cores,
-            "memory_limit_bytes": limit_bytes,
-            "batch_size": batch_size,
-        }
-        WorkerAllocation.seal(folder, body=body, inputs={"dataset": dataset.content_hash})
+        WorkerAllocation(
+            controller=chosen,
+            **vars(measured[chosen]),
+            baseline=measured["one worker a stage"],
+            candidates=measured,
+            stage_times=times,
+            calibration=CalibrationSummary(
+                **{entry.name: getattr(calibration, entry.name) for entry in fields(CalibrationSummary)}
+            ),
+            history=tuple(history),
+            agent=AGENT_FILE,
+            cores=cores,
+            memory_limit_bytes=limit_bytes,
+            batch_size=batch_size,
+            inputs={"dataset": dataset.content_hash},
+        ).seal(folder)
     return WorkerAllocation.load(out)
 
 
@@ -120,7 +116,7 @@ def _tune_live(
     memory_limit_bytes: int,
     writers: tuple[KVWriter, ...],
     progress: Progress,
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
+) -> tuple[list[TuningStep], dict[str, int]]:
     """Let the agent tune a pipeline whose consumer never waits; gives what happened and the best it found."""
     from recmill.tuning.agent import Agent, load_policy
     from recmill.tuning.online.learning import OnlineLearner
@@ -128,7 +124,7 @@ def _tune_live(
     policy = load_policy()
     agent = Agent(learner=OnlineLearner(policy, writers=writers, decisions_per_update=8))
     interval_s = max(0.1, seconds / 24)
-    history: list[dict[str, Any]] = []
+    history: list[TuningStep] = []
     with IngestPipeline(
         dataset,
         split=ALL_ROWS,
@@ -151,28 +147,26 @@ def _tune_live(
             if is_first:
                 agent.reset(measured)
             is_first = False
-            history.append(_entry(elapsed_s, measured))
+            history.append(
+                TuningStep(
+                    t=elapsed_s,
+                    workers=as_workers(measured.workers_BS),
+                    rows_per_s=float(measured.rows_per_s_B[0]),
+                    stall=float(measured.stall_B[0]),
+                    event=None,
+                )
+            )
             pipeline.set_workers(as_workers(agent.decide(measured)))
     progress("tune a running pipeline", int(seconds * 10), int(seconds * 10))
     policy.save(folder / AGENT_FILE)
     return history, _best_of(history)
 
 
-def _entry(elapsed_s: float, measured: Measured) -> dict[str, Any]:
-    return {
-        "t": elapsed_s,
-        "workers": as_workers(measured.workers_BS),
-        "rows_per_s": float(measured.rows_per_s_B[0]),
-        "stall": float(measured.stall_B[0]),
-        "event": None,
-    }
-
-
-def _best_of(history: list[dict[str, Any]]) -> dict[str, int]:
+def _best_of(history: Sequence[TuningStep]) -> dict[str, int]:
     """The allocation with the highest mean rate over its intervals."""
     rates: dict[tuple[int, ...], list[float]] = {}
     for entry in history:
-        rates.setdefault(tuple(entry["workers"][stage] for stage in STAGES), []).append(entry["rows_per_s"])
+        rates.setdefault(tuple(entry.workers[stage] for stage in STAGES), []).append(entry.rows_per_s)
     if not rates:
         return dict(ONE_WORKER)
     best = max(rates, key=lambda workers: sum(rates[workers]) / len(rates[workers]))
@@ -239,9 +233,3 @@ def _choose(measured: Mapping[str, Throughput]) -> str:
     best = max(found.rows_per_s for found in measured.values())
     alike = [name for name, found in measured.items() if found.rows_per_s >= (1 - ALIKE) * best]
     return min(alike, key=lambda name: sum(measured[name].stages.values()))
-
-
-def _summary(calibration: Calibration) -> dict[str, Any]:
-    """What the allocation keeps of the calibration."""
-    kept = calibration.to_json()
-    return {name: kept[name] for name in ("scale", "sigma", "contention", "overhead", "error", "points")}

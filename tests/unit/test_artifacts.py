@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from recmill.artifacts import (
     write_folder,
     write_text_atomically,
 )
+from recmill.artifacts.allocation import Throughput, TuningStep
+from recmill.artifacts.profile import CurvePoint, Drift, FeatureDuplication, TableProfile
 
 PART = {
     "file": "part-00000.parquet",
@@ -35,15 +38,53 @@ PART = {
     "bytes": 4,
     "row_group_rows": [3, 2],
 }
-TABLE = {"num_rows": 10, "dim": 4, "features": ["a"], "num_accesses": 7, "num_distinct": 3}
-BODIES: dict[type[Artifact], dict[str, Any]] = {
-    Dataset: {"layout": "session", "num_rows": 5, "num_sessions": 2, "parts": [PART], "source": {"name": "raw"}},
-    AccessProfile: {"num_samples": 5, "tables": {"a": TABLE}, "duplication": {"a": {"mean_length": 1.0}}},
-    ShardPlan: {"topology": {"nodes": 1, "ranks_per_node": 2}, "tables": {}, "solver": "none", "objective": 0.5},
-    WorkerAllocation: {"stages": {"read": 1, "batch": 2}, "rows_per_s": 10.5, "memory_bytes": 100},
-    Checkpoint: {"step": 3, "config": {"lr": 0.1}, "schema": {}, "world_size": 1},
+TABLE = TableProfile(
+    num_rows=10,
+    dim=4,
+    features=("a",),
+    num_accesses=7,
+    num_distinct=3,
+    zipf_exponent=None,
+    drift=Drift(num_earlier=3, num_later=4, top_share={}),
+    top_share={"0.1": 0.5},
+    curve=(CurvePoint(rows=1, share=0.5),),
+    distinct_per_step={64: 2.5},
+)
+DUPLICATION = FeatureDuplication(mean_length=1.0, same_as_previous=0.5, shifted_by_one=None)
+THROUGHPUT = Throughput(stages={"read": 1, "batch": 1}, rows_per_s=8.5, memory_bytes=90)
+INPUTS = {"raw": "sha256:0"}
+EXAMPLES: dict[type[Artifact], Artifact] = {
+    Dataset: Dataset(
+        body={"layout": "session", "num_rows": 5, "num_sessions": 2, "parts": [PART], "source": {"name": "raw"}},
+        inputs=INPUTS,
+    ),
+    AccessProfile: AccessProfile(
+        num_samples=5,
+        split="train",
+        layout="session",
+        confidence=None,
+        tables={"a": TABLE},
+        duplication={"a": DUPLICATION},
+        inputs=INPUTS,
+    ),
+    ShardPlan: ShardPlan(
+        body={"topology": {"nodes": 1, "ranks_per_node": 2}, "tables": {}, "solver": "none", "objective": 0.5},
+        inputs=INPUTS,
+    ),
+    WorkerAllocation: WorkerAllocation(
+        stages={"read": 1, "batch": 2},
+        rows_per_s=10.5,
+        memory_bytes=100,
+        baseline=THROUGHPUT,
+        candidates={"agent": THROUGHPUT},
+        calibration=None,
+        agent=None,
+        history=(TuningStep(t=0.5, workers={"read": 1}, rows_per_s=8.0, stall=0.1, event=None),),
+        inputs=INPUTS,
+    ),
+    Checkpoint: Checkpoint(body={"step": 3, "config": {"lr": 0.1}, "schema": {}, "world_size": 1}, inputs=INPUTS),
 }
-KINDS = list(BODIES)
+KINDS = list(EXAMPLES)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -56,7 +97,7 @@ def write(kind: type[Artifact], out: str | Path, content: bytes = b"data") -> No
         (folder / "part-00000.parquet").write_bytes(content)
         (folder / "rows").mkdir()
         (folder / "rows" / "a.bin").write_bytes(b"rows")
-        kind.seal(folder, body=copy.deepcopy(BODIES[kind]), inputs={"raw": "sha256:0"})
+        EXAMPLES[kind].seal(folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,9 +106,8 @@ def test_what_was_sealed_is_loaded(tmp_path: Path, kind: type[Artifact], remote:
     out = f"memory://artifacts-test/{kind.kind}" if remote else str(tmp_path / "out")
     write(kind, out)
     loaded = kind.load(out, verify=True)
-    assert loaded.body == BODIES[kind]
-    assert loaded.inputs == {"raw": "sha256:0"}
-    assert [entry["name"] for entry in loaded.files] == ["part-00000.parquet", "rows/a.bin"]
+    assert replace(loaded, path="", content_hash="", files=()) == EXAMPLES[kind]
+    assert [entry.name for entry in loaded.files] == ["part-00000.parquet", "rows/a.bin"]
     with local_folder(out) as folder:
         assert (folder / "rows" / "a.bin").read_bytes() == b"rows"
 
@@ -130,7 +170,7 @@ def stop_writing(out: str | Path, *, after: int) -> None:
         if after >= 1:
             (folder / "part-00000.parquet").write_bytes(b"half")
         if after >= 2:
-            Dataset.seal(folder, body=BODIES[Dataset])
+            EXAMPLES[Dataset].seal(folder)
         raise RuntimeError("stopped")
 
 
@@ -156,7 +196,7 @@ def test_a_rerun_replaces_all_files(tmp_path: Path) -> None:
     for out in (str(tmp_path / "out"), "memory://artifacts-rerun/out"):
         with write_folder(out, manifest_name="dataset.json") as folder:
             (folder / "part-00007.parquet").write_bytes(b"old")
-            Dataset.seal(folder, body=BODIES[Dataset])
+            EXAMPLES[Dataset].seal(folder)
         write(Dataset, out)
         filesystem, root = fsspec.core.url_to_fs(out)
         names = sorted(Path(name).name for name in filesystem.find(root))

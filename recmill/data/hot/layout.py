@@ -116,7 +116,7 @@ def layout_hot(
         work.schema.save(folder)
         if hot_rows:
             _hot_schema(work.schema, work.remap.hot_rows).save(folder / HOT)
-        Dataset.seal(folder, body=body, inputs={"dataset": dataset.content_hash, "plan": plan.content_hash})
+        Dataset(body=body, inputs={"dataset": dataset.content_hash, "plan": plan.content_hash}).seal(folder)
     return Dataset.load(out)
 
 

@@ -66,7 +66,7 @@ def judge_hot_batches(
         return HotCost(pays=False, reason=reason, speed_up=1.0, sessions=sessions)
     level = "inter" if topology.nodes > 1 else "intra"
     speed = topology.link("all_to_all", level).bytes_per_s
-    num_samples = profile.body.get("num_samples_total", profile.body["num_samples"])
+    num_samples = profile.num_samples_total or profile.num_samples
     num_batches = max(1.0, num_samples / batch_size)
     if cold_bytes_s is None:
         cold_bytes_s = _exchange_bytes(schema, profile, topology, batch_size) / speed
@@ -98,7 +98,7 @@ def _ids_of_rank(schema: Schema, profile: AccessProfile, topology: Topology, bat
 
 
 def _mean_length(profile: AccessProfile, name: str) -> float:
-    return float(profile.body["duplication"].get(name, {}).get("mean_length", 1.0))
+    return profile.duplication[name].mean_length if name in profile.duplication else 1.0
 
 
 def _exchange_bytes(schema: Schema, profile: AccessProfile, topology: Topology, batch_size: int) -> float:

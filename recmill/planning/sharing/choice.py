@@ -11,7 +11,6 @@ the head of all tables together, as long as their reads stay well above what an 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,10 @@ def choose_sharing(
     line = _Line.of(precision)
     if not isinstance(profile, AccessProfile):
         profile = AccessProfile.load(profile)
-    tables = [_read_table(name, entry) for name, entry in profile.body["tables"].items()]
+    tables = [
+        _Table(name=name, num_rows=entry.num_rows, dim=entry.dim, num_accesses=entry.num_accesses)
+        for name, entry in profile.tables.items()
+    ]
     full_bytes = sum(table.full_bytes for table in tables)
     target = target_bytes(compress, full_bytes=full_bytes, memory_budget_bytes=memory_budget_bytes)
     if target >= full_bytes:
@@ -223,12 +225,6 @@ def read_exact_rows(plan_path: str | Path, table: str) -> npt.NDArray[np.int64]:
     """The ids of a table's exact rows from a plan's folder, by falling count."""
     rows = pq.read_table(join_path(plan_path, f"exact/{table}.parquet")).sort_by("slot")["row"]
     return np.array(rows.to_numpy(), dtype=np.int64)  # a copy: Arrow's own memory cannot be written to
-
-
-def _read_table(name: str, entry: Mapping[str, Any]) -> _Table:
-    return _Table(
-        name=name, num_rows=int(entry["num_rows"]), dim=int(entry["dim"]), num_accesses=int(entry["num_accesses"])
-    )
 
 
 def _choose_kept(tables: list[_Table], target: int) -> dict[str, str]:

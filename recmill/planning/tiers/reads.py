@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path, local_folder
+from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.schema import Schema, Table
 from recmill.planning.dedup import FeatureDedup, choose_features
 
@@ -21,6 +21,7 @@ MIN_LANES = 8  # the reader cuts an epoch into at least so many lanes, each a ru
 COUNT_BLOCK = 1 << 20
 MAX_CLASSES = 2048
 CLASS_WIDTH = 0.005  # counts of a merged class differ by half a percent
+UNKNOWN = FeatureDuplication(mean_length=1.0, same_as_previous=None, shifted_by_one=None)  # of a feature never counted
 MAX_REPEATS, NUM_HALVINGS = 1024.0, 40  # of the search for how often neighbours in time read the same row
 
 
@@ -42,11 +43,10 @@ class TableReads:
 
 def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world_size: int) -> list[TableReads]:
     """The tables of a profile as `batch_size` samples a step, shared by `world_size` ranks, read them."""
-    num_samples = profile.body["num_samples"]
     where = join_path(profile.path, profile.manifest_name)
-    if not num_samples:
+    if not profile.num_samples:
         raise InputError(f"{where}: counts no samples, so nothing says how often a row is read")
-    unknown = sorted({table.name for table in schema.tables} - set(profile.body["tables"]))
+    unknown = sorted({table.name for table in schema.tables} - set(profile.tables))
     if unknown:
         raise InputError(f"{where}: knows nothing of table(s) {', '.join(unknown)}, which schema.json names")
     samples_per_rank = batch_size / world_size
@@ -87,11 +87,10 @@ def _table_reads(
     deduplicated: Mapping[str, FeatureDedup],
 ) -> TableReads:
     counts, rows, least = read_classes(folder / "counts" / f"{table.name}.parquet", table.num_rows)
-    entry = profile.body["tables"][table.name]
-    if entry["num_accesses"] and not counts[0]:
+    if profile.tables[table.name].num_accesses and not counts[0]:
         raise InputError(f"{folder}/counts/{table.name}.parquet: holds no counts, profile.json says it was read")
-    lengths = [_figure(profile, name, "mean_length", 1.0) for name in table.features]
-    num_samples = profile.body["num_samples"]
+    lengths = [profile.duplication.get(name, UNKNOWN).mean_length for name in table.features]
+    num_samples = profile.num_samples
     ids_per_rank = float((counts * rows).sum()) / num_samples * samples_per_rank
     repeats = _repeats(profile, table, sampled, run_rows, counts=counts, rows=rows)
     lists = [(length, deduplicated.get(name)) for name, length in zip(table.features, lengths, strict=True)]
@@ -145,11 +144,6 @@ def merge_classes(counts: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.
     return np.add.reduceat(counts * rows, starts) / merged, merged, np.minimum.reduceat(counts, starts)
 
 
-def _figure(profile: AccessProfile, feature: str, name: str, default: float) -> float:
-    value = profile.body["duplication"].get(feature, {}).get(name)
-    return float(value) if value is not None else default
-
-
 def _repeats(
     profile: AccessProfile,
     table: Table,
@@ -164,23 +158,24 @@ def _repeats(
     Sessions lie side by side unless the log is in time order, where only neighbours in time are alike. Measured on the
     profile's sample of sessions; a profile without one says at least how many lists repeat or shift inside a session.
     """
-    if profile.body.get("layout") == "time":
-        return _repeats_in_time(profile.body["tables"][table.name], counts, rows, profile.body["num_samples"])
+    if profile.layout == "time":
+        return _repeats_in_time(profile.tables[table.name].distinct_per_step, counts, rows, profile.num_samples)
     if sampled is not None and table.name in sampled.column_names and sampled.num_rows:
         return session_repeats(sampled, table.name, run_rows)
     ids = distinct = 0.0
-    for name in table.features:
-        length, size = _figure(profile, name, "mean_length", 1.0), _figure(profile, name, "samples_per_session", 1.0)
-        same, shifted = (_figure(profile, name, figure, 0.0) for figure in ("same_as_previous", "shifted_by_one"))
-        pairs = min(size, run_rows) - 1 if size > 1 else 0.0
-        ids += length * (1 + pairs)
-        distinct += length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
+    for entry in (profile.duplication.get(name, UNKNOWN) for name in table.features):
+        same, shifted = entry.same_as_previous or 0.0, entry.shifted_by_one or 0.0
+        pairs = max(min(entry.samples_per_session, run_rows) - 1, 0.0)
+        ids += entry.mean_length * (1 + pairs)
+        distinct += entry.mean_length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
     return max(1.0, ids / distinct) if distinct else 1.0
 
 
-def _repeats_in_time(entry: Mapping[str, Any], counts: np.ndarray, rows: np.ndarray, num_samples: int) -> float:
+def _repeats_in_time(
+    distinct_per_step: Mapping[int, float], counts: np.ndarray, rows: np.ndarray, num_samples: int
+) -> float:
     """By how much reads must be thinned for the profile's batches to touch as many rows as they were seen to."""
-    measured = {int(size): float(found) for size, found in (entry.get("distinct_per_step") or {}).items() if found}
+    measured = {size: found for size, found in distinct_per_step.items() if found}
     if not measured or not counts[0]:
         return 1.0
     size = min(measured)

@@ -149,8 +149,8 @@ class OnlineTuner:
         from recmill.tuning.online.learning import OnlineLearner
 
         path = str(SHIPPED_POLICY)
-        if isinstance(self._allocation, WorkerAllocation) and self._allocation.body.get("agent"):
-            path = f"{self._allocation.path}/{self._allocation.body['agent']}"
+        if isinstance(self._allocation, WorkerAllocation) and self._allocation.agent:
+            path = f"{self._allocation.path}/{self._allocation.agent}"
         policy = load_policy(path)
         return Agent(policy, learner=OnlineLearner(policy) if self._learns else None)
 

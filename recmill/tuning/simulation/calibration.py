@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from recmill.artifacts import Dataset, InputError
+from recmill.artifacts.allocation import CalibrationPoint, CalibrationSummary, StageTime
 from recmill.data.ingest.reader import STAGES
 from recmill.progress import Progress, no_progress
 from recmill.tuning.measurement import Floats
 from recmill.tuning.simulation.simulator import World, steady_rate
-from recmill.tuning.simulation.stage_times import StageTime, measure_throughput
+from recmill.tuning.simulation.stage_times import measure_throughput
 
 MAX_ERROR = 0.15
 POINT_S = 0.6  # for each point, all rounds together
@@ -37,30 +37,13 @@ POINTS: tuple[tuple[tuple[int, ...], float], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One measured allocation."""
+class Calibration(CalibrationSummary):
+    """Fitted figures of the simulator, with what the stages take."""
 
-    workers: tuple[int, ...]
-    read_delay_s: float
-    rows_per_s: float
-    predicted: float = 0.0
-    is_held_out: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Fitted figures; `error` is the mean relative error on points that the fit did not see."""
-
-    seconds: tuple[float, ...]  # a row, by stage
+    seconds: tuple[float, ...]  # per row, by stage
     cpu_shares: tuple[float, ...]
     rows_per_item: float
     cores: float
-    sigma: float
-    contention: float
-    overhead: float
-    scale: float  # of all times: what the stages take in a running pipeline over what they take alone
-    error: float
-    points: tuple[Point, ...]
 
     def check(self) -> None:
         """Raise if the simulator is not good enough to claim anything."""
@@ -69,15 +52,6 @@ class Calibration:
                 f"the simulator misses held-out measurements by {self.error:.0%}, expected at most {MAX_ERROR:.0%}: "
                 "measure again on a quiet machine"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Calibration:
-        points = [Point(**{**point, "workers": tuple(point["workers"])}) for point in body["points"]]
-        lists = {name: tuple(body[name]) for name in ("seconds", "cpu_shares")}
-        return cls(**{**body, **lists, "points": tuple(points)})
 
 
 def calibrate(
@@ -111,13 +85,13 @@ def calibrate(
         rates[done % len(points)].append(measured_once.rows_per_s)
     progress("calibrate simulator", NUM_ROUNDS * len(points), NUM_ROUNDS * len(points))
     measured = [
-        Point(workers=workers, read_delay_s=delay_s, rows_per_s=statistics.median(found))
+        CalibrationPoint(workers=workers, read_delay_s=delay_s, rows_per_s=statistics.median(found))
         for (workers, delay_s), found in zip(points, rates, strict=True)
     ]
     return fit(measured, times, cores=cores)
 
 
-def fit(points: Sequence[Point], times: Mapping[str, StageTime], *, cores: float) -> Calibration:
+def fit(points: Sequence[CalibrationPoint], times: Mapping[str, StageTime], *, cores: float) -> Calibration:
     """Fit to every point but each third, and test on those."""
     rows = max(1.0, times["read"].rows)
     seconds = np.array([times[stage].seconds / rows for stage in STAGES])
@@ -149,7 +123,7 @@ def fit(points: Sequence[Point], times: Mapping[str, StageTime], *, cores: float
         scale=scale,
         error=error,
         points=tuple(
-            Point(
+            CalibrationPoint(
                 workers=point.workers,
                 read_delay_s=point.read_delay_s,
                 rows_per_s=point.rows_per_s,
@@ -161,12 +135,12 @@ def fit(points: Sequence[Point], times: Mapping[str, StageTime], *, cores: float
     )
 
 
-def _workers(points: Sequence[Point]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _workers(points: Sequence[CalibrationPoint]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     return np.array([point.workers for point in points], dtype=np.int64)
 
 
 def _world(
-    points: Sequence[Point], seconds: Floats, shares: Floats, rows: float, cores: float, parameters: Floats
+    points: Sequence[CalibrationPoint], seconds: Floats, shares: Floats, rows: float, cores: float, parameters: Floats
 ) -> World:
     """One world a point: the same machine, reads delayed."""
     size, (scale, sigma, contention, overhead) = len(points), parameters

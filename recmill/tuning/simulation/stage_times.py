@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from recmill.artifacts import Dataset
+from recmill.artifacts.allocation import StageTime, Throughput
 from recmill.data.ikjt.batch import assemble_batch
 from recmill.data.ingest.clock import Clock, Taken
 from recmill.data.ingest.pipeline import IngestPipeline
@@ -23,27 +23,6 @@ MAX_LONGER_S = 0.5  # that a measurement goes on for the sake of whole rounds
 MEASURE_S = 2.0
 MAX_EPOCHS = 1_000  # small data are read again and again until the time is up
 ONE_WORKER = dict.fromkeys(STAGES, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTime:
-    """What a stage takes for one row group when nothing else runs."""
-
-    seconds: float
-    cpu_seconds: float
-    rows: float = 0.0  # of that row group
-
-
-@dataclass(frozen=True, kw_only=True)
-class Throughput:
-    """What the pipeline gave with some allocation and a consumer that never waits."""
-
-    stages: Mapping[str, int]
-    rows_per_s: float
-    memory_bytes: int  # the peak that ingestion held
-    num_rows: int
-    seconds: float
-    cpu_seconds: float = 0.0  # of all stages, for those rows
 
 
 def measure_stages(dataset: Dataset, *, batch_size: int, progress: Progress = no_progress) -> dict[str, StageTime]:

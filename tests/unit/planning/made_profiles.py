@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from recmill.artifacts import AccessProfile, write_folder
+from recmill.artifacts.profile import FeatureDuplication, TableProfile
 from recmill.data.schema import Feature, Schema
 from recmill.profiling.counting import write_counts
 
@@ -39,15 +40,25 @@ def write_profile(
             rows = np.flatnonzero(values)
             rows = rows[np.argsort(-values[rows], kind="stable")]
             write_counts(folder / "counts" / f"{name}.parquet", [(rows, values[rows])])
-            tables[name] = {
-                "num_rows": len(values),
-                "dim": dims[name],
-                "features": [f"f_{name}"],
-                "num_accesses": int(values.sum()),
-                "num_distinct": len(rows),
-            }
-            duplication[f"f_{name}"] = {"mean_length": float(values.sum()) / num_samples}
+            tables[name] = TableProfile(
+                num_rows=len(values),
+                dim=dims[name],
+                features=(f"f_{name}",),
+                num_accesses=int(values.sum()),
+                num_distinct=len(rows),
+                zipf_exponent=None,
+                drift=None,
+            )
+            duplication[f"f_{name}"] = FeatureDuplication(
+                mean_length=float(values.sum()) / num_samples, same_as_previous=None, shifted_by_one=None
+            )
         Schema(features=features).save(folder)
-        body = {"num_samples": num_samples, "tables": tables, "duplication": duplication, "layout": "time"}
-        AccessProfile.seal(folder, body=body)
+        AccessProfile(
+            num_samples=num_samples,
+            tables=tables,
+            duplication=duplication,
+            layout="time",
+            split=None,
+            confidence=None,
+        ).seal(folder)
     return AccessProfile.load(out)

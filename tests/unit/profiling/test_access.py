@@ -52,39 +52,39 @@ def test_counts_equal_an_independent_count(raw: Path, tmp_path: Path, layout: st
     # The items' table is read by two features.
     assert written_counts(profile, "tags") == raw_counts(raw, "unnest(tags)")
     assert written_counts(profile, "items") == raw_counts(raw, "unnest(list_append(history, item))")
-    tags = profile.body["tables"]["tags"]
-    assert tags["num_accesses"] == sum(n for _, n in raw_counts(raw, "unnest(tags)"))
-    assert (tags["num_rows"], tags["dim"], tags["features"]) == (30, 4, ["tags"])
-    assert profile.body["tables"]["items"]["features"] == ["item", "history"]
-    assert profile.body["num_samples"] == 700
+    tags = profile.tables["tags"]
+    assert tags.num_accesses == sum(n for _, n in raw_counts(raw, "unnest(tags)"))
+    assert (tags.num_rows, tags.dim, tags.features) == (30, 4, ("tags",))
+    assert profile.tables["items"].features == ("item", "history")
+    assert profile.num_samples == 700
     assert AccessProfile.load(profile.path, verify=True).inputs == {"dataset": data.content_hash}
 
 
 @pytest.mark.parametrize("layout", ["session", "time"])
 def test_duplication_agrees_with_counting_row_by_row(raw: Path, tmp_path: Path, layout: str) -> None:
     data = cluster_sessions(raw, out=tmp_path / "data", layout=layout, rows_per_group=64)
-    found = profile_access(data, out=tmp_path / "profile", batch_sizes=BATCHES).body
+    found = profile_access(data, out=tmp_path / "profile", batch_sizes=BATCHES)
     stored = read_table(data).to_pylist()
     sessions = defaultdict(list)
     by_session = read_table(cluster_sessions(raw, out=tmp_path / "sorted")).to_pylist()
     for row in by_session:
         sessions[row["session_id"]].append(row)
-    assert found["num_sessions"] == len(sessions)
-    assert found["samples_per_session"] == pytest.approx(700 / len(sessions))
+    assert found.num_sessions == len(sessions)
+    assert found.samples_per_session == pytest.approx(700 / len(sessions))
     for name in ("age", "tags", "item", "history"):
         values = {session: [str(row[name]) for row in rows] for session, rows in sessions.items()}
         pairs = [(a, b) for rows in values.values() for a, b in pairwise(rows)]
         distinct = sum(len(set(rows)) for rows in values.values())
-        figures = found["duplication"][name]
-        assert figures["same_as_previous"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs))
-        assert figures["distinct_per_session"] == pytest.approx(distinct / len(sessions))
-        assert figures["dedup_factor"] == pytest.approx(700 / distinct)
+        figures = found.duplication[name]
+        assert figures.same_as_previous == pytest.approx(sum(a == b for a, b in pairs) / len(pairs))
+        assert figures.distinct_per_session == pytest.approx(distinct / len(sessions))
+        assert figures.dedup_factor == pytest.approx(700 / distinct)
         for size in BATCHES:
             batches = [stored[start : start + size] for start in range(0, 700, size)]
             expected = 700 / sum(len({str(row[name]) for row in batch}) for batch in batches)
-            assert figures["batch_dedup_factor"][str(size)] == pytest.approx(expected)
+            assert figures.batch_dedup_factor[size] == pytest.approx(expected)
     lengths = [len(row["tags"]) for row in stored]
-    assert found["duplication"]["tags"]["mean_length"] == pytest.approx(np.mean(lengths))
+    assert found.duplication["tags"].mean_length == pytest.approx(np.mean(lengths))
 
 
 def test_a_history_that_shifts_is_seen(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_a_history_that_shifts_is_seen(tmp_path: Path) -> None:
         }
     )
     raw = write_log(tmp_path / "raw", table, schema=schema)
-    found = profile_access(cluster_sessions(raw, out=tmp_path / "data"), out=tmp_path / "profile").body["duplication"]
-    assert found["history"]["shifted_by_one"] == pytest.approx(3 / 5)
-    assert found["history"]["same_as_previous"] == pytest.approx(1 / 5)
-    assert found["history"]["dedup_factor"] == pytest.approx(7 / 6)
+    found = profile_access(cluster_sessions(raw, out=tmp_path / "data"), out=tmp_path / "profile").duplication
+    assert found["history"].shifted_by_one == pytest.approx(3 / 5)
+    assert found["history"].same_as_previous == pytest.approx(1 / 5)
+    assert found["history"].dedup_factor == pytest.approx(7 / 6)
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 500])
@@ -125,9 +125,9 @@ def test_only_training_rows_are_counted_where_there_are_splits(raw: Path, tmp_pa
     train = profile_access(data, out=tmp_path / "profile")
     expected = Counter(i for tags in read_table(data, split="train")["tags"].to_pylist() for i in tags)
     assert dict(written_counts(train, "tags")) == expected
-    assert train.body["split"] == "train"
+    assert train.split == "train"
     test = profile_access(data, out=tmp_path / "profile", split="test")
-    assert train.body["num_samples"] + test.body["num_samples"] == 700
+    assert train.num_samples + test.num_samples == 700
 
 
 def test_a_sample_is_seeded_and_its_interval_covers_the_truth(tmp_path: Path) -> None:
@@ -139,17 +139,17 @@ def test_a_sample_is_seeded_and_its_interval_covers_the_truth(tmp_path: Path) ->
     columns |= {"label": np.zeros(num_rows, np.float32), "item": rng.choice(2000, num_rows, p=weights / weights.sum())}
     raw = write_log(tmp_path / "raw", pa.table(columns), schema=schema)
     data = cluster_sessions(raw, out=tmp_path / "data", rows_per_group=500)
-    exact = profile_access(data, out=tmp_path / "exact").body["tables"]["item"]
+    exact = profile_access(data, out=tmp_path / "exact").tables["item"]
     sampled = profile_access(data, out=tmp_path / "sampled", sample=0.3)
     again = profile_access(data, out=tmp_path / "again", sample=0.3)
     assert sampled.content_hash == again.content_hash
-    assert sampled.body["num_samples"] == pytest.approx(0.3 * num_rows, rel=0.05)
-    table = sampled.body["tables"]["item"]
+    assert sampled.num_samples == pytest.approx(0.3 * num_rows, rel=0.05)
+    table = sampled.tables["item"]
     for share in ("0.001", "0.01", "0.1"):
-        half_width = table["top_share_half_width"][share]
+        half_width = table.top_share_half_width[share]
         assert 0 < half_width < 0.1
-        assert abs(table["top_share"][share] - exact["top_share"][share]) <= half_width + 0.01
-    assert "top_share_half_width" not in exact
+        assert abs(table.top_share[share] - exact.top_share[share]) <= half_width + 0.01
+    assert exact.top_share_half_width is None
 
 
 def test_half_widths_follow_the_ratio_estimator() -> None:
@@ -164,7 +164,7 @@ def test_remote_datasets_can_be_profiled(raw: Path, tmp_path: Path) -> None:
     profile = profile_access("memory://profile-test/data", out="memory://profile-test/profile")
     assert profile.inputs == {"dataset": data.content_hash}
     with fsspec.open("memory://profile-test/profile/counts/tags.parquet", "rb") as file:
-        assert pq.read_table(file).num_rows == profile.body["tables"]["tags"]["num_distinct"]
+        assert pq.read_table(file).num_rows == profile.tables["tags"].num_distinct
 
 
 @pytest.mark.parametrize("wrong", [{"sample": 0.0}, {"sample": 1.5}, {"confidence": 1.0}, {"split": "valid"}])

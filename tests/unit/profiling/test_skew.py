@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from recmill.profiling.skew import SkewSummary, harmonic
 
 
-def summary_of(num_rows: int, counts: np.ndarray, piece: int) -> dict:
+def summary_of(num_rows: int, counts: np.ndarray, piece: int) -> SkewSummary:
     summary = SkewSummary(num_rows)
     for start in range(0, len(counts), piece):
         summary.add(counts[start : start + piece])
-    return summary.figures()
+    return summary
 
 
 @given(st.lists(st.integers(1, 1000), max_size=200), st.integers(0, 2000), st.integers(1, 50))
@@ -22,13 +22,13 @@ def test_shares_are_exact_whatever_the_pieces(counts: list[int], unread: int, pi
     ranked = np.sort(np.array(counts, np.int64))[::-1]
     num_rows = max(1, len(counts) + unread)
     figures = summary_of(num_rows, ranked, piece)
-    assert (figures["num_accesses"], figures["num_distinct"]) == (sum(counts), len(counts))
-    for share, found in figures["top_share"].items():
+    assert (figures.num_accesses, figures.num_distinct) == (sum(counts), len(counts))
+    for share, found in figures.top_share.items():
         top = max(1, int(np.ceil(float(share) * num_rows)))
         assert found == pytest.approx(ranked[:top].sum() / max(1, sum(counts)))
-    assert len(figures["curve"]) <= 100
-    for point in figures["curve"]:
-        assert point["share"] == pytest.approx(ranked[: point["rows"]].sum() / max(1, sum(counts)))
+    assert len(figures.curve) <= 100
+    for point in figures.curve:
+        assert point.share == pytest.approx(ranked[: point.rows].sum() / max(1, sum(counts)))
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.0, 1.2])
@@ -37,12 +37,12 @@ def test_the_exponent_of_a_zipf_law_is_found(exponent: float, num_rows: int) -> 
     weights = np.arange(1, num_rows + 1) ** -exponent
     drawn = np.random.default_rng(0).multinomial(300_000, weights / weights.sum())
     ranked = np.sort(drawn[drawn > 0])[::-1]
-    assert summary_of(num_rows, ranked, 10_000)["zipf_exponent"] == pytest.approx(exponent, abs=0.02)
+    assert summary_of(num_rows, ranked, 10_000).zipf_exponent == pytest.approx(exponent, abs=0.02)
 
 
 def test_too_few_reads_give_no_exponent() -> None:
-    assert summary_of(1000, np.ones(500, np.int64), 100)["zipf_exponent"] is None
-    assert summary_of(1, np.array([50]), 1)["zipf_exponent"] is None
+    assert summary_of(1000, np.ones(500, np.int64), 100).zipf_exponent is None
+    assert summary_of(1, np.array([50]), 1).zipf_exponent is None
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.7])

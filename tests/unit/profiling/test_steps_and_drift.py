@@ -32,13 +32,13 @@ def item_log(items: np.ndarray) -> pa.Table:
 def test_distinct_ids_of_a_step_are_those_of_batches_made_of_lanes(tmp_path: Path, layout: str) -> None:
     raw = write_log(tmp_path / "raw", random_log(640))
     data = cluster_sessions(raw, out=tmp_path / "data", layout=layout, rows_per_group=64)
-    found = profile_access(data, out=tmp_path / "profile", batch_sizes=(64, 4096)).body["tables"]["items"]
+    found = profile_access(data, out=tmp_path / "profile", batch_sizes=(64, 4096)).tables["items"]
     rows = read_table(data).to_pylist()
     # Four batches: of each of 8 lanes of 80 rows, 8 rows from the start, a quarter, half and three quarters of it.
     batches = [[rows[80 * lane + 20 * batch + k] for lane in range(8) for k in range(8)] for batch in range(4)]
     read = [[own for row in batch for own in (*row["item"], *row["history"])] for batch in batches]
-    assert found["distinct_per_step"] == {"64": pytest.approx(np.mean([len(set(ids)) for ids in read]))}
-    assert found["accesses_per_step"] == {"64": pytest.approx(np.mean([len(ids) for ids in read]))}
+    assert found.distinct_per_step == {64: pytest.approx(np.mean([len(set(ids)) for ids in read]))}
+    assert found.accesses_per_step == {64: pytest.approx(np.mean([len(ids) for ids in read]))}
 
 
 @given(st.integers(1, 5_000), st.integers(1, 5_000))
@@ -62,22 +62,22 @@ def test_popularity_that_moves_is_seen_and_chance_is_told_apart(tmp_path: Path) 
     for name, items in (("still", still), ("moved", moved)):
         raw = write_log(tmp_path / name, item_log(items), schema=ITEMS)
         data = cluster_sessions(raw, out=tmp_path / f"{name}-data", rows_per_group=512)
-        drifts.append(profile_access(data, out=tmp_path / f"{name}-profile").body["tables"]["item"]["drift"])
+        drifts.append(profile_access(data, out=tmp_path / f"{name}-profile").tables["item"].drift)
     for drift in drifts:
-        assert drift["num_earlier"] + drift["num_later"] == 8_000
-        assert abs(drift["num_earlier"] - 4_000) < 500
-    assert drifts[0]["top_share"]["0.01"]["lost"] < 0.05
-    assert drifts[1]["top_share"]["0.01"]["lost"] > 0.9
-    for figures in drifts[0]["top_share"].values():
-        assert figures["lost"] == pytest.approx(figures["lost_by_chance"], abs=0.05)
+        assert drift.num_earlier + drift.num_later == 8_000
+        assert abs(drift.num_earlier - 4_000) < 500
+    assert drifts[0].top_share["0.01"].lost < 0.05
+    assert drifts[1].top_share["0.01"].lost > 0.9
+    for figures in drifts[0].top_share.values():
+        assert figures.lost == pytest.approx(figures.lost_by_chance, abs=0.05)
 
 
 def test_a_sample_has_no_drift(tmp_path: Path) -> None:
     raw = write_log(tmp_path / "raw", random_log(640))
     data = cluster_sessions(raw, out=tmp_path / "data", rows_per_group=64)
-    tables = profile_access(data, out=tmp_path / "profile", sample=0.5, batch_sizes=(64,)).body["tables"]
-    assert tables["items"]["drift"] is None
-    assert tables["items"]["distinct_per_step"]["64"] <= 20
+    tables = profile_access(data, out=tmp_path / "profile", sample=0.5, batch_sizes=(64,)).tables
+    assert tables["items"].drift is None
+    assert tables["items"].distinct_per_step[64] <= 20
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts import AccessProfile, Dataset, ShardPlan, WorkerAllocation, write_folder
+from recmill.artifacts.allocation import Throughput
+from recmill.artifacts.profile import CurvePoint, FeatureDuplication, TableProfile
 from recmill.data.schema import Feature, Schema
 from recmill.training.config import TrainConfig
 
@@ -102,7 +104,7 @@ def write_dataset(path: Path, schema: Schema, *, data_bytes: int) -> None:
     }
     with write_folder(path, manifest_name="dataset.json") as folder:
         schema.save(folder)
-        Dataset.seal(folder, body=body)
+        Dataset(body=body).seal(folder)
 
 
 def write_profile(path: Path, schema: Schema) -> None:
@@ -111,44 +113,43 @@ def write_profile(path: Path, schema: Schema) -> None:
         weights = 1 / np.arange(1, table.num_rows + 1) ** (1.25 - 0.12 * position)
         cumulative = np.cumsum(weights) / weights.sum()
         rows = sorted({round(10**exponent) for exponent in np.linspace(0, math.log10(table.num_rows), 40)})
-        tables[table.name] = {
-            "num_rows": table.num_rows,
-            "dim": table.dim,
-            "features": list(table.features),
-            "num_accesses": NUM_ROWS * (12 if table.name == "items" else 1),
-            "num_distinct": table.num_rows * 7 // 10,
-            "top_share": {
+        tables[table.name] = TableProfile(
+            num_rows=table.num_rows,
+            dim=table.dim,
+            features=table.features,
+            num_accesses=NUM_ROWS * (12 if table.name == "items" else 1),
+            num_distinct=table.num_rows * 7 // 10,
+            top_share={
                 share: float(cumulative[math.ceil(float(share) * table.num_rows) - 1])
                 for share in ("0.001", "0.01", "0.1")
             },
-            "zipf_exponent": 1.25 - 0.12 * position,
-            "curve": [{"rows": row, "share": float(cumulative[row - 1])} for row in rows],
-        }
+            zipf_exponent=1.25 - 0.12 * position,
+            curve=tuple(CurvePoint(rows=row, share=float(cumulative[row - 1])) for row in rows),
+            drift=None,
+        )
     duplication = {
-        feature.name: {
-            "kind": feature.kind,
-            "mean_length": 20.0 if feature.kind == "sequence" else 1.0,
-            "samples_per_session": 7.8,
-            "same_as_previous": 0.87 if feature.group == "user" else 0.04,
-            "shifted_by_one": 0.81 if feature.shift else 0.0,
-            "distinct_per_session": 1.22 if feature.group == "user" else 7.4,
-            "dedup_factor": 6.4 if feature.group == "user" else 1.05,
-            "batch_dedup_factor": {"1024": 5.9, "4096": 6.1, "16384": 6.3},
-        }
+        feature.name: FeatureDuplication(
+            kind=feature.kind,
+            mean_length=20.0 if feature.kind == "sequence" else 1.0,
+            samples_per_session=7.8,
+            same_as_previous=0.87 if feature.group == "user" else 0.04,
+            shifted_by_one=0.81 if feature.shift else 0.0,
+            distinct_per_session=1.22 if feature.group == "user" else 7.4,
+            dedup_factor=6.4 if feature.group == "user" else 1.05,
+            batch_dedup_factor={1024: 5.9, 4096: 6.1, 16384: 6.3},
+        )
         for feature in schema.features
     }
     with write_folder(path, manifest_name="profile.json") as folder:
-        AccessProfile.seal(
-            folder,
-            body={
-                "num_samples": 360_000,
-                "num_samples_total": 360_000,
-                "split": "train",
-                "sample": 1.0,
-                "tables": tables,
-                "duplication": duplication,
-            },
-        )
+        AccessProfile(
+            num_samples=360_000,
+            num_samples_total=360_000,
+            split="train",
+            layout="session",
+            confidence=None,
+            tables=tables,
+            duplication=duplication,
+        ).seal(folder)
 
 
 def write_plan(path: Path, schema: Schema) -> None:
@@ -182,18 +183,22 @@ def write_plan(path: Path, schema: Schema) -> None:
         "hot_set": None,
     }
     with write_folder(path, manifest_name="plan.json") as folder:
-        ShardPlan.seal(folder, body=body)
+        ShardPlan(body=body).seal(folder)
 
 
 def write_allocation(path: Path) -> None:
-    body = {
-        "stages": {"read": 1, "decode": 2, "transform": 3, "batch": 1},
-        "rows_per_s": 512_000.0,
-        "memory_bytes": 310_000_000,
-        "baseline": {"rows_per_s": 388_000.0},
-    }
+    stages = {"read": 1, "decode": 2, "transform": 3, "batch": 1}
+    baseline = Throughput(stages=dict.fromkeys(stages, 1), rows_per_s=388_000.0, memory_bytes=290_000_000)
+    allocation = WorkerAllocation(
+        stages=stages,
+        rows_per_s=512_000.0,
+        memory_bytes=310_000_000,
+        baseline=baseline,
+        calibration=None,
+        agent=None,
+    )
     with write_folder(path, manifest_name="allocation.json") as folder:
-        WorkerAllocation.seal(folder, body=body)
+        allocation.seal(folder)
 
 
 def write_training(path: Path, *, speed: float, auc: float, num_steps: int, config: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ def dataset(tmp_path_factory) -> Dataset:
         "row_group_rows": [500],
     }
     body = {"layout": "session", "num_rows": 500, "num_sessions": 500, "source": {}, "parts": [part]}
-    Dataset.seal(folder, body=body)
+    Dataset(body=body).seal(folder)
     return Dataset.load(folder)
 
 
@@ -86,21 +86,21 @@ def test_the_allocation_records_what_was_measured(dataset, tmp_path):
         seconds=4,
         progress=lambda what, done, total: calls.append((what, done, total)),
     )
-    candidates = allocation.body["candidates"]
+    candidates = allocation.candidates
     assert set(candidates) == {"one worker a stage", "even split", "linear programme", "agent"}
-    assert candidates["even split"]["stages"] == dict.fromkeys(STAGES, 2)
-    assert allocation.stages == candidates[allocation.body["controller"]]["stages"]
-    assert allocation.body["rows_per_s"] >= 0.97 * max(found["rows_per_s"] for found in candidates.values())
-    assert allocation.body["history"][0]["workers"] == dict.fromkeys(STAGES, 1)
-    assert (tmp_path / "allocation" / allocation.body["agent"]).is_file()
-    assert allocation.body["calibration"]["error"] >= 0
+    assert candidates["even split"].stages == dict.fromkeys(STAGES, 2)
+    assert allocation.stages == candidates[allocation.controller].stages
+    assert allocation.rows_per_s >= 0.97 * max(found.rows_per_s for found in candidates.values())
+    assert allocation.history[0].workers == dict.fromkeys(STAGES, 1)
+    assert (tmp_path / "allocation" / allocation.agent).is_file()
+    assert allocation.calibration.error >= 0
     assert allocation.inputs == {"dataset": dataset.content_hash}
-    assert allocation.body["rows_per_s"] > 0
-    assert 0 < allocation.body["memory_bytes"] <= 10**8
-    assert allocation.body["baseline"]["stages"] == dict.fromkeys(STAGES, 1)
-    assert allocation.body["baseline"]["rows_per_s"] > 0
-    assert set(allocation.body["stage_times"]) == set(STAGES)
-    num_different = len({tuple(sorted(found["stages"].items())) for found in candidates.values()})
+    assert allocation.rows_per_s > 0
+    assert 0 < allocation.memory_bytes <= 10**8
+    assert allocation.baseline.stages == dict.fromkeys(STAGES, 1)
+    assert allocation.baseline.rows_per_s > 0
+    assert set(allocation.stage_times) == set(STAGES)
+    num_different = len({tuple(sorted(found.stages.items())) for found in candidates.values()})
     num_measured = 3 * num_different  # three turns, each different allocation once a turn
     assert calls[-1] == ("measure allocations", num_measured, num_measured)
     assert {what for what, _, _ in calls} >= {"time stages", "calibrate simulator", "tune a running pipeline"}

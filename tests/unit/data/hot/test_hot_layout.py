@@ -43,7 +43,7 @@ def write_plan(out: Path, rows: dict[str, list[int]], schema: Schema, *, session
         for name, own in rows.items():
             table = pa.table({"row": np.array(own, np.int64), "slot": np.arange(len(own), dtype=np.int64)})
             pq.write_table(table, folder / "hot" / f"{name}.parquet")
-        ShardPlan.seal(folder, body=body)
+        ShardPlan(body=body).seal(folder)
     return ShardPlan.load(out)
 
 
@@ -195,7 +195,7 @@ def test_a_plan_of_choose_hot_set_serves_the_share_it_promised(dataset, tmp_path
     body = {**default_plan(ranking_schema(), Topology.local(2)).body, "hot_set": chosen.to_json()}
     with write_folder(tmp_path / "plan", manifest_name=ShardPlan.manifest_name) as folder:
         chosen.write(folder)
-        ShardPlan.seal(folder, body=body)
+        ShardPlan(body=body).seal(folder)
     rows = load_hot_rows(tmp_path / "plan")
     assert {name: own.tolist() for name, own in rows.items()} == {n: o.tolist() for n, o in chosen.rows.items()}
     laid = layout_hot(dataset, tmp_path / "plan", out=tmp_path / "out", sessions="split")
@@ -209,7 +209,7 @@ def test_mistakes_are_named(dataset, plan, tmp_path):
     with pytest.raises(InputError, match="is laid out for hot batches already"):
         layout_hot(laid, plan, out=tmp_path / "again")
     with write_folder(tmp_path / "cold", manifest_name=ShardPlan.manifest_name) as folder:
-        ShardPlan.seal(folder, body=default_plan(ranking_schema(), Topology.local(1)).body)
+        ShardPlan(body=default_plan(ranking_schema(), Topology.local(1)).body).seal(folder)
     with pytest.raises(InputError, match="the plan has no hot set; plan again with --hot-budget"):
         layout_hot(dataset, tmp_path / "cold", out=tmp_path / "other")
     lacking = write_plan(tmp_path / "lacking", {"items": [1]}, ranking_schema())

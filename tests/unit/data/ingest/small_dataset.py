@@ -67,7 +67,6 @@ def write_dataset(
                 "row_group_rows": sizes,
             }
         )
-    Dataset.seal(
-        folder, body={"layout": layout, "num_rows": start, "num_sessions": start, "source": {}, "parts": parts}
-    )
+    body = {"layout": layout, "num_rows": start, "num_sessions": start, "source": {}, "parts": parts}
+    Dataset(body=body).seal(folder)
     return Dataset.load(folder)

@@ -26,7 +26,7 @@ def write_plan(folder: Path, *, tiers: list[tuple[str, int]], rows: list[int], t
         "shards": [{"rank": 5, "offset": [0, 0], "size": [len(rows), 4]}],
     }
     body = {"topology": {"nodes": 2, "ranks_per_node": 2}, "tables": {"items": table}}
-    ShardPlan.seal(folder, body=body)
+    ShardPlan(body=body).seal(folder)
     return ShardPlan.load(folder)
 
 

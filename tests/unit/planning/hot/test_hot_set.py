@@ -58,7 +58,7 @@ def zipf_dataset(
         }
         schema.save(folder)
         body = {"layout": "session", "num_rows": num_samples, "num_sessions": part["num_sessions"], "source": {}}
-        Dataset.seal(folder, body={**body, "parts": [part]})
+        Dataset(body={**body, "parts": [part]}).seal(folder)
     return Dataset.load(out)
 
 
@@ -163,7 +163,7 @@ def test_a_profile_without_samples_and_a_budget_of_nothing_are_refused(skewed, t
         (folder / "counts").mkdir()
         for path in (Path(skewed.path) / "counts").iterdir():
             (folder / "counts" / path.name).write_bytes(path.read_bytes())
-        AccessProfile.seal(folder, body=skewed.body)
+        skewed.seal(folder)
     with pytest.raises(InputError, match=r"holds no samples.parquet; profile the dataset again"):
         choose_hot_set(tmp_path / "old", budget_bytes=1000)
 

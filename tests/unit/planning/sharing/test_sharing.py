@@ -4,6 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts import AccessProfile, InputError
+from recmill.artifacts.profile import TableProfile
 from recmill.planning.sharing.choice import choose_exact_width, choose_sharing, read_exact_rows, target_bytes
 
 
@@ -20,8 +21,18 @@ def profile(tmp_path):
     for name, reads in counts.items():
         rows = np.arange(len(reads))[::-1].copy()  # the last row is read most
         pq.write_table(pa.table({"row": rows, "count": reads}), tmp_path / "counts" / f"{name}.parquet")
-        tables[name] = {"num_rows": len(reads), "dim": 16, "num_accesses": int(reads.sum()), "features": [name]}
-    return AccessProfile(path=str(tmp_path), body={"tables": tables})
+        tables[name] = TableProfile(
+            num_rows=len(reads),
+            dim=16,
+            features=(name,),
+            num_accesses=int(reads.sum()),
+            num_distinct=len(reads),
+            zipf_exponent=None,
+            drift=None,
+        )
+    return AccessProfile(
+        path=str(tmp_path), num_samples=1, tables=tables, duplication={}, layout=None, split=None, confidence=None
+    )
 
 
 def test_tables_that_fit_are_kept(profile):

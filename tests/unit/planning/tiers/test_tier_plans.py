@@ -1,5 +1,7 @@
 """Plans on disk: every row in one tier, costs that a reader can recompute, moves that pay."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -247,12 +249,11 @@ def test_a_profile_without_counts_or_with_foreign_tables_is_refused(profile, tmp
     with pytest.raises(InputError, match="has no counts for this table"):
         plan_shards(broken, out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=10**6)
     empty = write_profile(tmp_path / "empty", counts, dims=DIMS, pooled=frozenset(), num_samples=1)
-    object.__setattr__(empty, "body", {**empty.body, "num_samples": 0})
     with pytest.raises(InputError, match="counts no samples"):
-        plan_shards(empty, out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=10**6)
-    object.__setattr__(empty, "body", {**empty.body, "num_samples": 5, "tables": {"x": {}}})
+        plan_shards(replace(empty, num_samples=0), out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=10**6)
+    foreign = replace(empty, tables={"x": empty.tables["items"]})
     with pytest.raises(InputError, match="knows nothing of table"):
-        plan_shards(empty, out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=10**6)
+        plan_shards(foreign, out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=10**6)
 
 
 def test_an_older_plan_for_other_ranks_is_refused(profile, planned, tmp_path):

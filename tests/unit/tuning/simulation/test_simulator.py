@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from recmill.artifacts import InputError
-from recmill.tuning.simulation.calibration import POINTS, Point, fit
+from recmill.tuning.simulation.calibration import POINTS, CalibrationPoint, fit
 from recmill.tuning.simulation.scenarios import EVENTS, KINDS, draw_events, draw_worlds
 from recmill.tuning.simulation.simulator import Event, Simulator, World, best_workers, steady_rate
 from recmill.tuning.simulation.stage_times import StageTime
@@ -116,16 +116,16 @@ TIMES = {
 }
 
 
-def simulated_points(scale: float, *, noise: float) -> list[Point]:
+def simulated_points(scale: float, *, noise: float) -> list[CalibrationPoint]:
     """What a machine that obeys the model would give."""
     from recmill.tuning.simulation.calibration import _workers, _world
 
-    points = [Point(workers=workers, read_delay_s=delay, rows_per_s=1.0) for workers, delay in POINTS]
+    points = [CalibrationPoint(workers=workers, read_delay_s=delay, rows_per_s=1.0) for workers, delay in POINTS]
     seconds = np.array([TIMES[stage].seconds / 8_192 for stage in TIMES])
     world = _world(points, seconds, np.full(4, 0.98), 8_192, 2.0, np.array([scale, 0.02, 0.3, 0.2]))
     rates = steady_rate(world, _workers(points)) * np.exp(np.random.default_rng(1).normal(0, noise, len(points)))
     return [
-        Point(workers=point.workers, read_delay_s=point.read_delay_s, rows_per_s=float(found))
+        CalibrationPoint(workers=point.workers, read_delay_s=point.read_delay_s, rows_per_s=float(found))
         for point, found in zip(points, rates, strict=True)
     ]
 

@@ -1,0 +1,97 @@
+"""Frozen dataclasses from JSON and back.
+
+A field of type `X | None` may be missing in the JSON, and so may a field with a default; every other key must be there.
+Whole numbers are counts, so they start at 0. Keys that no field has are ignored: a newer recmill may have written them.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from itertools import repeat
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from recmill.artifacts.files import InputError
+
+Record = TypeVar("Record")
+
+_SCALARS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number of at least 0",
+    float: "a finite number",
+    str: "a string",
+}
+
+
+def read_record(kind: type[Record], loaded: Any, *, where: str, key: str = "") -> Record:
+    """The JSON object `loaded` as a `kind`; an InputError names the file (`where`) and the path of the wrong key."""
+    if not isinstance(loaded, dict):
+        raise _unexpected(loaded, "an object", where, key)
+    hints, found = _hints(kind), {}  # type: ignore[arg-type]
+    for field in fields(kind):  # type: ignore[arg-type]
+        path = f"{key}.{field.name}" if key else field.name
+        if field.name in loaded:
+            found[field.name] = _read(hints[field.name], loaded[field.name], where, path)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            if NoneType not in get_args(hints[field.name]):
+                raise InputError(f"{where}: {path} is missing")
+            found[field.name] = None
+    try:
+        return kind(**found)
+    except InputError as error:  # from the record's own checks
+        raise InputError(f"{where}: {error}") from None
+
+
+def record_json(value: Any) -> Any:
+    """The JSON form of a record; fields that default to None are left out while they are None."""
+    if is_dataclass(value):
+        pairs = ((field, getattr(value, field.name)) for field in fields(value))
+        return {f.name: record_json(own) for f, own in pairs if own is not None or f.default is not None}
+    if isinstance(value, Mapping):
+        return {str(name): record_json(own) for name, own in value.items()}
+    if isinstance(value, tuple | list):
+        return [record_json(own) for own in value]
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _read(kind: Any, found: Any, where: str, key: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return found
+    if is_dataclass(kind):
+        return read_record(kind, found, where=where, key=key)  # type: ignore[arg-type]
+    if origin in (Union, UnionType):  # only ever with None
+        return None if found is None else _read(inner[0], found, where, key)
+    if origin is Literal:
+        if found not in inner:
+            raise _unexpected(found, f"one of {', '.join(inner)}", where, key)
+        return found
+    if origin is tuple:
+        is_open = inner[-1] is ...
+        if not isinstance(found, list) or not (is_open or len(found) == len(inner)):
+            raise _unexpected(found, "a list" if is_open else f"a list of {len(inner)} values", where, key)
+        kinds = repeat(inner[0], len(found)) if is_open else inner
+        return tuple(_read(own, found[n], where, f"{key}[{n}]") for n, own in enumerate(kinds))
+    if origin is Mapping:
+        if not isinstance(found, dict):
+            raise _unexpected(found, "an object", where, key)
+        if inner[0] is int and not all(map(str.isdecimal, found)):
+            raise _unexpected(found, "whole numbers as keys", where, key)
+        return {inner[0](name): _read(inner[1], value, where, f"{key}.{name}") for name, value in found.items()}
+    is_fine = type(found) is kind or (kind is float and type(found) is int)
+    if not is_fine or (kind is int and found < 0) or (kind is float and not math.isfinite(found)):
+        raise _unexpected(found, _SCALARS[kind], where, key)
+    return float(found) if kind is float else found
+
+
+def _unexpected(found: Any, expected: str, where: str, key: str) -> InputError:
+    return InputError(f"{where}: {key + ' is ' if key else ''}{reprlib.repr(found)}, expected {expected}")
