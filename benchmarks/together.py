@@ -51,7 +51,6 @@ class Workload:
     hot_budget_bytes: int
     compress: str
     repeats: int
-    switches: tuple[str, ...] = ("dedup", "tiers", "hot", "shared", "tuned")
     is_all_only: bool = False  # the baseline and all switches, no single ones
     eval_sessions: str = "last"
 
@@ -115,7 +114,6 @@ def measure(work: Path, workload: Workload) -> tuple[dict[str, list[dict[str, An
         memory_budget_bytes=1 << 30,
         hot_budget_bytes=workload.hot_budget_bytes,
         compress=workload.compress,
-        switches=workload.switches,
         leave_one_out=False,
         tune_seconds=TUNE_SECONDS,
         eval_sessions=workload.eval_sessions,

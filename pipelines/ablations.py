@@ -1,4 +1,4 @@
-"""The comparison: the same data trained with one optimisation more each time, side by side in the graph.
+"""The ablation on a cluster: the same data and plan trained with none, each and all of the switches, side by side.
 
 generate_data ─┬─ profile_access ── plan_shards ─┬─ for each variant: train_model ── compare_runs
                └─ tune_ingest ───────────────────┘
@@ -14,31 +14,20 @@ from components.placement import Placement
 from components.train_model.component import train_model
 from pipelines.site import Site, field_of
 from pipelines.train import steps_before_training
+from recmill.training.switches import ablation_variants
 
 NAME = "recmill-ablations"
-SWITCHES = ("dedup", "tiers", "hot_batches", "sharing")
-TITLES = ("baseline", "dedup", "tiers", "hot", "shared")
-
-
-def variants() -> list[dict[str, object]]:
-    """Baseline, then one switch more each time; the plan and the data are the same for all."""
-    return [
-        {
-            "name": title,
-            "settings": {switch: "auto" if number < count else "false" for number, switch in enumerate(SWITCHES)},
-        }
-        for count, title in enumerate(TITLES)
-    ]
-
-
-VARIANTS = variants()
+# Variants as `recmill compare` trains them; those with all switches but one would double the trainings.
+VARIANTS = [
+    {"name": variant.name, "settings": variant.settings()} for variant in ablation_variants(leave_one_out=False)
+]
 
 
 def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Placement | None = None) -> BaseComponent:
-    """The comparison of baseline, +dedup, +tiers, +hot and +shared as one pipeline."""
+    """The comparison of the baseline, each switch alone and all of them as one pipeline."""
     site = Site(image_tag=image_tag, registry=registry, placement=placement)
 
-    @dsl.pipeline(name=NAME, description="One optimisation more each time, on the same data and plan.")
+    @dsl.pipeline(name=NAME, description="Each switch alone and all of them, on the same data and plan.")
     def compare_ablations(
         workdir: str,
         preset: str = "tiny",

@@ -72,9 +72,11 @@ def run(
       recmill run --preset small --nproc 2 --layout deduplicated --hot-budget 8MiB --compress 10
     """
     from pipelines.local import StepFailed
+    from recmill.training.config import TrainConfig, settings_of_run
 
     preset = preset or ("parquet" if data else "tiny")
-    settings, data_settings = _split_settings(preset, flags)
+    settings, data_settings = settings_of_run(preset, flags)
+    TrainConfig.from_overrides(settings)  # checked now, not minutes later in the training step
     out = out or f"runs/{preset}"
     arguments = {
         "preset": preset,
@@ -101,19 +103,6 @@ def run(
 
 def _absolute(path: str) -> str:
     return path if is_remote(path) else str(Path(path).absolute())
-
-
-def _split_settings(preset: str, flags: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]]:
-    """Training settings, checked now and not minutes later in the training step, and settings of the data."""
-    from recmill.training.config import PRESET_SETTINGS, TrainConfig, settings_from_flags
-
-    given = settings_from_flags(flags)
-    data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
-    training = PRESET_SETTINGS.get(preset, {}) | {
-        name: value for name, value in given.items() if not name.startswith("data.")
-    }
-    TrainConfig.from_overrides(training)
-    return training, data
 
 
 def _run_tracked(arguments: dict[str, Any], no_tracking: bool, as_json: bool) -> dict[str, Any]:
@@ -195,7 +184,7 @@ def package_options(command: Callable[..., None]) -> Callable[..., None]:
                 type=click.Choice(list(PIPELINES)),
                 default="train",
                 show_default=True,
-                help="'partitions': folders of a log side by side; 'ablations': one optimisation more each time.",
+                help="'partitions': cluster a log's folders in parallel; 'ablations': each switch alone, and all.",
             ),
             click.option("--image-tag", help="Tag of the images; must never move. Default: this version."),
             click.option(

@@ -34,6 +34,7 @@ def compare_runs(
         with fsspec.open(str(written), "rb") as source, open(page.path, "wb") as target:
             step.record({"written_bytes": target.write(source.read())})
         rows = result_rows(runs)
-        step.record({f"auc_{name}": row["auc"] for name, row in rows.items()})
-        step.record({f"samples_per_s_{name}": row["samples_per_s"] for name, row in rows.items()})
+        for name, row in rows.items():
+            variant = name.removeprefix("+")  # MLflow allows no plus sign in the name of a metric
+            step.record({f"auc_{variant}": row["auc"], f"samples_per_s_{variant}": row["samples_per_s"]})
         write_table(summary, "Comparison", rows)

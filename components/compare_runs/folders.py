@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from recmill.artifacts import InputError, join_path, read_json
+from recmill.training.switches import ablation_variants
 
 CHECKPOINT = "/train/checkpoint"
-ORDER = ("baseline", "dedup", "tiers", "hot", "shared")  # others follow by name
+ORDER = [variant.name for variant in ablation_variants()]  # others follow by name
 
 
 def order_runs(checkpoints: Sequence[str]) -> list[str]:

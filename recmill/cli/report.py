@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from recmill.cli.output import BYTES, emit, json_option, progress_for
-from recmill.training.switches import SWITCHES
+from recmill.training.switches import Switch
 
 
 @click.command()
@@ -25,7 +25,7 @@ from recmill.training.switches import SWITCHES
     "--switch",
     "switches",
     multiple=True,
-    type=click.Choice(list(SWITCHES)),
+    type=click.Choice([switch.value for switch in Switch]),
     help="Compare these switches only. May be repeated. Default: all.",
 )
 @click.option("--no-leave-one-out", is_flag=True, help="Leave out the variants with all switches but one.")
@@ -47,7 +47,8 @@ def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: 
     better. A RUN is a folder as `recmill run --out` or `recmill train --out` writes it.
 
     With --preset (or --data) the same data is trained with none, one, all but one and all of the optimisations:
-    dedup, tiers, hot, shared, tuned. MLflow gets a run with one nested run a variant (RECMILL_TRACKING=off: none).
+    dedup, tiers, hot_batches, sharing, tuning. MLflow gets one run with a nested run per variant
+    (RECMILL_TRACKING=off: none).
 
     \b
     recmill compare runs/baseline runs/dedup runs/all --out ablation.html --json
@@ -122,19 +123,18 @@ def _ablation_of(
     **counts: int | str,
 ) -> tuple[Any, str]:
     from recmill.training.ablation import Ablation
-    from recmill.training.config import PRESET_SETTINGS, TrainConfig, settings_from_flags
+    from recmill.training.config import TrainConfig, settings_of_run
 
     preset = preset or "parquet"
-    given = settings_from_flags(flags)
-    training = {name: value for name, value in given.items() if not name.startswith("data.")}
+    training, data_settings = settings_of_run(preset, flags)
     ablation = Ablation(
         preset=preset,
         data=data,
-        data_settings={name.removeprefix("data."): v for name, v in given.items() if name.startswith("data.")},
-        config=TrainConfig.from_overrides(PRESET_SETTINGS.get(preset, {}) | training),
+        data_settings=data_settings,
+        config=TrainConfig.from_overrides(training),
         memory_budget_bytes=memory_budget,
         hot_budget_bytes=hot_budget,
-        switches=switches or tuple(SWITCHES),
+        switches=switches or tuple(Switch),
         leave_one_out=not no_leave_one_out,
         **counts,  # type: ignore[arg-type]
     )

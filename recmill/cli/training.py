@@ -51,8 +51,8 @@ def train(
       model=dlrm|dcn  epochs=2  batch_size=4096  top_layers=256,128  dropout=0.1
       dense_lr=1e-3  table_lr=0.05  table_optimiser=rowwise_adagrad|adagrad|sgd
       sequence_encoder=schema|mean|attention|transformer  max_sequence_length=64
-      dedup=auto|true|false  tiers=auto|true|false  hot_batches=auto|true|false  sharing=auto|true|false
-      tune=fixed|online  eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
+      dedup, tiers, hot_batches, sharing, tuning: each auto|true|false (tuning is false by default, the others auto)
+      eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
     """
     from recmill.training.config import TrainConfig, settings_from_flags
     from recmill.training.trainer import TrainingFailed

@@ -43,7 +43,8 @@ def tune(
     """Measure the ingestion stages on DATA and decide how many workers each gets.
 
     The agent tunes a running pipeline; what it settles on is measured against the linear programme's answer, the even
-    split and one worker a stage, and the best is written. Its policy goes on from there in `train --set tune=online`.
+    split and one worker a stage, and the best is written. `train --set tuning=true` continues
+    from there.
 
     \b
     Examples:

@@ -15,6 +15,6 @@ def starting_workers(cores: int) -> dict[str, Any]:
     workers = {"read": 1, "decode": decode, "transform": 1, "batch": 1}
     why = (
         f"{cores} {'core' if cores == 1 else 'cores'} a rank, and decoding takes about {DECODE_SHARE:.0%} of "
-        "ingestion's CPU time; `recmill tune` measures, and training with --tune online goes on from there"
+        "ingestion's CPU time; `recmill tune` measures, and training with `--set tuning=true` continues from there"
     )
     return {"cores": cores, "workers": workers, "why": why}

@@ -22,7 +22,7 @@ from recmill.report.units import (
     format_seconds,
     format_share,
 )
-from recmill.training.switches import ABLATION_FILE, SWITCHES
+from recmill.training.switches import ABLATION_FILE, Switch
 
 TOLERANCE = 0.002  # below the baseline's AUC: what counts as having reached it
 
@@ -141,7 +141,7 @@ def leave_one_out(variants: Sequence[Variant]) -> list[Block]:
     """What is lost when one switch is taken away from all."""
     everything = variants[-1]
     spans = []
-    for switch in SWITCHES:
+    for switch in Switch:
         kept = everything.switches - {switch}
         without = next((v for v in variants if v.switches == kept and 1 < len(kept) < len(everything.switches)), None)
         if without is None:
@@ -237,7 +237,7 @@ def _figure_cell(variant: Variant, column: _Column) -> Cell:
 
 
 def switch_names(variants: Sequence[Variant]) -> str:
-    named = "; ".join(f"{switch}: {text}" for switch, text in SWITCHES.items() if switch in variants[-1].switches)
+    named = "; ".join(f"{switch}: {switch.label}" for switch in Switch if switch in variants[-1].switches)
     return f"Switches: {named}."
 
 

@@ -1,10 +1,10 @@
-"""What every switch buys: the same data trained with none, one, all but one and all of the optimisations.
+"""What each switch buys: the same data trained with none, one, all but one and all of the optimisations.
 
     OUT/raw  OUT/data/<layout>  OUT/profiles/<layout>  OUT/plans/<switches>  OUT/allocations/<layout>     shared
-    OUT/<variant>/               a run folder as the report reads it; train/ is the first repeat, repeats/2 the next
+    OUT/<variant>/               a run folder as the report reads it; train/ is the first repeat, repeats/2 the second
     OUT/ablation.json            the variants, their switches, the figures of all repeats and their medians
 
-Variants run in turns, in both orders, so that a machine that slows down slows them all.
+Variants are trained in turns, in alternating order, so that a machine that slows down affects all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,36 +37,14 @@ from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.switches import ABLATION_FILE, SWITCHES
+from recmill.training.switches import ABLATION_FILE, Switch, SwitchChoice, ablation_variants
 from recmill.training.trainer import Launcher, lay_out_hot, make_job, train
 from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
 
-__all__ = ["Ablation", "Variant", "figures_of", "predicted_of", "prepare_jobs", "run_ablation", "variants_of"]
+__all__ = ["Ablation", "figures_of", "predicted_of", "prepare_jobs", "run_ablation"]
 
 FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A name for the page and the switches that are on."""
-
-    name: str
-    switches: frozenset[str]
-
-
-def variants_of(switches: Sequence[str] = tuple(SWITCHES), *, leave_one_out: bool = True) -> list[Variant]:
-    """Baseline, each switch alone, all but each, all."""
-    unknown = sorted(set(switches) - set(SWITCHES))
-    if unknown:
-        raise InputError(f"unknown switch {unknown[0]!r}; known are {', '.join(SWITCHES)}")
-    everything = frozenset(switches)
-    found = [Variant(name="baseline", switches=frozenset())]
-    found += [Variant(name=f"+{switch}", switches=frozenset({switch})) for switch in switches]
-    if leave_one_out and len(switches) > 2:
-        found += [Variant(name=f"all-{switch}", switches=everything - {switch}) for switch in switches]
-    if len(switches) > 1:
-        found.append(Variant(name="all", switches=everything))
-    return found
+PLANNED = {Switch.DEDUP, Switch.TIERS, Switch.HOT_BATCHES, Switch.SHARING}  # switches that a plan depends on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +53,7 @@ class Ablation:
 
     preset: str
     data: str | None = None
-    data_settings: Mapping[str, str] | None = None
+    data_settings: Mapping[str, str] = field(default_factory=dict)
     config: TrainConfig = field(default_factory=TrainConfig)
     nproc: int = 1
     topology: Topology | None = None
@@ -86,52 +64,69 @@ class Ablation:
     eval_sessions: str = "last"  # or "random": `cluster_sessions`
     tune_seconds: float = DEFAULT_SECONDS
     repeats: int = 1
-    switches: tuple[str, ...] = tuple(SWITCHES)
+    switches: tuple[str, ...] = tuple(Switch)
     leave_one_out: bool = True
 
+    def variants(self) -> list[SwitchChoice]:
+        return ablation_variants(self.switches, leave_one_out=self.leave_one_out)
+
     def to_json(self) -> dict[str, Any]:
-        return {
-            "preset": self.preset,
-            "data": self.data,
-            "data_settings": dict(self.data_settings or {}),
-            "config": self.config.to_json(),
-            "nproc": self.nproc,
-            "memory_budget_bytes": self.memory_budget_bytes,
-            "hot_budget_bytes": self.hot_budget_bytes,
-            "compress": self.compress,
-            "eval_fraction": self.eval_fraction,
-            "eval_sessions": self.eval_sessions,
-            "tune_seconds": self.tune_seconds,
-            "repeats": self.repeats,
-            "switches": list(self.switches),
-        }
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        del own["topology"], own["leave_one_out"]
+        data_settings, switches = dict(self.data_settings), list(self.switches)
+        return {**own, "data_settings": data_settings, "config": self.config.to_json(), "switches": switches}
 
 
 def run_ablation(
     ablation: Ablation, *, out: str | Path, launcher: Launcher | None = None, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Train every variant and give the content of OUT/ablation.json. The same call again takes up where it stopped."""
+    """Train every variant and return the content of OUT/ablation.json. The same call again resumes."""
     if is_remote(out):
-        raise InputError(f"--out {out}: the comparison trains here and wants a local folder")
+        raise InputError(f"--out {out}: the comparison trains on this machine and needs a local folder")
     folder = Path(out).absolute()
     refuse_foreign_folder(folder, ABLATION_FILE)
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_settings(folder, ablation)
     write_text_atomically(folder / ABLATION_FILE, dump_json(_manifest(ablation, [])))
-    shared = _Shared(folder=folder, ablation=ablation, progress=progress)
-    variants = variants_of(ablation.switches, leave_one_out=ablation.leave_one_out)
+    inputs = _Inputs(folder=folder, ablation=ablation, progress=progress)
+    variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
-    done = 0
-    for repeat in range(ablation.repeats):
-        for variant in variants if repeat % 2 == 0 else variants[::-1]:
-            progress("variants trained", done, len(variants) * ablation.repeats)
-            figures[variant.name].append(shared.train(variant, repeat, launcher))
-            done += 1
-    progress("variants trained", done, len(variants) * ablation.repeats)
+    turns = [
+        (repeat, variant)
+        for repeat in range(ablation.repeats)
+        for variant in (variants if repeat % 2 == 0 else variants[::-1])
+    ]
+    for done, (repeat, variant) in enumerate(turns):
+        progress("variants trained", done, len(turns))
+        figures[variant.name].append(_train(inputs, variant, repeat, launcher))
+    progress("variants trained", len(turns), len(turns))
     result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
     write_text_atomically(folder / ABLATION_FILE, dump_json(result))
     return result
+
+
+def prepare_jobs(
+    ablation: Ablation,
+    *,
+    out: str | Path,
+    names: Sequence[str] | None = None,
+    progress: Progress = no_progress,
+) -> list[tuple[SwitchChoice, dict[str, Any]]]:
+    """The variants (those named, or all) as jobs that ranks of one process group can train in turn: worker.open_run."""
+    folder = Path(out).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs = _Inputs(folder=folder, ablation=ablation, progress=progress)
+    jobs = []
+    for variant in ablation.variants():
+        if names is not None and variant.name not in names:
+            continue
+        data, run, config = inputs.dataset(variant), folder / variant.name, inputs.config(variant)
+        run.mkdir(exist_ok=True)
+        parts = {"plan": inputs.plan(variant).path, "allocation": inputs.allocation(variant)}
+        job = make_job(data.path, out=run, nproc=ablation.nproc, config=config, **parts)
+        jobs.append((variant, lay_out_hot(job, run, config, progress)))
+    return jobs
 
 
 def _manifest(ablation: Ablation, variants: list[dict[str, Any]]) -> dict[str, Any]:
@@ -150,32 +145,30 @@ def _refuse_other_settings(folder: Path, ablation: Ablation) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shared:
-    """What the variants share, made when the first of them needs it."""
+class _Inputs:
+    """What variants are trained with and share, each made when the first variant needs it."""
 
     folder: Path
     ablation: Ablation
     progress: Progress
 
-    def _raw(self) -> Path:
+    def raw(self) -> Path:
         target = self.folder / "raw"
         if (target / "schema.json").exists():
             return target
-        made = make_raw_log(
-            self.ablation.preset,
-            out=target,
-            data=self.ablation.data,
-            overrides=self.ablation.data_settings or {},
-            progress=self.progress,
-        )
-        return Path(made)
+        own = self.ablation
+        overrides = own.data_settings
+        return Path(make_raw_log(own.preset, out=target, data=own.data, overrides=overrides, progress=self.progress))
 
-    def dataset(self, layout: str) -> Dataset:
+    def dataset(self, variant: SwitchChoice) -> Dataset:
+        return self._dataset("deduplicated" if Switch.DEDUP in variant.switches else "time")
+
+    def _dataset(self, layout: str) -> Dataset:
         target = self.folder / "data" / layout
         if (target / Dataset.manifest_name).exists():
             return Dataset.load(target)
         return cluster_sessions(
-            self._raw(),
+            self.raw(),
             out=target,
             layout=layout,
             eval_fraction=self.ablation.eval_fraction,
@@ -183,134 +176,77 @@ class _Shared:
             progress=self.progress,
         )
 
-    def profile(self, switches: frozenset[str]) -> AccessProfile:
+    def profile(self, variant: SwitchChoice) -> AccessProfile:
         """How often rows are read in the order in which the variant reads them: sessions together, or by time."""
-        layout = "session" if "dedup" in switches else "time"
+        layout = "session" if Switch.DEDUP in variant.switches else "time"
         target = self.folder / "profiles" / layout
         if (target / AccessProfile.manifest_name).exists():
             return AccessProfile.load(target)
-        return profile_access(self.dataset(layout), out=target, progress=self.progress)
+        return profile_access(self._dataset(layout), out=target, progress=self.progress)
 
-    def plan(self, switches: frozenset[str]) -> ShardPlan:
-        chosen = sorted(switches & {"dedup", "tiers", "hot", "shared"})
-        target = self.folder / "plans" / ("-".join(chosen) or "torchrec")
+    def plan(self, variant: SwitchChoice) -> ShardPlan:
+        on = variant.switches
+        target = self.folder / "plans" / ("-".join(sorted(on & PLANNED)) or "torchrec")
         if (target / ShardPlan.manifest_name).exists():
             return ShardPlan.load(target)
         return plan_shards(
-            self.profile(switches),
+            self.profile(variant),
             out=target,
             topology=self.ablation.topology or Topology.local(self.ablation.nproc),
             memory_budget_bytes=self.ablation.memory_budget_bytes,
-            hot_budget_bytes=self.ablation.hot_budget_bytes if "hot" in switches else None,
-            compress=self.ablation.compress if "shared" in switches else None,
-            strategy="tiers" if "tiers" in switches else "torchrec",
+            hot_budget_bytes=self.ablation.hot_budget_bytes if Switch.HOT_BATCHES in on else None,
+            compress=self.ablation.compress if Switch.SHARING in on else None,
+            strategy="tiers" if Switch.TIERS in on else "torchrec",
             batch_size=self.ablation.config.batch_size,
             progress=self.progress,
         )
 
-    def allocation(self, dataset: Dataset, layout: str) -> Path:
-        target = self.folder / "allocations" / layout
+    def allocation(self, variant: SwitchChoice) -> str | None:
+        if Switch.TUNING not in variant.switches:
+            return None
+        dataset = self.dataset(variant)
+        target = self.folder / "allocations" / dataset.layout
         if not (target / "allocation.json").exists():
             batch_size, seconds = self.ablation.config.batch_size, self.ablation.tune_seconds
             tune_ingest(dataset, out=target, batch_size=batch_size, seconds=seconds, progress=self.progress)
-        return target
+        return str(target)
 
-    def inputs(self, variant: Variant) -> _Inputs:
-        """What a variant trains with, made now if no other variant has needed it."""
-        layout = "deduplicated" if "dedup" in variant.switches else "time"
-        dataset = self.dataset(layout)
-        return _Inputs(
-            dataset=dataset,
-            plan=self.plan(variant.switches),
-            allocation=self.allocation(dataset, layout) if "tuned" in variant.switches else None,
-            config=_config_of(self.ablation.config, variant),
-        )
-
-    def train(self, variant: Variant, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
-        """Train one repeat of a variant and give its figures."""
-        made, run = self.inputs(variant), self.folder / variant.name
-        plan, allocation = made.plan.path, made.allocation
-        profile = self.profile(variant.switches).path
-        _link_parts(run, dataset=made.dataset.path, profile=profile, plan=plan, allocation=allocation)
-        started = time.time()
-        result = train(
-            made.dataset.path,
-            out=run / "train" if repeat == 0 else run / "repeats" / str(repeat + 1),
-            plan=plan,
-            allocation=allocation,
-            nproc=self.ablation.nproc,
-            config=made.config,
-            launcher=launcher,
-            progress=self.progress,
-        )
-        record = {"name": variant.name, "preset": self.ablation.preset, "started_at": started}
-        body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
-        write_text_atomically(run / "run.json", dump_json(body))
-        return figures_of(result, made.dataset) | predicted_of(made.plan, result)
+    def config(self, variant: SwitchChoice) -> TrainConfig:
+        return TrainConfig.from_overrides(variant.settings(), base=self.ablation.config)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Inputs:
-    dataset: Dataset
-    plan: ShardPlan
-    allocation: Path | None
-    config: TrainConfig
-
-
-def prepare_jobs(
-    ablation: Ablation,
-    *,
-    out: str | Path,
-    names: Sequence[str] | None = None,
-    progress: Progress = no_progress,
-) -> list[tuple[Variant, dict[str, Any]]]:
-    """The variants (those named, or all) as jobs that ranks of one process group can train in turn: worker.open_run."""
-    folder = Path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = _Shared(folder=folder, ablation=ablation, progress=progress)
-    jobs = []
-    for variant in variants_of(ablation.switches, leave_one_out=ablation.leave_one_out):
-        if names is not None and variant.name not in names:
-            continue
-        made, run = shared.inputs(variant), folder / variant.name
-        run.mkdir(exist_ok=True)
-        job = make_job(
-            made.dataset.path,
-            out=run,
-            plan=made.plan.path,
-            allocation=made.allocation,
-            nproc=ablation.nproc,
-            config=made.config,
-        )
-        jobs.append((variant, lay_out_hot(job, run, made.config, progress)))
-    return jobs
-
-
-def _config_of(config: TrainConfig, variant: Variant) -> TrainConfig:
-    def state(switch: str) -> str:
-        return "auto" if switch in variant.switches else "false"
-
-    return replace(
-        config,
-        dedup=state("dedup"),
-        tiers=state("tiers"),
-        hot_batches=state("hot"),
-        sharing=state("shared"),
-        tune="online" if "tuned" in variant.switches else "fixed",
+def _train(inputs: _Inputs, variant: SwitchChoice, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
+    """Train one repeat of a variant and return its figures."""
+    run, started = inputs.folder / variant.name, time.time()
+    dataset, plan, allocation = inputs.dataset(variant), inputs.plan(variant), inputs.allocation(variant)
+    parts = {"dataset": dataset.path, "profile": inputs.profile(variant).path, "plan": plan.path}
+    _link_parts(run, parts | ({"allocation": allocation} if allocation else {}))
+    result = train(
+        dataset.path,
+        out=run / "train" if repeat == 0 else run / "repeats" / str(repeat + 1),
+        plan=plan.path,
+        allocation=allocation,
+        nproc=inputs.ablation.nproc,
+        config=inputs.config(variant),
+        launcher=launcher,
+        progress=inputs.progress,
     )
+    record = {"name": variant.name, "preset": inputs.ablation.preset, "started_at": started}
+    body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
+    write_text_atomically(run / "run.json", dump_json(body))
+    return figures_of(result, dataset) | predicted_of(plan, result)
 
 
-def _link_parts(run: Path, **parts: str | Path | None) -> None:
+def _link_parts(run: Path, parts: Mapping[str, str]) -> None:
     """Make the shared artifacts appear in the run folder, where the report looks for them."""
     run.mkdir(parents=True, exist_ok=True)
     for name, target in parts.items():
-        link = run / name
-        if target is not None and not link.exists():
-            link.symlink_to(os.path.relpath(target, run))
+        if not (run / name).exists():
+            (run / name).symlink_to(os.path.relpath(target, run))
 
 
 def figures_of(result: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
-    """The figures that variants are compared by, of one training."""
+    """The figures of one training that variants are compared by."""
     usage = result["usage"]
     num_samples = max(usage["num_samples"], 1)
     consumer = result["ingest"].get("consumer", {})
@@ -330,7 +266,7 @@ def figures_of(result: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
 
 
 def predicted_of(plan: ShardPlan, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Bytes a step that the plan predicts, those of the dense gradients added; None where hot batches change them."""
+    """Bytes per step: what the plan predicts plus the dense gradients (None with hot batches), and what was sent."""
     is_other = bool(result["hot"]) or bool(plan.body.get("shared"))
     ranks = result["world_size"]
     # A ring all-reduce has every one of W ranks send 2 (W - 1) / W times the gradients.
@@ -342,7 +278,7 @@ def predicted_of(plan: ShardPlan, result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _summary(variant: Variant, repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summary(variant: SwitchChoice, repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = [name for name in repeats[0] if name != "evaluations"]
     known = {name: [entry[name] for entry in repeats if entry[name] is not None] for name in names}
     return {

@@ -1,21 +1,31 @@
-"""Everything a training run can be told, with defaults that work."""
+"""Every setting of a training run, with defaults that work."""
 
 from __future__ import annotations
 
+import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from recmill.artifacts import InputError
+from recmill.training.switches import Switch
 
 MODELS = ("dlrm", "dcn")
 ENCODERS = ("schema", "mean", "attention", "transformer")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
-SWITCH = ("auto", "true", "false")
-TUNE = ("fixed", "online")
+SWITCH_STATES = ("auto", "true", "false")
 HOT_SYNC = ("reduced", "raw")
 LR_SCHEDULES = ("constant", "linear")
+POSITIVE = (
+    *("epochs", "batch_size", "eval_batch_size", "attention_heads", "transformer_layers", "max_sequence_length"),
+    *("dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every"),
+)
+NOT_NEGATIVE = (
+    *("cross_layers", "cross_rank", "interaction_dim", "eval_every", "patience", "max_steps", "threads"),
+    *("table_memory_bytes", "seed"),
+)
+RENAMED_VALUES = {"online": "true", "fixed": "false"}  # of `tune`, which is now `tuning`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +37,11 @@ class TrainConfig:
     bottom_layers: tuple[int, ...] = (
         128,
         64,
-    )  # hidden layers of the dense branch; a last layer of the interaction's width is added
+    )  # hidden layers of the dense branch, before one of the interaction's width
     top_layers: tuple[int, ...] = (256, 128)
     cross_layers: int = 3  # dcn only
-    cross_rank: int = 64  # dcn only; 0 means full rank
-    interaction_dim: int = 0  # width all embeddings are brought to; 0 means the widest table's
+    cross_rank: int = 64  # dcn only; 0: full rank
+    interaction_dim: int = 0  # width that all embeddings are projected to; 0: that of the widest table
     dropout: float = 0.0
     sequence_encoder: str = "schema"  # "schema": attention where the feature's pooling says so, transformer for "none"
     transformer_layers: int = 2
@@ -40,74 +50,53 @@ class TrainConfig:
 
     # optimisation
     epochs: int = 1
-    batch_size: int = 2048  # samples of one step over all ranks
+    batch_size: int = 2048  # samples per step, over all ranks
     dense_lr: float = 1e-3  # Adam
     dense_weight_decay: float = 0.0
     table_optimiser: str = "rowwise_adagrad"
     table_lr: float = 0.05
-    lr_schedule: str = "constant"  # "linear": both learning rates fall to 0, in equal parts a step
-    table_init_scale: float = 0.0  # rows start uniform in +-scale; 0 means 1/sqrt(num_rows of the table), at least 0.01
+    lr_schedule: str = "constant"  # "linear": both learning rates fall to 0, by the same amount every step
+    table_init_scale: float = 0.0  # rows start uniform in +-scale; 0: 1/sqrt(num_rows of the table), at least 0.01
     seed: int = 0
 
-    # what is trained once a distinct row instead of once a sample (RecD): the result is the same
-    dedup: str = "auto"  # "auto": features that repeat enough to pay; "true": whatever repeats; "false": nothing
-
-    # what the plan offers; "auto" takes what it says pays, "false" trains as if it were not there
-    tiers: str = "auto"  # rows by how often they are read (FlexShard): replicated, node-wide, global; same result
-    hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
-    hot_batches: str = "auto"  # batches that touch hot rows only are trained apart, without exchange (FAE)
-    hot_sync: str = "reduced"  # "raw": bitwise what whole tables give; "reduced": fewer bytes, float32 rounding apart
-    table_memory_bytes: int = 0  # tables and their state a process keeps in memory, the largest go to disk; 0: no limit
+    # The five switches. "auto" takes what the plan (or allocation) offers where it pays, "true" insists on it, "false"
+    # trains as if it were not there. dedup, tiers and tuning leave the result unchanged.
+    dedup: str = "auto"  # train each distinct list of a batch once (RecD); "true": every feature that repeats at all
+    tiers: str = "auto"  # place rows by how often they are read (FlexShard): replicated, per node, global
+    hot_batches: str = "auto"  # train batches that read hot rows only separately, without exchange (FAE)
     sharing: str = "auto"  # cold rows share parameters (PSS): another, smaller model
+    tuning: str = "false"  # adjust worker counts while training (InTune); "auto": if there is an allocation
 
-    # ingestion
-    tune: str = "fixed"  # "online": worker counts follow what the trainer needs (InTune); "fixed": as allocated
+    hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
+    hot_sync: str = "reduced"  # "raw": bitwise equal to whole tables; "reduced": fewer bytes, equal up to rounding
+    table_memory_bytes: int = 0  # per-process limit for tables and their state, the largest go to disk; 0: no limit
 
     # running
     shuffle: bool = True
     eval_batch_size: int = 8192
-    eval_every: int = 0  # steps; 0 means after every epoch
-    patience: int = 0  # stop after this many evaluations without a better AUC, and keep the best weights; 0 means never
+    eval_every: int = 0  # steps; 0: after every epoch
+    patience: int = 0  # stop after this many evaluations without a better AUC, and keep the best weights; 0: never
     checkpoint_every: int = 500  # steps; a checkpoint is also written at the end
-    max_steps: int = 0  # 0 means all epochs to their end
-    threads: int = 0  # threads of each process; 0 means the machine's cores divided by the processes
+    max_steps: int = 0  # 0: all epochs to their end
+    threads: int = 0  # threads per process; 0: the machine's cores divided by the processes
     timeout_s: int = 600  # a collective that takes longer means a dead rank
 
     def __post_init__(self) -> None:
-        choices = {
+        choices: dict[str, tuple[str, ...]] = {
             "model": MODELS,
             "sequence_encoder": ENCODERS,
             "table_optimiser": TABLE_OPTIMISERS,
-            **dict.fromkeys(("dedup", "tiers", "hot_batches", "sharing"), SWITCH),
-            "tune": TUNE,
+            **dict.fromkeys(Switch, SWITCH_STATES),
             "hot_sync": HOT_SYNC,
             "lr_schedule": LR_SCHEDULES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
-        positive = (
-            "epochs",
-            "batch_size",
-            "eval_batch_size",
-            "attention_heads",
-            "transformer_layers",
-            "max_sequence_length",
-        )
-        for name in (*positive, "dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every"):
+        for name in POSITIVE:
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} is {getattr(self, name)}, expected more than 0")
-        for name in (
-            "cross_layers",
-            "cross_rank",
-            "interaction_dim",
-            "eval_every",
-            "patience",
-            "max_steps",
-            "threads",
-            "table_memory_bytes",
-            "seed",
-        ):
+        for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if not 0 <= self.dropout < 1:
@@ -122,23 +111,30 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any]) -> Self:
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in loaded.items()
-        }
-        return cls(**values)
+        return cls(**loaded)
 
     @classmethod
     def from_overrides(cls, overrides: Mapping[str, str], base: Self | None = None) -> Self:
-        """The base (or default) config with `k=v` settings as typed on a command line applied."""
+        """The base (or default) config with `name=value` settings from a command line applied."""
         types = typing.get_type_hints(cls)
         changed = (base or cls()).to_json()
-        for name, text in overrides.items():
+        for name, text in _renamed(overrides).items():
             if name not in types:
                 raise InputError(
-                    f"unknown setting {name!r}; known are {', '.join(entry.name for entry in fields(cls))}"
+                    f"unknown setting {name!r}, expected one of {', '.join(entry.name for entry in fields(cls))}"
                 )
             changed[name] = _parse(name, str(text), types[name])
         return cls.from_json(changed)
+
+
+def _renamed(overrides: Mapping[str, str]) -> dict[str, str]:
+    """The settings under their present names; says so where one has an old name."""
+    given = dict(overrides)
+    if "tune" in given:
+        old = str(given.pop("tune"))
+        given["tuning"] = RENAMED_VALUES.get(old, old)
+        print(f"recmill: setting tune={old} is deprecated: use tuning={given['tuning']}", file=sys.stderr)
+    return given
 
 
 # Settings that suit a data preset better than the defaults; `--set` overrides them.
@@ -181,3 +177,11 @@ def settings_from_flags(flags: typing.Iterable[str]) -> dict[str, str]:
             raise InputError(f"--set {flag!r}: expected name=value")
         settings[name.strip()] = value
     return settings
+
+
+def settings_of_run(preset: str, flags: typing.Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(training settings, data settings) of a run on a preset: `--set epochs=2` and `--set data.sessions=5000`."""
+    given = settings_from_flags(flags)
+    data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
+    training = {name: value for name, value in given.items() if not name.startswith("data.")}
+    return PRESET_SETTINGS.get(preset, {}) | training, data

@@ -165,7 +165,7 @@ def refuse_other_settings(folder: Path, job: Mapping[str, Any]) -> None:
     # A folder may be older than a setting: it ran with the default.
     before = {**TrainConfig().to_json(), **previous["config"], "dataset": previous["inputs"]["dataset"]}
     now = {**job["config"], "dataset": job["inputs"]["dataset"]}
-    free = {"threads", "timeout_s", "checkpoint_every", "tune", "table_memory_bytes"}
+    free = {"threads", "timeout_s", "checkpoint_every", "tuning", "table_memory_bytes"}
     differing = [key for key in now if before.get(key) != now[key] and key not in free]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now[key]!r}" for key in differing)

@@ -61,7 +61,7 @@ SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tiers": ({"tiers": "auto"}, {"tiers": "false"}),
     "hot": ({"hot_batches": "true"}, {"hot_batches": "false"}),
     "shared": ({"sharing": "true"}, {"sharing": "false"}),
-    "tuned": ({"tune": "online"}, {"tune": "fixed"}),
+    "tuned": ({"tuning": "true"}, {"tuning": "false"}),
 }
 ALL = tuple(SWITCHES)
 

@@ -7,15 +7,14 @@ from click.testing import CliRunner
 
 from recmill.artifacts import InputError
 from recmill.cli import cli
-from recmill.training.ablation import variants_of
-from recmill.training.switches import SWITCHES
+from recmill.training.switches import Switch, ablation_variants
 
 
 def test_variants_are_none_each_all_but_each_and_all():
-    names = [variant.name for variant in variants_of()]
+    names = [variant.name for variant in ablation_variants()]
     assert (names[0], names[-1]) == ("baseline", "all")
-    assert names[1:6] == [f"+{switch}" for switch in SWITCHES]
-    assert names[6:-1] == [f"all-{switch}" for switch in SWITCHES]
+    assert names[1:6] == [f"+{switch}" for switch in Switch]
+    assert names[6:-1] == [f"all-{switch}" for switch in Switch]
 
 
 @pytest.fixture(scope="module")

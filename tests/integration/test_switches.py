@@ -20,7 +20,7 @@ from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.config import TrainConfig
 
-SWITCHES = ("dedup", "tiers", "hot", "shared", "tuned")
+SWITCHES = ("dedup", "tiers", "hot_batches", "sharing", "tuning")
 CONFIG = TrainConfig(
     batch_size=128,
     eval_batch_size=512,
@@ -39,7 +39,7 @@ COMBINATIONS = [
     frozenset(),
     *(frozenset({switch}) for switch in SWITCHES),
     *(frozenset(pair) for pair in itertools.combinations(SWITCHES, 2)),
-    frozenset(SWITCHES) - {"shared"},
+    frozenset(SWITCHES) - {"sharing"},
     frozenset(SWITCHES),
 ]
 
@@ -50,7 +50,7 @@ def name_of(switches):
 
 def reference_of(switches):
     """What a combination must agree with: shared parameters are another model, hot batches another order."""
-    return name_of(switches & {"hot", "shared"})
+    return name_of(switches & {"hot_batches", "sharing"})
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def work(tmp_path_factory):
 def train_all(work: Path, nproc: int) -> dict:
     entries = []
     for switches in COMBINATIONS:
-        chosen = sorted(switches & {"tiers", "hot", "shared"})
+        chosen = sorted(switches & {"tiers", "hot_batches", "sharing"})
         plan = work / f"plan-{nproc}-{'-'.join(chosen)}"
         if not plan.exists():
             plan_shards(
@@ -75,23 +75,23 @@ def train_all(work: Path, nproc: int) -> dict:
                 out=plan,
                 topology=Topology(nodes=1, ranks_per_node=nproc),
                 memory_budget_bytes=2**24,
-                hot_budget_bytes=40_000 if "hot" in switches else None,
-                compress="4" if "shared" in switches else None,
+                hot_budget_bytes=40_000 if "hot_batches" in switches else None,
+                compress="4" if "sharing" in switches else None,
                 strategy="tiers" if "tiers" in switches else "torchrec",
                 batch_size=CONFIG.batch_size,
             )
         hot = None
-        if "hot" in switches:
-            hot = f"hot-{'shared' if 'shared' in switches else 'exact'}"
+        if "hot_batches" in switches:
+            hot = f"hot-{'shared' if 'sharing' in switches else 'exact'}"
             if not (work / hot).exists():
                 layout_hot(work / "session", plan, out=work / hot, rows_per_group=256)
         config = replace(
             CONFIG,
             dedup="true" if "dedup" in switches else "false",
             tiers="auto" if "tiers" in switches else "false",
-            hot_batches="true" if "hot" in switches else "false",
-            sharing="true" if "shared" in switches else "false",
-            tune="online" if "tuned" in switches else "fixed",
+            hot_batches="true" if "hot_batches" in switches else "false",
+            sharing="true" if "sharing" in switches else "false",
+            tuning="true" if "tuning" in switches else "false",
         )
         entries.append(
             {
@@ -134,12 +134,12 @@ def test_every_switch_does_something(results):
     for switches in COMBINATIONS:
         found = results[name_of(switches)]
         assert found["dedup"] is ("dedup" in switches)
-        assert (found["hot"] is not None) is ("hot" in switches)
-        assert ("SharedEmbeddingBagCollection" in found["stores"]) is ("shared" in switches)
-        if "hot" in switches:
+        assert (found["hot"] is not None) is ("hot_batches" in switches)
+        assert ("SharedEmbeddingBagCollection" in found["stores"]) is ("sharing" in switches)
+        if "hot_batches" in switches:
             assert found["hot"]["batches"]["hot"] > 0
             # Shared tables make no sample cold, and the one that is not shared is hot as a whole.
-            assert (found["hot"]["batches"]["cold"] > 0) is ("shared" not in switches)
+            assert (found["hot"]["batches"]["cold"] > 0) is ("sharing" not in switches)
 
 
 @pytest.mark.parametrize("switches", COMBINATIONS, ids=name_of)
@@ -153,4 +153,4 @@ def test_a_combination_gives_its_references_weights(results, switches):
 
 def test_tuning_changes_nothing_at_all(results):
     for table, rows in results["none"]["tables"].items():
-        assert torch.equal(results["tuned"]["tables"][table], rows)
+        assert torch.equal(results["tuning"]["tables"][table], rows)

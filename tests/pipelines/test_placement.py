@@ -200,22 +200,19 @@ def test_the_graph_shows_the_ablations_side_by_side(tmp_path: Path) -> None:
     assert set(spec["components"][loop]["dag"]["tasks"]) == {"train-model"}
     assert_folders_differ(spec["components"][loop]["dag"]["tasks"]["train-model"])
     default = spec["root"]["inputDefinitions"]["parameters"]["ablations"]["defaultValue"]
-    assert [variant["name"] for variant in default] == ["baseline", "dedup", "tiers", "hot", "shared"]
+    assert default == VARIANTS
     outer = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert "for-loop" in " ".join(outer["compare-runs"]["dependentTasks"])
 
 
-def test_each_ablation_adds_one_switch_that_training_knows() -> None:
+def test_the_ablations_are_the_baseline_each_switch_alone_and_all() -> None:
     for variant in VARIANTS:
         TrainConfig.from_overrides(variant["settings"])
-    on = [{name for name, value in variant["settings"].items() if value != "false"} for variant in VARIANTS]
-    assert on == [
-        set(),
-        {"dedup"},
-        {"dedup", "tiers"},
-        {"dedup", "tiers", "hot_batches"},
-        {"dedup", "tiers", "hot_batches", "sharing"},
-    ]
+    on = {
+        variant["name"]: {key for key, value in variant["settings"].items() if value == "auto"} for variant in VARIANTS
+    }
+    switches = {"dedup", "tiers", "hot_batches", "sharing", "tuning"}
+    assert on == {"baseline": set(), **{f"+{name}": {name} for name in switches}, "all": switches}
 
 
 def test_the_graph_shows_the_partitions_side_by_side(tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_a_session_in_two_partitions_is_refused(partitions: list[str], tmp_path:
         merge_datasets([partitions[0], partitions[0]], out=tmp_path / "dataset")
 
 
-def test_runs_are_ordered_by_what_was_added() -> None:
-    paths = [f"/runs/ablations/{name}/train/checkpoint" for name in ("tiers", "own", "baseline", "dedup")]
-    assert [run.rsplit("/", 1)[1] for run in order_runs(paths)] == ["baseline", "dedup", "tiers", "own"]
+def test_runs_are_ordered_as_the_variants_are() -> None:
+    paths = [f"/runs/ablations/{name}/train/checkpoint" for name in ("+tiers", "own", "baseline", "all", "+dedup")]
+    assert [run.rsplit("/", 1)[1] for run in order_runs(paths)] == ["baseline", "+dedup", "+tiers", "all", "own"]
     with pytest.raises(InputError, match="expected the checkpoint of a run"):
         order_runs(["/runs/x/model"])
 

@@ -175,7 +175,8 @@ class TrainingRun:
     def _tuned(self) -> Iterator[list[OnlineTuner]]:
         """Let an agent follow what ingestion needs while the block runs, where the config asks for it."""
         with ExitStack() as stack:
-            if self.config.tune != "online":
+            is_tuned = self.config.tuning == "true" or (self.config.tuning == "auto" and self.allocation is not None)
+            if not is_tuned:
                 yield []
                 return
             num_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from recmill.artifacts import InputError
 from recmill.training.config import TrainConfig, settings_from_flags
+from recmill.training.switches import Switch
 
 
 def test_overrides_are_parsed_by_the_type_of_the_setting():
@@ -27,6 +28,20 @@ def test_overrides_are_parsed_by_the_type_of_the_setting():
 def test_a_wrong_setting_is_one_sentence(overrides, words):
     with pytest.raises(InputError, match=words):
         TrainConfig.from_overrides(overrides)
+
+
+def test_the_five_switches_have_the_same_states_and_one_name():
+    for switch in Switch:
+        for state in ("auto", "true", "false"):
+            assert getattr(TrainConfig.from_overrides({switch: state}), switch) == state
+        with pytest.raises(InputError, match=f"{switch} is 'on', expected one of auto, true, false"):
+            TrainConfig.from_overrides({switch: "on"})
+
+
+@pytest.mark.parametrize(("old", "new"), [("online", "true"), ("fixed", "false")])
+def test_the_old_name_of_tuning_still_works_and_says_what_to_write(old, new, capsys):
+    assert TrainConfig.from_overrides({"tune": old}).tuning == new
+    assert capsys.readouterr().err == f"recmill: setting tune={old} is deprecated: use tuning={new}\n"
 
 
 @given(st.integers(1, 10**6), st.floats(1e-9, 10), st.lists(st.integers(1, 4096), max_size=4))

@@ -1,4 +1,4 @@
-"""A training run of one rank during which its surroundings change: `events_rank.py DATA OUT fixed|online`.
+"""A training run of one rank during which its surroundings change: `events_rank.py DATA OUT true|false`.
 
 The trainer becomes slower, then the storage, then the process loses cores, then the machine has less memory left.
 Writes OUT/events.json: the losses of all steps, what the tuner noted, workers and memory limit before each change.
@@ -30,13 +30,13 @@ PAUSE_S = 0.01  # of a step, so that the trainer is what the run waits for at fi
 CONFIG = TrainConfig(batch_size=64, epochs=20, bottom_layers=(8,), top_layers=(8,), threads=1, eval_every=10_000)
 
 
-def main(data: str, out: Path, tune: str) -> None:
+def main(data: str, out: Path, tuning: str) -> None:
     torch.set_num_threads(1)
     out.mkdir(parents=True)
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
     dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=0, world_size=1)
     loop.OnlineTuner = partial(online.OnlineTuner, interval_s=0.2)  # a look every 2 s would take a minute
-    config = {**CONFIG.to_json(), "tune": tune, "max_steps": 5 * STEPS_PER_PHASE}
+    config = {**CONFIG.to_json(), "tuning": tuning, "max_steps": 5 * STEPS_PER_PHASE}
     job: dict[str, Any] = {
         "data": data,
         "plan": None,
