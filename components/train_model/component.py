@@ -26,11 +26,13 @@ def train_model(
 
     from components.memory import explain_memory_limit
     from components.outputs import log_numbers, path_of, publish
-    from components.train_model.training import train_anywhere
+    from components.placement import Placement
+    from components.train_model.train_job import TrainJobLauncher
     from recmill import artifacts
     from recmill.tracking import step_run
     from recmill.training.config import TrainConfig
     from recmill.training.serving import export_checkpoint
+    from recmill.training.trainer import train
 
     data = artifacts.Dataset.load(path_of(dataset))
     inputs = {"dataset": data.path, "plan": path_of(plan), "allocation": path_of(allocation), "nproc": nproc}
@@ -44,15 +46,16 @@ def train_model(
         subfolder=subfolder,
     ) as step:
         step.log_dataset(data, context="training")
+        nodes = {"num_nodes": num_nodes, "placement": Placement.from_environment()}
         with explain_memory_limit():
-            result = train_anywhere(
+            result = train(
                 data.path,
                 out=step.path("train"),
                 plan=path_of(plan),
                 allocation=path_of(allocation),
-                num_nodes=num_nodes,
-                nproc=nproc,
+                nproc=num_nodes * nproc,
                 config=TrainConfig.from_overrides(json.loads(settings) | variant),
+                launcher=TrainJobLauncher(**nodes, progress=step.progress) if num_nodes > 1 else None,
                 progress=step.progress,
             )
         step.record({**result["metrics"], **{name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}})

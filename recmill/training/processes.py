@@ -1,4 +1,4 @@
-"""What the launcher and the ranks agree on. Imports nothing heavy: the launcher has no need of torch."""
+"""What launchers and ranks agree on. Imports nothing heavy: a launcher does not need torch."""
 
 from __future__ import annotations
 
@@ -13,39 +13,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long do not know that it is gone
+ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long have not noticed that it is gone
 MXFAST, TRIM_THRESHOLD, MMAP_MAX = 1, -1, -4  # parameters of mallopt(3)
 PROGRESS_MARK = "@progress "  # a line of a rank's output that starts so is progress: JSON [what, done, total]
 
 # By default OpenMP threads spin for milliseconds while they wait for one another, and the reader's threads share their
-# cores: on two cores with other work 3,600 to 9,200 samples/s, 40,000 if they sleep at once. But to wake one takes
-# longer than most operations of a step, and two threads are no faster than one. So they spin for about as long as a
-# wake-up takes: docs/recd.md.
+# cores: 3,600 to 9,200 samples/s on two busy cores, 40,000 if waiting threads sleep at once. But waking a thread takes
+# longer than most operations of a step, and two threads are then no faster than one. So they spin for about as long as
+# a wake-up takes: docs/recd.md.
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "6000"}
-# Milliseconds after which Arrow's pool gives pages back. By default 10, and the pipeline of every evaluation faults its
-# own in again, 250 MB with row groups of 7 MB: docs/intune.md.
+# Milliseconds after which Arrow's pool returns pages. With the default of 10 the pipeline of every evaluation faults
+# its pages in again, 250 MB with row groups of 7 MB: docs/intune.md.
 KEPT_PAGES = {"MIMALLOC_PURGE_DELAY": "10000"}
 
 
-def rank_environment() -> dict[str, str]:
-    """This process's variables and those a rank should run with besides; libraries read them when they are loaded."""
-    waiting = {} if WAITING.keys() & os.environ.keys() else WAITING
-    return {**KEPT_PAGES, **waiting, **os.environ}
+def rank_variables(threads: int = 0) -> dict[str, str]:
+    """Environment variables of every rank, on this machine or in a pod; libraries read them when they are loaded.
+
+    What the user has set in this process's environment wins. `threads` 0 leaves their number as it is.
+    """
+    chosen = {**KEPT_PAGES, "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+    waiting = {name: os.environ[name] for name in WAITING if name in os.environ} or WAITING
+    own = {name: os.environ.get(name, value) for name, value in chosen.items()}
+    return {**own, **waiting, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+
+
+def rank_environment(threads: int = 0) -> dict[str, str]:
+    """The environment of a rank on this machine: this process's own with `rank_variables`."""
+    return {**os.environ, **rank_variables(threads)}
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what this process frees, however large, for what it allocates next.
+    """Make the C library keep freed memory, however large the block, for later allocations of this process.
 
-    By default blocks of 32 MB and more go back to the kernel and the next step faults them in again. A quarter of an
-    epoch of the transformer on the preset recd went there: 1,250 instead of 1,850 samples/s, for 2.6 instead of 2.9 GB
-    at the peak. Where the user has set the allocator (MALLOC_MMAP_MAX_=65536 is its default) it stays as it is.
+    By default blocks of 32 MB and more are returned to the kernel and the next step faults them in again. That took a
+    quarter of an epoch of the transformer on the preset recd: 1,250 instead of 1,850 samples/s, with a peak of 2.6
+    instead of 2.9 GB. A user's own settings of the allocator win (MALLOC_MMAP_MAX_=65536 is its default).
 
-    And no lists of small blocks that wait to be joined: FBGEMM's update of rows that are not pooled makes and frees
-    some for every id, and the next large block that is freed walks through all of them. Histories of 64 ids that
-    never repeat train at 11,500 and 13,200 instead of 10,000 and 10,600 samples/s; other models as fast as before.
+    Small freed blocks are joined at once: FBGEMM's update of unpooled rows allocates and frees some per id, and the
+    next large block that is freed walks through all of them. Histories of 64 ids that never repeat train at 11,500 and
+    13,200 instead of 10,000 and 10,600 samples/s; other models are as fast as before.
     """
     is_set = any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; other libraries have their own ways
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None and not is_set:
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(MMAP_MAX, 0)
@@ -54,24 +64,24 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """While the block runs, garbage collections leave alone what exists when it begins.
+    """While the block runs, garbage collections skip the objects that exist when it begins.
 
-    With everything that training imports, a full one looks at 400,000 objects, and all threads wait for 0.2 s.
+    With everything that training imports, a full collection visits 400,000 objects, and all threads wait for 0.2 s.
     """
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()  # or modules complain at the end of the process that their objects were never freed
+        gc.unfreeze()  # otherwise modules complain at exit about objects that were never freed
 
 
 def threads_of(config_threads: int, num_local: int) -> int:
-    """Threads of each of `num_local` processes on this machine: the config's, or an equal share of the cores."""
+    """Threads per process of `num_local` on this machine: the config's, or an equal share of the cores."""
     return config_threads or max(1, (os.cpu_count() or 1) // num_local)
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that no orphan goes on writing into the run."""
+    """Ask Linux to kill this process when its parent dies, so that no orphan keeps writing into the run."""
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
@@ -79,9 +89,9 @@ def die_with_parent() -> None:
 
 @contextmanager
 def ending_orphans(launcher: subprocess.Popen[str], job: str) -> Iterator[None]:
-    """While the block reads what ranks say, end those of `job` that outlive their launcher: they keep its output open.
+    """While the block reads the ranks' output, kill ranks of `job` that outlive torchrun: they keep the output open.
 
-    A launcher killed for want of memory while its ranks still import has ranks that never asked to die with it.
+    If torchrun is killed (out of memory) while its ranks still import, they have not asked to die with it yet.
     """
     is_done = threading.Event()
 
@@ -100,7 +110,7 @@ def ending_orphans(launcher: subprocess.Popen[str], job: str) -> Iterator[None]:
 
 
 def _processes_of(job: str) -> list[int]:
-    """Other processes whose command line names the file of the job."""
+    """Other processes whose command line names the job's file."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Training as a command: check the inputs, start torchrun, follow it, resume what was interrupted."""
+"""Training as a command: check the inputs, launch the ranks, follow them, resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,20 @@ from recmill.training.switches import shared_tables, wants_hot_batches
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
-Launcher = Callable[[Mapping[str, Any], Path, int], None]  # (job, folder of the run, number of ranks)
+RESUMABLE = {
+    "threads",
+    "timeout_s",
+    "checkpoint_every",
+    "tuning",
+    "table_memory_bytes",
+}  # settings a resumed run may change
+Launcher = Callable[
+    [Mapping[str, Any], Path, int], None
+]  # (job, folder of the run, number of ranks); returns at the end
 
 
 class TrainingFailed(RuntimeError):
-    """A rank died for a reason that is not the user's input; the message names the rank and the log."""
+    """A rank failed for a reason that is not the user's input; the message names the rank and the log."""
 
 
 def train(
@@ -54,10 +64,10 @@ def train(
     launcher: Launcher | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """Train a model on a Dataset with `nproc` processes and give the content of OUT/result.json.
+    """Train a model on a Dataset with `nproc` processes and return the content of OUT/result.json.
 
-    `launcher` starts the ranks in another way than torchrun on this machine: on other nodes, or another network.
-    The same call again continues an interrupted run from its newest checkpoint, or gives the result of a finished one.
+    `launcher` starts the ranks; by default torchrun does, on this machine. The same call again resumes an interrupted
+    run from its newest checkpoint, or returns the result of a finished one.
     """
     config = config or TrainConfig()
     if is_remote(out):
@@ -71,11 +81,8 @@ def train(
         refuse_other_settings(folder, job)
         write_text_atomically(folder / JOB, dump_json(job))
         if not (folder / "result.json").exists():
-            job = lay_out_hot(job, folder, config, progress)
-            if launcher:
-                launcher(job, folder, nproc)
-            else:
-                launch(job, folder=folder, nproc=nproc, port=port, progress=progress)
+            launch = launcher or partial(launch_torchrun, port=port, progress=progress)
+            launch(lay_out_hot(job, folder, config, progress), folder, nproc)
         return read_json(folder / "result.json")
 
 
@@ -88,24 +95,24 @@ def make_job(
     nproc: int,
     config: TrainConfig,
 ) -> dict[str, Any]:
-    """What the ranks need to know, with every input checked before any process starts."""
+    """The job that ranks read, with every input checked before any process starts."""
     dataset = Dataset.load(data)
     schema = Schema.load(dataset.path)
     if nproc < 1:
         raise InputError(f"--nproc is {nproc}, expected 1 or more")
     if nproc > dataset.num_rows:
-        raise InputError(f"{data}: has {dataset.num_rows} rows, fewer than the {nproc} processes asked for")
+        raise InputError(f"{data}: has {dataset.num_rows} rows, fewer than the {nproc} training processes")
     for table in schema.tables:
         if table.dim % 4:
             raise InputError(
-                f"{data}/schema.json: table {table.name!r} has dim {table.dim}, FBGEMM wants a multiple of 4"
+                f"{data}/schema.json: table {table.name!r} has dim {table.dim}, expected a multiple of 4 (FBGEMM)"
             )
     inputs = {"dataset": dataset.content_hash}
     if plan:
         loaded = ShardPlan.load(plan)
         inputs["plan"] = loaded.content_hash
         if loaded.world_size != nproc:
-            raise InputError(f"{plan}: made for {loaded.world_size} ranks, training was asked for {nproc}")
+            raise InputError(f"{plan}: made for {loaded.world_size} ranks, but training has {nproc}")
         missing = sorted({table.name for table in schema.tables} ^ set(loaded.body["tables"]))
         if missing:
             raise InputError(f"{plan}: its tables are not those of {data} (differing: {', '.join(missing)})")
@@ -124,16 +131,15 @@ def make_job(
 
 
 def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progress: Progress) -> dict[str, Any]:
-    """The job with data laid out for hot batches, where the plan and the settings want them. Laid out once a run."""
+    """The job with the data laid out for hot batches where the run trains them; laid out once per run."""
     plan = ShardPlan.load(job["plan"]) if job["plan"] else None
     if not wants_hot_batches(plan, config) or plan is None:
         return dict(job)
-    from recmill.data.hot.layout import layout_hot  # loads torch, which the launcher can do without
+    from recmill.data.hot.layout import layout_hot  # loads torch, which the launcher does not need
 
     target = folder / "layout"
     if not (target / Dataset.manifest_name).exists():
-        shared = shared_tables(plan, config)
-        layout_hot(job["data"], plan, out=target, keep_ids=shared, progress=progress)
+        layout_hot(job["data"], plan, out=target, keep_ids=shared_tables(plan, config), progress=progress)
     return {**job, "hot_data": str(target)}
 
 
@@ -143,7 +149,7 @@ def _resolved(path: str | Path) -> str:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Keep a second training out of `folder`. Ranks of a run that was just killed get a moment to go."""
+    """Refuse a second training in `folder`. Ranks of a run that was just killed get a moment to exit."""
     with open(folder / ".lock", "w") as lock:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
@@ -165,29 +171,22 @@ def refuse_other_settings(folder: Path, job: Mapping[str, Any]) -> None:
     # A folder may be older than a setting: it ran with the default.
     before = {**TrainConfig().to_json(), **previous["config"], "dataset": previous["inputs"]["dataset"]}
     now = {**job["config"], "dataset": job["inputs"]["dataset"]}
-    free = {"threads", "timeout_s", "checkpoint_every", "tuning", "table_memory_bytes"}
-    differing = [key for key in now if before.get(key) != now[key] and key not in free]
+    differing = [key for key in now if before.get(key) != now[key] and key not in RESUMABLE]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now[key]!r}" for key in differing)
         raise InputError(f"{folder}: holds a run with other settings ({changes}); give another --out or remove it")
 
 
-def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progress: Progress) -> None:
-    """Run torchrun to its end; raise InputError or TrainingFailed if a rank did not make it."""
+def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: int, progress: Progress) -> None:
+    """Run all ranks on this machine to their end; raise InputError or TrainingFailed if one of them fails."""
     if port:
         _check_port(port)
     rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(port)] if port else ["--standalone"]
+    threads = threads_of(job["config"]["threads"], nproc)
     with tempfile.TemporaryDirectory(prefix="recmill-train-") as scratch:
         job_path = Path(scratch) / JOB
         job_path.write_text(dump_json(job), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(nproc)]
-        command += ["-m", "recmill.training.rank.worker", str(job_path)]
-        environment = {
-            **rank_environment(),
-            "OMP_NUM_THREADS": str(threads_of(job["config"]["threads"], nproc)),
-            "PYTHONWARNINGS": "ignore",
-        }
-        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *rank_arguments(nproc, job_path)]
         log_path = folder / "train.log"
         with open(log_path, "a", encoding="utf-8") as log:
             process = subprocess.Popen(
@@ -195,7 +194,7 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment,
+                env=rank_environment(threads),
                 preexec_fn=die_with_parent,
             )
             try:
@@ -206,7 +205,13 @@ def launch(job: Mapping[str, Any], *, folder: Path, nproc: int, port: int, progr
                 process.wait(timeout=60)
                 raise
         if process.returncode:
-            _raise_failure(Path(scratch), nproc, process.returncode, log_path)
+            cause = rank_failure(Path(scratch)) or _silent_ranks(Path(scratch), nproc, process.returncode)
+            raise TrainingFailed(f"{cause}; see {log_path}; run the same command to resume from the newest checkpoint")
+
+
+def rank_arguments(num_local: int, job_path: Path) -> list[str]:
+    """What torchrun is told, wherever it runs: so many ranks on this node, and the job that they train."""
+    return ["--nproc-per-node", str(num_local), "-m", "recmill.training.rank.worker", str(job_path)]
 
 
 def _follow(process: subprocess.Popen[str], log: Any, progress: Progress) -> None:
@@ -220,24 +225,22 @@ def _follow(process: subprocess.Popen[str], log: Any, progress: Progress) -> Non
     process.wait()
 
 
-def _raise_failure(scratch: Path, nproc: int, returncode: int, log_path: Path) -> None:
-    """The first cause among the ranks' reports: a user's error before a crash, a crash before its echoes."""
-    reports = [read_json(path) for path in sorted(scratch.glob("error-*.json"))]
+def rank_failure(reports_folder: Path) -> str:
+    """The first failure among the ranks' reports, or ""; a user's error is raised as InputError."""
+    reports = [read_json(path) for path in sorted(reports_folder.glob("error-*.json"))]
     for report in reports:
         if report["kind"] == "input":
             raise InputError(report["message"])
     # A rank that was killed leaves no report, and the others then only complain about the lost connection.
-    causes = [report for report in reports if "onnection" not in report["message"]]
-    if causes:
-        first = causes[0]
-        message = " ".join(str(first["message"]).split())[:300]
-        raise TrainingFailed(f"rank {first['rank']} failed: {message}; see {log_path}; run the same command to resume")
-    silent = sorted(set(range(nproc)) - {report["rank"] for report in reports})
-    who = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent)) or 'unknown'}"
-    raise TrainingFailed(
-        f"{who} died without a word (torchrun exit code {returncode}); see {log_path}; run the same command to resume "
-        "from the newest checkpoint"
-    )
+    for report in reports:
+        if "onnection" not in report["message"]:
+            return f"rank {report['rank']} failed: {' '.join(str(report['message']).split())[:300]}"
+    return ""
+
+
+def _silent_ranks(reports_folder: Path, nproc: int, returncode: int) -> str:
+    silent = [str(rank) for rank in range(nproc) if not (reports_folder / f"error-{rank}.json").exists()]
+    return f"rank {', '.join(silent) or 'unknown'} exited without a report (torchrun exit code {returncode})"
 
 
 def _check_port(port: int) -> None:
@@ -247,5 +250,5 @@ def _check_port(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise InputError(
-                f"--port {port}: cannot be used ({error.strerror}); give another or leave it out"
+                f"--port {port}: cannot be used ({error.strerror}); give another one or omit --port"
             ) from None

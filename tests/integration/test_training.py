@@ -108,7 +108,7 @@ def test_a_killed_run_resumes_to_the_same_curve(dataset, finished, tmp_path, vic
     assert process.returncode != 0
     if victim == "rank":
         assert process.returncode == 1
-        assert "died without a word" in stderr
+        assert "exited without a report" in stderr
         assert "run the same command to resume" in stderr
     assert not (tmp_path / "result.json").exists()
     resumed = start_command(dataset, tmp_path, nproc=2)
@@ -179,9 +179,9 @@ def test_what_a_user_gets_wrong_is_one_sentence(dataset, finished, tmp_path):
     out, _ = finished
     with pytest.raises(InputError, match=r"holds a run with other settings .*epochs was 2, is 3"):
         train(dataset.path, out=out, nproc=2, config=replace(CONFIG, epochs=3))
-    with pytest.raises(InputError, match="2000 rows, fewer than the 5000 processes"):
+    with pytest.raises(InputError, match="2000 rows, fewer than the 5000 training processes"):
         train(dataset.path, out=tmp_path / "a", nproc=5000, config=CONFIG)
-    with pytest.raises(InputError, match="dim 6, FBGEMM wants a multiple of 4"):
+    with pytest.raises(InputError, match="dim 6, expected a multiple of 4"):
         train(write_dataset(tmp_path / "odd", schema=ranking_schema(6)).path, out=tmp_path / "b", config=CONFIG)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")

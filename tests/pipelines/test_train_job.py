@@ -11,9 +11,10 @@ from kubernetes import client
 
 from components.memory import describe_limit, explain_memory_limit, num_kills
 from components.placement import Placement
-from components.train_model.nodes import finished, make_train_job
 from components.train_model.pods import describe_failure, find_stuck
+from components.train_model.train_job import finished, make_train_job
 from recmill.training.config import TrainConfig
+from recmill.training.processes import rank_environment
 from recmill.training.trainer import TrainingFailed
 
 OUT = Path("/runs/one/train")
@@ -21,7 +22,8 @@ OUT = Path("/runs/one/train")
 
 def manifest(placement: Placement | None = None, **settings: Any) -> dict[str, Any]:
     placement = placement or Placement(image="recmill/trainer:t1")
-    return make_train_job(OUT, num_nodes=4, nproc=2, config=TrainConfig(**settings), placement=placement)
+    job = {"config": TrainConfig(**settings).to_json()}
+    return make_train_job(job, OUT, num_nodes=4, num_local=2, placement=placement)
 
 
 def test_a_train_job_runs_our_worker_under_torchrun_on_every_node() -> None:
@@ -34,10 +36,19 @@ def test_a_train_job_runs_our_worker_under_torchrun_on_every_node() -> None:
         "2",
         "-m",
         "recmill.training.rank.worker",
-        "/runs/one/train/job.json",
+        "/runs/one/train/launch/job.json",
     ]
     assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2", "memory": "6Gi"}
-    assert {"name": "OMP_NUM_THREADS", "value": "1"} in trainer["env"]
+
+
+def test_ranks_in_pods_have_the_environment_of_ranks_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    env = {entry["name"]: entry["value"] for entry in manifest(threads=3)["spec"]["trainer"]["env"]}
+    assert env.items() <= rank_environment(3).items()
+    assert (env["OMP_NUM_THREADS"], env["GOMP_SPINCOUNT"]) == ("3", "7")
+    assert {"MIMALLOC_PURGE_DELAY", "PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL"} <= set(env)
+    default = manifest()["spec"]["trainer"]["env"]
+    assert {"name": "OMP_NUM_THREADS", "value": "1"} in default  # two cores per pod, two ranks
 
 
 def test_the_pods_get_the_volume_and_no_rights() -> None:
@@ -137,9 +148,12 @@ def test_a_rank_killed_for_memory_is_told_as_that(tmp_path: Path, version: int) 
 
     def train_and_die() -> None:
         (tmp_path / events).write_text("oom_kill 4\n")
-        raise TrainingFailed("rank 0 died without a word")
+        raise TrainingFailed("rank 0 exited without a report")
 
-    with pytest.raises(TrainingFailed, match=r"memory limit of 1.9 GiB;.*rank 0 died"), explain_memory_limit(tmp_path):
+    with (
+        pytest.raises(TrainingFailed, match=r"memory limit of 1.9 GiB;.*rank 0 exited"),
+        explain_memory_limit(tmp_path),
+    ):
         train_and_die()
     assert num_kills(tmp_path) == 4
 

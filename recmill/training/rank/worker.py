@@ -49,7 +49,9 @@ def main(job_path: str) -> None:
 def run_rank(job: dict[str, Any]) -> None:
     config = TrainConfig.from_json(job["config"])
     device = _device()
-    torch.set_num_threads(threads_of(config.threads, int(os.environ["LOCAL_WORLD_SIZE"])))
+    # Launchers set the variable; a torchrun started by hand may not.
+    threads = os.environ.get("OMP_NUM_THREADS") or threads_of(config.threads, int(os.environ["LOCAL_WORLD_SIZE"]))
+    torch.set_num_threads(int(threads))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
         run = open_run(job, device)

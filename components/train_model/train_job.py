@@ -1,11 +1,11 @@
-"""Training on several nodes: a Kubeflow Trainer TrainJob, followed from the step's own pod.
+"""Training on several nodes: the ranks run in pods of a Kubeflow Trainer TrainJob, followed from the step's own pod.
 
-    step's pod                          pods of the TrainJob, one a node
-    writes OUT/job.json          ->     torchrun reads it, ranks meet over the TrainJob's headless Service
-    follows logs and conditions  <-     rank 0 writes OUT/result.json and the checkpoints
+    step's pod: train()                        pods of the TrainJob, one per node
+    writes OUT/launch/job.json           ->    torchrun reads it, ranks meet over the TrainJob's headless Service
+    follows logs and conditions          <-    rank 0 writes OUT/result.json and the checkpoints
 
-The folder OUT lies on a volume that all pods mount. Whatever ends the TrainJob, the same call again goes on from the
-newest checkpoint, so a lost pod costs at most one checkpoint interval.
+All pods mount the volume that holds OUT. Whatever ends the TrainJob, the same call again resumes from the newest
+checkpoint, so a lost pod costs at most one checkpoint interval.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 from components.placement import Placement
 from components.train_model.pods import describe_failure, find_stuck, follow_log
-from recmill.artifacts import InputError, dump_json, read_json, write_text_atomically
+from recmill.artifacts import InputError, dump_json, write_text_atomically
 from recmill.progress import Progress, no_progress
-from recmill.training.config import TrainConfig
-from recmill.training.trainer import JOB, TrainingFailed, hold_folder, make_job, refuse_other_settings
+from recmill.training.processes import rank_variables
+from recmill.training.trainer import JOB, TrainingFailed, rank_arguments, rank_failure
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 RUNTIME = "torch-distributed"  # comes with Kubeflow Trainer
@@ -33,51 +33,17 @@ POLL_S = 2.0
 STUCK_S = 300  # a pod that cannot start (no such image, no such secret) for this long will not start at all
 
 
-def train_on_nodes(
-    data: str,
-    *,
-    out: str,
-    plan: str | None,
-    allocation: str | None,
-    num_nodes: int,
-    nproc: int,
-    config: TrainConfig,
-    placement: Placement,
-    progress: Progress = no_progress,
-    poll_s: float = POLL_S,
-    stuck_s: float = STUCK_S,
-) -> dict[str, Any]:
-    """Train with `nproc` processes on each of `num_nodes` pods and give the content of OUT/result.json."""
-    folder = Path(out).absolute()
-    world_size = num_nodes * nproc
-    job = make_job(data, out=folder, plan=plan, allocation=allocation, nproc=world_size, config=config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder):
-        refuse_other_settings(folder, job)
-        write_text_atomically(folder / JOB, dump_json(job))
-        if not (folder / "result.json").exists():
-            for report in folder.glob("error-*.json"):
-                report.unlink()
-            manifest = make_train_job(folder, num_nodes=num_nodes, nproc=nproc, config=config, placement=placement)
-            TrainJobRun(manifest, folder=folder, progress=progress, poll_s=poll_s, stuck_s=stuck_s).run()
-        return read_json(folder / "result.json")
-
-
 def make_train_job(
-    folder: Path, *, num_nodes: int, nproc: int, config: TrainConfig, placement: Placement
+    job: Mapping[str, Any], folder: Path, *, num_nodes: int, num_local: int, placement: Placement
 ) -> dict[str, Any]:
-    """The TrainJob of a run. Its name follows from the run's folder, so that a step started again finds it."""
+    """The TrainJob of a run. Its name follows from the run's folder, so that a restarted step finds it."""
     step = placement.step("train_model")
-    threads = config.threads or max(1, step.cores // nproc)
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",  # see recmill.training.trainer.launch
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONWARNINGS": "ignore",
-    }
+    variables = rank_variables(job["config"]["threads"] or max(1, step.cores // num_local))
     resources: dict[str, str] = {"cpu": step.cpu, "memory": step.memory}
     if step.gpus:
         resources[placement.gpu_type] = str(step.gpus)
+    node = {"name": "node", "template": {"spec": {"template": placement.worker_pod()}}}
+    patch = {"template": {"spec": {"replicatedJobs": [node]}}}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "TrainJob",
@@ -90,59 +56,65 @@ def make_train_job(
             "trainer": {
                 "image": placement.image,
                 "numNodes": num_nodes,
-                # The runtime tells torchrun who is who (PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR); the rest is ours.
-                "command": ["torchrun", "--nproc-per-node", str(nproc), "-m", "recmill.training.rank.worker"],
-                "args": [str(folder / JOB)],
-                "env": [{"name": name, "value": value} for name, value in environment.items()],
+                # The runtime tells torchrun who is who: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR.
+                "command": ["torchrun"],
+                "args": rank_arguments(num_local, launch_folder(folder) / JOB),
+                "env": [{"name": name, "value": value} for name, value in variables.items()],
                 "resourcesPerNode": {"requests": resources, "limits": resources},
             },
-            "runtimePatches": [
-                {
-                    "manager": MANAGER,
-                    "trainingRuntimeSpec": {
-                        "template": {
-                            "spec": {
-                                "replicatedJobs": [
-                                    {"name": "node", "template": {"spec": {"template": placement.worker_pod()}}}
-                                ]
-                            }
-                        }
-                    },
-                }
-            ],
+            "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
         },
     }
 
 
-class TrainJobRun:
-    """One TrainJob from its creation to its removal."""
+def launch_folder(folder: Path) -> Path:
+    """Where the ranks find their job and leave reports of what went wrong."""
+    return folder / "launch"
+
+
+class TrainJobLauncher:
+    """A launcher for `train()`: runs the ranks as one TrainJob, from its creation to its removal."""
 
     def __init__(
-        self, manifest: Mapping[str, Any], *, folder: Path, progress: Progress, poll_s: float, stuck_s: float
+        self,
+        *,
+        num_nodes: int,
+        placement: Placement,
+        progress: Progress = no_progress,
+        poll_s: float = POLL_S,
+        stuck_s: float = STUCK_S,
     ) -> None:
-        from kubernetes import client
-
-        self.manifest, self.folder, self.progress = manifest, folder, progress
+        self.num_nodes, self.placement, self.progress = num_nodes, placement, progress
         self.poll_s, self.stuck_s = poll_s, stuck_s
-        self.name = str(manifest["metadata"]["name"])
-        self.namespace = load_cluster_access()
-        self.objects = client.CustomObjectsApi()
-        self.core = client.CoreV1Api()
         self.followed: dict[str, threading.Thread] = {}
 
-    def run(self) -> None:
-        """Create the TrainJob (or join the one an earlier attempt of this step left), wait, remove it."""
-        self.create()
+    def __call__(self, job: Mapping[str, Any], folder: Path, nproc: int) -> None:
+        """Create the TrainJob (or join the one that an earlier attempt of this step left), wait, remove it."""
+        from kubernetes import client
+
+        launch_folder(folder).mkdir(exist_ok=True)
+        for report in launch_folder(folder).glob("error-*.json"):
+            report.unlink()
+        write_text_atomically(launch_folder(folder) / JOB, dump_json(job))
+        num_local = nproc // self.num_nodes
+        manifest = make_train_job(job, folder, num_nodes=self.num_nodes, num_local=num_local, placement=self.placement)
+        self.folder, self.name = folder, str(manifest["metadata"]["name"])
+        self.namespace = load_cluster_access()
+        self.objects, self.core = client.CustomObjectsApi(), client.CoreV1Api()
+        self.create(manifest)
         try:
             failure = self.wait()
         finally:
             self.delete()
-        if not failure and not (self.folder / "result.json").exists():
+        if not failure and not (folder / "result.json").exists():
             failure = f"the TrainJob {self.name} ended without a result"
         if failure:
-            self.raise_failure(failure)
+            # A pod killed at its memory limit says more than the ranks that lost their connection to it.
+            cause = rank_failure(launch_folder(folder))
+            reason = f"{cause} ({failure})" if cause and "memory limit" not in failure else failure
+            raise TrainingFailed(f"{reason}; see {folder / 'train.log'}; start the step again to resume")
 
-    def create(self) -> None:
+    def create(self, manifest: dict[str, Any]) -> None:
         from kubernetes.client import ApiException
 
         try:
@@ -154,7 +126,7 @@ class TrainJobRun:
             if error.status != 404:
                 raise
         try:
-            self.objects.create_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, dict(self.manifest))
+            self.objects.create_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, manifest)
         except ApiException as error:
             text = " ".join(str(error.body or error.reason).split())[:300]
             if error.status == 404:
@@ -172,14 +144,14 @@ class TrainJobRun:
         return found
 
     def wait(self) -> str:
-        """Follow logs until the TrainJob is done; why it failed, or nothing."""
+        """Follow logs until the TrainJob has ended; returns why it failed, or ""."""
         stuck_since: float | None = None
         last_failure = ""
         while True:
             state = finished(self.read())
             pods = self.core.list_namespaced_pod(self.namespace, label_selector=f"{JOB_LABEL}={self.name}").items
             self.follow(pods)
-            last_failure = describe_failure(pods) or last_failure  # a pod that failed may soon be gone
+            last_failure = describe_failure(pods) or last_failure  # a failed pod may soon be gone
             if state:
                 for thread in self.followed.values():
                     thread.join(timeout=5)
@@ -192,7 +164,7 @@ class TrainJobRun:
             time.sleep(self.poll_s)
 
     def follow(self, pods: list[Any]) -> None:
-        """Copy what every pod says to OUT/train.log, and rank 0's progress to whoever follows this step."""
+        """Copy every pod's log to OUT/train.log, and report rank 0's progress as this step's."""
         for pod in pods:
             name = pod.metadata.name
             if name in self.followed or pod.status.phase == "Pending":
@@ -221,18 +193,6 @@ class TrainJobRun:
             if error.status != 404:
                 raise
 
-    def raise_failure(self, reason: str) -> None:
-        """A user's error from a rank's report before a crash, a pod's own reason before its echoes."""
-        reports = [read_json(path) for path in sorted(self.folder.glob("error-*.json"))]
-        for report in reports:
-            if report["kind"] == "input":
-                raise InputError(report["message"])
-        causes = [report for report in reports if "onnection" not in report["message"]]
-        if causes and "memory limit" not in reason:
-            message = " ".join(str(causes[0]["message"]).split())[:300]
-            reason = f"rank {causes[0]['rank']} failed: {message} ({reason})"
-        raise TrainingFailed(f"{reason}; see {self.folder / 'train.log'}; start the step again to resume")
-
 
 def finished(train_job: Mapping[str, Any]) -> tuple[str, str] | None:
     """("Complete" or "Failed", message) of a TrainJob that has ended."""
@@ -243,7 +203,7 @@ def finished(train_job: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def load_cluster_access() -> str:
-    """Log in as the pod's service account (or by KUBECONFIG, outside of a cluster); gives the namespace to work in."""
+    """Log in as the pod's service account (or by KUBECONFIG, outside of a cluster); returns the namespace to use."""
     from kubernetes import config
 
     if "KUBERNETES_SERVICE_HOST" in os.environ:
