@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -48,3 +49,16 @@ def test_pre_commit_runs_linters_that_make_check_runs() -> None:
 def test_typed_packages_say_so() -> None:
     for package in ("recmill", "kernels"):
         assert (ROOT / package / "py.typed").is_file()
+
+
+def test_tests_import_one_another_by_their_full_names() -> None:
+    """A bare name is found only after pytest has collected a test beside it: the result would depend on the order."""
+    tests = ROOT / "tests"
+    bare = {path.stem for path in tests.rglob("*.py") if path.parent != tests}
+    found = []
+    for path in tests.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.partition(".")[0] in bare]
+    assert found == []

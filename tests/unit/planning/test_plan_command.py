@@ -2,10 +2,10 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from made_profiles import write_profile, zipf_counts
 
 from recmill.artifacts import InputError
 from recmill.cli.planning import plan
+from tests.unit.planning.made_profiles import write_profile, zipf_counts
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from report_runs import write_run
+
+from tests.unit.report.report_runs import write_run
 
 
 @pytest.fixture(scope="session")

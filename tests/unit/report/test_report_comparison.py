@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from report_runs import write_json
 
 from recmill.artifacts import InputError
 from recmill.cli import main
@@ -11,6 +10,7 @@ from recmill.cli.report import compare
 from recmill.report.comparison import Figure, Measured, compare_runs, comparison_json
 from recmill.report.runs import Run, load_run, load_runs
 from recmill.report.units import format_number
+from tests.unit.report.report_runs import write_json
 
 
 def measured(value: float | None, baseline: float | None, **options: bool) -> Measured:

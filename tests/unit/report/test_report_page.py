@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import write_json, write_run
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature
 from recmill.report import build_report
+from tests.unit.report.report_runs import write_json, write_run
 
 SECTIONS = ["pipeline", "training", "data", "access", "ingestion", "plan", "config", "environment", "notes"]
 VOID = {"meta", "link", "br", "img", "input", "hr", "line"}

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from repeating_dataset import SCHEMA, write_layout, write_log
 
 from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt import InverseKeyedJaggedTensor
@@ -14,6 +13,7 @@ from recmill.data.ikjt.batch import assemble_batch
 from recmill.data.ingest import STAGES, IngestPipeline, split_groups
 from recmill.data.ingest.reader import RowGroupReader
 from recmill.data.schema import Schema
+from tests.unit.data.ingest.repeating_dataset import SCHEMA, write_layout, write_log
 
 LAYOUTS = ("time", "session", "deduplicated")
 GROUPS = [["likes", "visits"], ["history"]]

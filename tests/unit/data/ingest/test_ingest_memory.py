@@ -5,13 +5,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_dataset import write_dataset
 
 from recmill.artifacts import Dataset, InputError
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.data.ingest.memory import MemoryGuard, available_memory_bytes, live_bytes_bound, peak_live_bytes
 from recmill.data.ingest.order import Order
 from recmill.data.ingest.parts import Charge, PartFile
+from tests.unit.data.ingest.small_dataset import write_dataset
 
 GROUPS = [[60, 40, 75, 20], [90, 10, 80, 65], [50, 50, 30, 100]]
 NUM_ROWS = sum(map(sum, GROUPS))

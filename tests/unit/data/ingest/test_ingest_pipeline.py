@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_dataset import SCHEMA, make_table, write_dataset
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.data.ingest.order import MAX_PARTS, num_lanes_for, permute_groups, permute_runs
+from tests.unit.data.ingest.small_dataset import SCHEMA, make_table, write_dataset
 
 GROUPS = [[40, 31, 7], [64, 1, 52, 33], [90]]
 NUM_ROWS = sum(map(sum, GROUPS))

@@ -1,8 +1,8 @@
 import pyarrow.parquet as pq
 import pytest
-from small_dataset import write_dataset
 
 from recmill.data.ingest.parts import PartFile
+from tests.unit.data.ingest.small_dataset import write_dataset
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "none", "use_dictionary": False}, {"compression": "zstd"}])

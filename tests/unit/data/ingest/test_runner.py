@@ -6,11 +6,11 @@ import threading
 import time
 
 import pytest
-from small_dataset import write_dataset
 
 from recmill.artifacts import Dataset, InputError
 from recmill.data.ikjt.batch import RowBlock
 from recmill.data.ingest import STAGES, IngestPipeline
+from tests.unit.data.ingest.small_dataset import write_dataset
 
 GROUPS = [[40, 31, 7], [64, 1, 52, 33], [90]]
 NUM_ROWS = sum(map(sum, GROUPS))

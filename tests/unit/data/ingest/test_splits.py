@@ -1,8 +1,8 @@
 import pytest
-from small_dataset import write_dataset
 
 from recmill.artifacts import InputError
 from recmill.data.ingest import evaluation_split, split_groups, training_splits
+from tests.unit.data.ingest.small_dataset import write_dataset
 
 
 def rows(dataset, split):

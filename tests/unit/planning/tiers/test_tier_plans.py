@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from made_profiles import write_profile, zipf_counts
 
 from recmill.artifacts import InputError, ShardPlan
 from recmill.planning.planner import Topology, plan_shards
 from recmill.planning.tiers.row_files import keep_slots
+from tests.unit.planning.made_profiles import write_profile, zipf_counts
 
 DIMS = {"items": 16, "tags": 8}
 BATCH, SAMPLES = 4096, 20_000

@@ -12,7 +12,7 @@ from recmill.tuning.online.live import Meter, default_slots
 from recmill.tuning.online.tuner import OnlineTuner
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "ingest"))
-from small_dataset import write_dataset
+from tests.unit.data.ingest.small_dataset import write_dataset
 
 
 @pytest.fixture(scope="module")
