@@ -265,10 +265,10 @@ class Transforms:
         return changed
 
     def _apply_group(self, group: DistinctGroup) -> DistinctGroup:
-        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
-        lists = [self.lists(key, values, starts, lengths) for key, values, starts, lengths in columns]
-        all_values, all_starts, all_lengths = zip(*lists, strict=True)
-        return replace(group, values=all_values, starts=all_starts, lengths=all_lengths)
+        if self._steps.keys().isdisjoint(group.keys):
+            return group
+        values, starts, lengths = zip(*(self.lists(*feature) for feature in group.features()), strict=True)
+        return replace(group, values=values, starts_FU=np.stack(starts), lengths_FU=np.stack(lengths, dtype=np.int32))
 
     def values(self, name: str, values: Numbers) -> Numbers:
         """The values of a dense feature, transformed."""

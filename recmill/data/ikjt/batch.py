@@ -22,7 +22,7 @@ from kernels.join_lists import ListBlock, join_lists, scan_lists
 from kernels.stack_columns import stack_columns
 from recmill.artifacts import InputError
 from recmill.data.ikjt.build import split_list_column
-from recmill.data.ikjt.cutting import CutBlock, cut_ids
+from recmill.data.ikjt.cutting import cut_ids
 from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, is_packed, take_lists
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.data.schema import Feature, Schema
@@ -112,7 +112,7 @@ class RowBlock:
         )
 
 
-BlockSlice = tuple[RowBlock | CutBlock, int, int]  # rows [start, stop) of a row group
+BlockSlice = tuple[RowBlock | DistinctBlock, int, int]  # rows [start, stop) of a row group
 
 
 def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", checks_ranges: bool = True) -> RowBlock:
@@ -156,8 +156,7 @@ def expand_block(
     lists: dict[str, tuple[IdArray, IdArray]] = {}
     for group in block.groups:
         is_own = group.inverse_R is None or group.num_distinct == len(block)  # distinct rows are in order of first use
-        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
-        for key, values, starts, lengths in columns:
+        for key, values, starts, lengths in group.features():
             if not is_own:
                 starts, lengths = starts[group.inverse_R], lengths[group.inverse_R]
             if not is_packed(starts, lengths):
@@ -186,7 +185,7 @@ def assemble_batch(
     keys = [feature.name for feature in schema.id_features]
     slices = [piece for piece in slices if piece[1] < piece[2]]
     plain = [(block, start, stop) for block, start, stop in slices if isinstance(block, RowBlock)]
-    stored = [(block, start, stop) for block, start, stop in slices if isinstance(block, CutBlock)]
+    stored = [(block, start, stop) for block, start, stop in slices if isinstance(block, DistinctBlock)]
     assert not (plain and (stored or dedup is not None)), "the blocks of a batch are made by one reader"
     ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
     dense = [block.dense_RF[start:stop] for block, start, stop in slices]

@@ -29,7 +29,7 @@ GROUP_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lists:
+class FeatureLists:
     """One feature before deduplication: sample b holds values[offsets[b] : offsets[b + 1]]."""
 
     key: str
@@ -47,7 +47,7 @@ class Lists:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Group:
+class GroupTensors:
     """Features that share one inverse, each distinct row stored once.
 
     Row u of the f-th feature has `lengths_FU[f * U + u]` values. They follow one another in `values`, feature by
@@ -72,7 +72,7 @@ class Group:
         names = ("values", "lengths_FU", "weights", "inverse_B", "starts_FU")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Group:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> GroupTensors:
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
         return replace(self, **changed)
 
@@ -84,14 +84,14 @@ class Group:
         return ends_FU - self.lengths_FU
 
 
-def lists_of_kjt(kjt: KeyedJaggedTensor) -> list[Lists]:
+def lists_of_kjt(kjt: KeyedJaggedTensor) -> list[FeatureLists]:
     """The features of a KeyedJaggedTensor, as views."""
     if kjt.variable_stride_per_key():
         raise ValueError(f"the keys have {kjt.stride_per_key()} rows, expected a KeyedJaggedTensor with one batch size")
     offsets, stride = kjt.offsets().long(), kjt.stride()
     values, weights = kjt.values().contiguous(), kjt.weights_or_none()
     return [
-        Lists(
+        FeatureLists(
             key=key,
             values=values,
             weights=None if weights is None else weights.contiguous(),
@@ -101,7 +101,7 @@ def lists_of_kjt(kjt: KeyedJaggedTensor) -> list[Lists]:
     ]
 
 
-def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> Lists:
+def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> FeatureLists:
     """A list column (or a column of single ids) as views of its Arrow buffers; an absent list is an empty one."""
     position = batch.schema.get_field_index(key)
     if position < 0:
@@ -117,7 +117,7 @@ def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> Lists:
         row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise InputError(f"column {key!r}, row {row}: holds a missing id, expected numbers")
     whole = torch.from_numpy(offsets.astype(np.int64) - first)
-    return Lists(key=key, values=from_dlpack(values), offsets=whole)
+    return FeatureLists(key=key, values=from_dlpack(values), offsets=whole)
 
 
 def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.NDArray[np.integer]]:
@@ -142,7 +142,7 @@ def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.ND
     return values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64()), offsets
 
 
-def choose_groups(features: Sequence[Lists], *, num_threads: int = 0) -> list[list[str]]:
+def choose_groups(features: Sequence[FeatureLists], *, num_threads: int = 0) -> list[list[str]]:
     """Groups of features that change together, found from the lists themselves.
 
     Every feature is deduplicated alone; it joins the first group whose rows it hardly splits, and whose rows hardly
@@ -171,8 +171,13 @@ def choose_groups(features: Sequence[Lists], *, num_threads: int = 0) -> list[li
 
 
 def build_group(
-    features: Sequence[Lists], *, min_factor: float, use_windows: bool, lengths_dtype: torch.dtype, num_threads: int
-) -> Group:
+    features: Sequence[FeatureLists],
+    *,
+    min_factor: float,
+    use_windows: bool,
+    lengths_dtype: torch.dtype,
+    num_threads: int,
+) -> GroupTensors:
     """The features as one group: deduplicated and as windows, each only where it saves `min_factor`."""
     columns = [column for feature in features for column in feature.columns]
     offsets = [feature.offsets for feature in features for _ in feature.columns]
@@ -192,7 +197,7 @@ def _factor(num_before: int, num_after: int, num_samples: int, num_rows: int) ->
     return num_samples / num_rows if num_rows else 1.0
 
 
-def _plain_group(features: Sequence[Lists], lengths_dtype: torch.dtype) -> Group:
+def _plain_group(features: Sequence[FeatureLists], lengths_dtype: torch.dtype) -> GroupTensors:
     """One row a sample. Neighbours in one buffer stay where they are, others are put one after another."""
     first, last = features[0], features[-1]
     is_one_run = all(
@@ -209,7 +214,7 @@ def _plain_group(features: Sequence[Lists], lengths_dtype: torch.dtype) -> Group
         values = torch.cat([feature.values[run] for feature, run in zip(features, runs, strict=True)])
         pieces = [f.weights[run] for f, run in zip(features, runs, strict=True) if f.weights is not None]
         weights = torch.cat(pieces) if pieces else None
-    return Group(
+    return GroupTensors(
         keys=tuple(feature.key for feature in features),
         values=values,
         weights=weights,
@@ -219,15 +224,15 @@ def _plain_group(features: Sequence[Lists], lengths_dtype: torch.dtype) -> Group
 
 
 def _distinct_group(
-    features: Sequence[Lists], unique_U: Tensor, inverse_B: Tensor, lengths_dtype: torch.dtype, num_threads: int
-) -> Group:
+    features: Sequence[FeatureLists], unique_U: Tensor, inverse_B: Tensor, lengths_dtype: torch.dtype, num_threads: int
+) -> GroupTensors:
     offsets = [feature.offsets for feature in features]
     values, lengths_FU = take_rows([f.values for f in features], offsets, unique_U, num_threads=num_threads)
     weights = None
     if features[0].weights is not None:
         all_weights = [feature.weights for feature in features if feature.weights is not None]
         weights, _ = take_rows(all_weights, offsets, unique_U, num_threads=num_threads)
-    return Group(
+    return GroupTensors(
         keys=tuple(feature.key for feature in features),
         values=values,
         weights=weights,
@@ -237,7 +242,7 @@ def _distinct_group(
     )
 
 
-def _as_windows(group: Group, min_factor: float) -> Group:
+def _as_windows(group: GroupTensors, min_factor: float) -> GroupTensors:
     """The same group with its lists as windows into one buffer a feature, if the buffers are that much smaller."""
     values, weights, starts = [], [], []
     sizes: list[int] = []
@@ -254,7 +259,7 @@ def _as_windows(group: Group, min_factor: float) -> Group:
             weights.append(buffer_weights)
     if begin < min_factor * max(sum(sizes), 1):
         return group
-    return Group(
+    return GroupTensors(
         keys=group.keys,
         values=torch.cat(values),
         weights=torch.cat(weights) if weights else None,

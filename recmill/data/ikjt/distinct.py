@@ -1,14 +1,15 @@
-"""Decoded rows of a row group with each repeated list held once: what the reader hands to transforms and batches.
+"""Decoded rows of a row group with each repeated list stored once: transforms run on it, batches are cut from it.
 
 Shape suffixes: R = rows (samples) of the row group, U = distinct rows of a group, F = dense features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,33 +26,49 @@ if TYPE_CHECKING:
     from recmill.data.ikjt.batch import RowBlock
 
 IdArray = npt.NDArray[np.int64]
+LengthArray = npt.NDArray[np.int32]
+Rows = slice | npt.NDArray[np.integer]
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DistinctGroup:
-    """Features that share one inverse. Distinct row u of the f-th feature is
+    """Features that share one inverse, each distinct row stored once. Row u of the f-th feature is
 
-        values[f][starts[f][u] : starts[f][u] + lengths[f][u]]
+        values[f][starts_FU[f, u] : starts_FU[f, u] + lengths_FU[f, u]]
 
-    so lists may lie one after another or be overlapping windows of a history. `inverse_R` maps a sample to its
-    distinct row; None means that every sample has its own (U = R).
+    so lists may follow one another or be overlapping windows of a history. `inverse_R` maps a sample to its distinct
+    row; None means that every sample has its own (U = R). The other fields are for cutting: `pack_block` sets them.
     """
 
     keys: tuple[str, ...]
-    values: tuple[IdArray, ...]
-    starts: tuple[IdArray, ...]
-    lengths: tuple[npt.NDArray[np.int32], ...]
-    inverse_R: npt.NDArray[np.int32] | None = None
+    values: tuple[IdArray, ...]  # the same buffer for all features if lists have to be picked one by one
+    starts_FU: IdArray
+    lengths_FU: LengthArray
+    inverse_R: LengthArray | None = None
+    # Neighbouring samples mostly use neighbouring distinct rows: `breaks_R` counts, up to each sample, those whose
+    # distinct row is neither the one before nor the next. Samples with the same count use all rows between theirs.
+    breaks_R: LengthArray | None = None
+    is_packed: bool = False  # each list begins where the one before it ends, so a range of rows is one run of values
+    is_expanded: bool = False  # batches hold one list per sample, although the lists are stored once
+    keeps_windows: bool = False
+    ids_FR: IdArray | None = None  # the values, if every list is a single id and no two samples share one
 
     @property
     def num_distinct(self) -> int:
-        return len(self.lengths[0])
+        return int(self.lengths_FU.shape[1])
 
-    def size_in_bytes(self) -> int:
-        lists = sum(
-            v.nbytes + s.nbytes + n.nbytes for v, s, n in zip(self.values, self.starts, self.lengths, strict=True)
-        )
-        return lists + (0 if self.inverse_R is None else self.inverse_R.nbytes)
+    @property
+    def nbytes(self) -> int:
+        if self.ids_FR is not None:
+            return self.ids_FR.nbytes
+        buffers = {id(values): values for values in self.values}
+        arrays = [*buffers.values(), self.starts_FU, self.lengths_FU, self.inverse_R, self.breaks_R]
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def features(self) -> Iterator[tuple[str, IdArray, IdArray, LengthArray]]:
+        """The name, values, starts and lengths of each feature."""
+        return zip(self.keys, self.values, self.starts_FU, self.lengths_FU, strict=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,25 +78,42 @@ class DistinctBlock:
     dense_RF: npt.NDArray[np.float32]
     label_R: npt.NDArray[np.float32]
     groups: tuple[DistinctGroup, ...]
+    # Set by `pack_block`: the bytes of each row with all its lists; and those of the rows before r with only the lists
+    # that differ from the row before, one entry more than rows.
+    row_bytes_R: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
+    new_bytes_R: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return int(self.label_R.shape[0])
 
-    def size_in_bytes(self) -> int:
-        return self.dense_RF.nbytes + self.label_R.nbytes + sum(group.size_in_bytes() for group in self.groups)
+    @cached_property
+    def nbytes(self) -> int:
+        arrays = (self.dense_RF, self.label_R, self.row_bytes_R, self.new_bytes_R)
+        return sum(array.nbytes for array in arrays) + sum(group.nbytes for group in self.groups)
+
+    def batch_bytes(self, start: int, stop: int) -> int:
+        """Upper bound of what the rows [start, stop) add to a batch: a list that differs from the last one is new."""
+        if start == stop:
+            return 0
+        return int(self.row_bytes_R[start] + self.new_bytes_R[stop] - self.new_bytes_R[start + 1])
 
 
 def find_distinct(block: RowBlock, keys: Sequence[str], groups: Sequence[Sequence[str]]) -> DistinctBlock:
     """The rows of a block whose id features are `keys`, with the given groups deduplicated over the row group.
 
-    What is kept of a group are copies of its distinct lists, so the columns they come from can go. A feature in no
-    group, and a group that never repeats, stays where it is.
+    Distinct lists of a group are copied, so the columns they come from can be freed. A feature in no group, and a
+    group that never repeats, stays where it is.
     """
     position_of = {key: position for position, key in enumerate(keys)}
     found = [_find_group(block, group, [position_of[key] for key in group]) for group in groups]
-    grouped = {key for group in groups for key in group}
-    found += [_plain_group(block, [key], [position_of[key]]) for key in keys if key not in grouped]
+    found += [_plain_group(block, group, [position_of[group[0]]]) for group in group_keys(keys, groups)[len(groups) :]]
     return DistinctBlock(dense_RF=block.dense_RF, label_R=block.label_R, groups=tuple(found))
+
+
+def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list[str]]:
+    """All groups of a batch: those to deduplicate, then every other feature alone."""
+    grouped = {key for group in dedup for key in group}
+    return [*(list(group) for group in dedup), *([key] for key in keys if key not in grouped)]
 
 
 def _find_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int]) -> DistinctGroup:
@@ -89,25 +123,26 @@ def _find_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int]) 
     num_distinct = len(unique_U)
     if num_distinct == len(inverse_R):
         return _plain_group(block, keys, positions)
-    stored, lengths_FU = take_rows(values, offsets, unique_U, num_threads=1)
-    per_feature = lengths_FU.view(len(keys), num_distinct).numpy()
-    ends_FU = per_feature.cumsum(axis=1)
+    stored, lengths = take_rows(values, offsets, unique_U, num_threads=1)
+    lengths_FU = lengths.view(len(keys), num_distinct).numpy()
+    ends_FU = lengths_FU.cumsum(axis=1)
     edges = np.cumsum([0, *(int(ends_U[-1]) for ends_U in ends_FU)])
     return DistinctGroup(
         keys=tuple(keys),
         values=tuple(stored.numpy()[first:last] for first, last in pairwise(edges)),
-        starts=tuple(ends_FU - per_feature),
-        lengths=tuple(per_feature.astype(np.int32)),
+        starts_FU=ends_FU - lengths_FU,
+        lengths_FU=lengths_FU.astype(np.int32),
         inverse_R=inverse_R.int().numpy(),
     )
 
 
 def _plain_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int]) -> DistinctGroup:
+    offsets = [block.offsets[position] for position in positions]
     return DistinctGroup(
         keys=tuple(keys),
         values=tuple(block.values[position] for position in positions),
-        starts=tuple(block.offsets[position][:-1].astype(np.int64) for position in positions),
-        lengths=tuple(np.diff(block.offsets[position]).astype(np.int32, copy=False) for position in positions),
+        starts_FU=np.stack([own[:-1] for own in offsets], dtype=np.int64),
+        lengths_FU=np.stack([np.diff(own) for own in offsets], dtype=np.int32),
     )
 
 
@@ -116,20 +151,18 @@ def regroup(block: DistinctBlock, groups: Sequence[Sequence[str]]) -> DistinctBl
 
     Rows are the same if the stored groups number them the same, so nothing is compared and no value is copied.
     """
-    if [list(group) for group in groups] == [list(group.keys) for group in block.groups]:
-        return block
     source_of = {key: group for group in block.groups for key in group.keys}
     joined = tuple(_join([source_of[key] for key in keys], keys, len(block)) for keys in groups)
-    return DistinctBlock(dense_RF=block.dense_RF, label_R=block.label_R, groups=joined)
+    return replace(block, groups=joined)
 
 
 def _join(sources: Sequence[DistinctGroup], keys: Sequence[str], num_rows: int) -> DistinctGroup:
     """One group of `keys`, the f-th of them taken from the f-th of `sources`."""
+    if sources[0].keys == tuple(keys):
+        return sources[0]
     inverses = {id(source): source.inverse_R for source in sources}
-    rows_of: dict[int, npt.NDArray[np.integer] | None] = dict.fromkeys(
-        inverses
-    )  # where a source's rows are, if not as they were
     inverse_R = sources[0].inverse_R
+    rows_of: dict[int, Rows] = dict.fromkeys(inverses, slice(None))  # the rows of each source in the joint group
     if len(inverses) > 1:
         if any(inverse is None for inverse in inverses.values()):
             first_U, inverse_R = np.arange(num_rows), None
@@ -139,41 +172,43 @@ def _join(sources: Sequence[DistinctGroup], keys: Sequence[str], num_rows: int) 
             unique_U, joint_R = dedup_rows(columns, [each] * len(columns), num_threads=1)
             first_U, inverse_R = unique_U.numpy(), joint_R.int().numpy()
         rows_of = {name: first_U if inverse is None else inverse[first_U] for name, inverse in inverses.items()}
-    picked = []
-    for source, key in zip(sources, keys, strict=True):
-        at, rows = source.keys.index(key), rows_of[id(source)]
-        starts, lengths = source.starts[at], source.lengths[at]
-        picked.append((source.values[at], *((starts, lengths) if rows is None else (starts[rows], lengths[rows]))))
-    values, all_starts, all_lengths = zip(*picked, strict=True)
-    return DistinctGroup(keys=tuple(keys), values=values, starts=all_starts, lengths=all_lengths, inverse_R=inverse_R)
+    places = [(source, source.keys.index(key), rows_of[id(source)]) for source, key in zip(sources, keys, strict=True)]
+    return DistinctGroup(
+        keys=tuple(keys),
+        values=tuple(source.values[at] for source, at, _ in places),
+        starts_FU=stack_rows([source.starts_FU[at, rows] for source, at, rows in places]),
+        lengths_FU=stack_rows([source.lengths_FU[at, rows] for source, at, rows in places]),
+        inverse_R=inverse_R,
+    )
 
 
 def find_windows(block: DistinctBlock, keys: Sequence[str]) -> DistinctBlock:
     """The block with the lists of the named features as windows of a shared buffer, where that saves `MIN_FACTOR`."""
-    groups = []
+    groups: list[DistinctGroup] = []
     for group in block.groups:
-        values, starts = list(group.values), list(group.starts)
-        for position in [position for position, key in enumerate(group.keys) if key in keys]:
-            lengths_U = group.lengths[position]
-            if not is_packed(starts[position], lengths_U):
+        if set(keys).isdisjoint(group.keys):
+            groups.append(group)
+            continue
+        values, starts = list(group.values), list(group.starts_FU)
+        for position, (key, own_values, starts_U, lengths_U) in enumerate(group.features()):
+            if key not in keys or not is_packed(starts_U, lengths_U):
                 continue
-            offsets = np.concatenate([starts[position], starts[position][-1:] + lengths_U[-1:]])
-            buffer, _, window_starts = window_rows(as_tensor(values[position]), as_tensor(offsets))
+            offsets = np.concatenate([starts_U, starts_U[-1:] + lengths_U[-1:]])
+            buffer, _, window_starts = window_rows(as_tensor(own_values), as_tensor(offsets))
             if MIN_FACTOR * len(buffer) <= int(offsets[-1] - offsets[0]):
                 values[position], starts[position] = buffer.numpy(), window_starts.numpy()
-        groups.append(replace(group, values=tuple(values), starts=tuple(starts)))
+        groups.append(replace(group, values=tuple(values), starts_FU=stack_rows(starts)))
     return replace(block, groups=tuple(groups))
 
 
 def check_ranges(block: DistinctBlock, schema: Schema, *, where: str) -> None:
     """Raise for ids outside their table: an embedding lookup would read or write foreign memory."""
     for group in block.groups:
-        columns = zip(group.keys, group.values, group.starts, group.lengths, strict=True)
-        for key, values, starts_U, lengths_U in columns:
+        for key, values, starts_U, lengths_U in group.features():
             num_rows = schema.feature(key).num_rows
             if not values.size or (int(values.min()) >= 0 and int(values.max()) < num_rows):
                 continue
-            used = take_lists(values, starts_U, lengths_U)  # what lies outside of all lists may be anything
+            used = take_lists(values, starts_U, lengths_U)  # values outside all lists may be anything
             wrong = np.flatnonzero((used < 0) | (used >= num_rows))
             if wrong.size:
                 distinct = int(np.searchsorted(np.cumsum(lengths_U), wrong[0], side="right"))
@@ -184,19 +219,26 @@ def check_ranges(block: DistinctBlock, schema: Schema, *, where: str) -> None:
                 )
 
 
-def is_packed(starts_U: IdArray, lengths_U: npt.NDArray[np.int32]) -> bool:
+def stack_rows(rows: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
+    """One row per feature, not copied if there is one row or all are the same array."""
+    if all(row is rows[0] for row in rows):
+        return np.broadcast_to(rows[0], (len(rows), len(rows[0])))
+    return np.stack(rows)
+
+
+def is_packed(starts_U: IdArray, lengths_U: LengthArray) -> bool:
     """Whether each list begins where the one before it ends, so that a range of rows is one run of values."""
     return bool(len(starts_U) and np.array_equal(starts_U[1:], starts_U[:-1] + lengths_U[:-1]))
 
 
 def as_tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
-    """The array as a tensor, not copied. By way of Arrow: torch.from_numpy warns of arrays that are read-only."""
+    """The array as a tensor, not copied. Through Arrow, because torch.from_numpy warns of read-only arrays."""
     if array.flags.writeable or not len(array):
         return torch.from_numpy(array if len(array) else array.copy())
     return from_dlpack(pa.array(array))
 
 
-def take_lists(values: IdArray, starts_W: IdArray, lengths_W: npt.NDArray[np.int32]) -> IdArray:
+def take_lists(values: IdArray, starts_W: IdArray, lengths_W: LengthArray) -> IdArray:
     """values[start : start + length] of every list, one after another."""
     lengths = torch.from_numpy(lengths_W.astype(np.int64))
     starts = as_tensor(np.ascontiguousarray(starts_W))

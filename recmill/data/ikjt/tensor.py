@@ -18,8 +18,8 @@ from torchrec.streamable import Pipelineable
 from kernels import expand_jagged, expand_rows, take_windows
 from recmill.data.ikjt.build import (
     MIN_FACTOR,
-    Group,
-    Lists,
+    FeatureLists,
+    GroupTensors,
     build_group,
     choose_groups,
     lists_of_arrow,
@@ -52,7 +52,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
     side by side already, and `expand` gives back what it received. Weights, where there are any, are part of a row.
     """
 
-    def __init__(self, keys: Sequence[str], groups: Sequence[Group], *, stride: int) -> None:
+    def __init__(self, keys: Sequence[str], groups: Sequence[GroupTensors], *, stride: int) -> None:
         """From groups as they were stored or sent; `keys` is the order of the features in `to_kjt()`."""
         grouped = [key for group in groups for key in group.keys]
         if sorted(grouped) != sorted(keys):
@@ -69,7 +69,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
     @classmethod
     def from_lists(
         cls,
-        features: Sequence[Lists],
+        features: Sequence[FeatureLists],
         *,
         groups: Sequence[Sequence[str]] | None = None,
         windows: Sequence[str] = (),
@@ -333,7 +333,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         groups = [group.map_tensors(change) for group in self._groups]
         return type(self)(self._keys, groups, stride=self._stride)
 
-    def _with_group(self, g: int, group: Group) -> Self:
+    def _with_group(self, g: int, group: GroupTensors) -> Self:
         groups = [*self._groups[:g], group, *self._groups[g + 1 :]]
         return type(self)(self._keys, groups, stride=self._stride)
 
@@ -354,7 +354,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         return "\n".join(lines)
 
 
-def _check_keys(groups: Sequence[Sequence[str]], windows: Sequence[str], known: dict[str, Lists]) -> None:
+def _check_keys(groups: Sequence[Sequence[str]], windows: Sequence[str], known: dict[str, FeatureLists]) -> None:
     seen: set[str] = set()
     for key in [*(key for group in groups for key in group), *windows]:
         if key not in known:
@@ -379,7 +379,7 @@ def _cut_lists(
     return list(zip(torch.split(values, sizes), by_key, cut, strict=True))
 
 
-def _expand_group(group: Group) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+def _expand_group(group: GroupTensors) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """The lists of every sample, for each feature of the group."""
     num_keys = len(group.keys)
     if group.inverse_B is None and group.starts_FU is None:

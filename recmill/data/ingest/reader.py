@@ -18,8 +18,8 @@ import pyarrow as pa
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.dataset import load_encoding
 from recmill.data.ikjt.batch import Batch, BlockSlice, RowBlock, assemble_batch, decode_block, expand_block
-from recmill.data.ikjt.cutting import CutBlock, group_keys, prepare_block, short_features
-from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, regroup
+from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, group_keys, regroup
+from recmill.data.ikjt.packing import pack_block, short_features
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import StoredGroup
@@ -133,7 +133,7 @@ class RowGroupReader:
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self.describe(group)}: cannot be decoded ({first_line(error)})") from error
 
-    def transform(self, group: StoredGroup, table: pa.Table) -> RowBlock | CutBlock:
+    def transform(self, group: StoredGroup, table: pa.Table) -> RowBlock | DistinctBlock:
         where = self.describe(group)
         if self._keeps_columns:
             return decode_block(table, self._schema, where=where)
@@ -151,7 +151,7 @@ class RowGroupReader:
         with self._lock:
             if self._short is None:  # the first row group decides for all: batches mix them
                 self._short = short_features(block)
-        return prepare_block(block, dedup=self._dedup, windows=self._windows, expand=self._short)
+        return pack_block(block, dedup=self._dedup, windows=self._windows, expand=self._short)
 
     def _is_plain(self, block: DistinctBlock) -> bool:
         """Whether no list repeats, so that batches are cut from one list per sample; the first row group decides."""

@@ -39,7 +39,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from kernels import decode_inverse, decode_windows, take_windows
-from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup
+from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, as_tensor, stack_rows
 from recmill.data.schema import Schema
 from recmill.data.storage.encoding import Encoding
 from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
@@ -148,7 +148,13 @@ class _Decoder:
             inverse_R = self.inverse(group)[0] if group else None
             values, starts, lengths = zip(*map(self._feature, own), strict=True)
             groups.append(
-                DistinctGroup(keys=tuple(own), values=values, starts=starts, lengths=lengths, inverse_R=inverse_R)
+                DistinctGroup(
+                    keys=tuple(own),
+                    values=values,
+                    starts_FU=stack_rows(starts),
+                    lengths_FU=stack_rows(lengths),
+                    inverse_R=inverse_R,
+                )
             )
         return tuple(groups)
 
@@ -209,11 +215,9 @@ class _Decoder:
         """A list a sample for each of the id features."""
         found = {}
         for group in self.groups(names):
-            for name, values, starts_U, lengths_U in zip(
-                group.keys, group.values, group.starts, group.lengths, strict=True
-            ):
+            for name, values, starts_U, lengths_U in group.features():
                 is_own = group.inverse_R is None
-                starts_R = torch.from_numpy(starts_U if is_own else starts_U[group.inverse_R])
+                starts_R = as_tensor(starts_U if is_own else starts_U[group.inverse_R])
                 lengths_R = torch.from_numpy((lengths_U if is_own else lengths_U[group.inverse_R]).astype(np.int64))
                 ids = from_dlpack(pa.array(values)) if len(values) else torch.empty(0, dtype=torch.int64)
                 taken = take_windows(ids, starts_R, lengths_R)

@@ -122,7 +122,7 @@ def expanded(block: DistinctBlock) -> dict[str, list[list[int]]]:
     lists = {}
     for group in block.groups:
         rows = range(len(block)) if group.inverse_R is None else group.inverse_R.tolist()
-        for key, values, starts, lengths in zip(group.keys, group.values, group.starts, group.lengths, strict=True):
+        for key, values, starts, lengths in group.features():
             lists[key] = [values[starts[row] : starts[row] + lengths[row]].tolist() for row in rows]
     return lists
 

@@ -173,8 +173,8 @@ def test_an_expanded_block_has_the_list_of_every_sample():
         return DistinctGroup(
             keys=(key,),
             values=(np.array(values),),
-            starts=(np.array(starts),),
-            lengths=(np.array(lengths, np.int32),),
+            starts_FU=np.array([starts]),
+            lengths_FU=np.array([lengths], np.int32),
             inverse_R=None if inverse is None else np.array(inverse, np.int32),
         )
 

@@ -89,7 +89,7 @@ def test_any_rows_come_back(samples: list[dict[str, Any]], given_encoding: Encod
     found = {}
     for group in block.groups:
         at = np.arange(len(block)) if group.inverse_R is None else group.inverse_R
-        for key, values, starts, lengths in zip(group.keys, group.values, group.starts, group.lengths, strict=True):
+        for key, values, starts, lengths in group.features():
             found[key] = [values[starts[u] : starts[u] + lengths[u]].tolist() for u in at]
     assert found == {name: rows.column(name).to_pylist() for name in ("tags", "places", "item", "history")}
 
