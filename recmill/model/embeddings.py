@@ -19,6 +19,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, 
 
 from kernels import distinct_keys, expand_rows
 from recmill.artifacts import module_name
+from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.data.schema import Schema
 from recmill.data.tables import SHAPES, logical_names, table_shapes
 from recmill.model.encoders.windows import SequenceWindows
@@ -85,7 +86,7 @@ class TableEmbeddings(nn.Module):
         self.shared_arrays: tuple[Any, ...] = ()  # the one of tables that share parameters, once it is attached
         self._attached: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
-        self._ahead: deque[tuple[Ids, _Features]] = deque()  # batches whose rows are being read from disk
+        self._ahead: deque[tuple[Ids, _Inputs]] = deque()  # batches whose rows are being read from disk
 
     def attach(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
         """Let a collection answer for these tables of a shape (pooled, distinct or sequence)."""
@@ -114,7 +115,7 @@ class TableEmbeddings(nn.Module):
 
     def prefetch(self, ids: Ids) -> None:
         """Let collections that read from disk start on a coming batch; batches then come in this order."""
-        batch = _Features(ids, self.schema)
+        batch = _Inputs(ids, self.schema)
         for shape in SHAPES:
             for source in self._attached[shape]:
                 if (start := getattr(source.lookup, "prefetch", None)) is not None:
@@ -123,7 +124,7 @@ class TableEmbeddings(nn.Module):
 
     def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
         is_ahead = bool(self._ahead) and self._ahead[0][0] is ids
-        batch = self._ahead.popleft()[1] if is_ahead else _Features(ids, self.schema)
+        batch = self._ahead.popleft()[1] if is_ahead else _Inputs(ids, self.schema)
         # All lookups start before any is waited for: sharded collections answer with an awaitable.
         bags, shared, found = (
             [
@@ -135,7 +136,7 @@ class TableEmbeddings(nn.Module):
         pooled: dict[str, Tensor] = {name: vectors for _, bag in bags for name, vectors in bag.to_dict().items()}
         for _, answer in shared:
             for name, vectors in answer.to_dict().items():
-                pooled[name] = vectors[: batch.num_rows(name)]
+                pooled[name] = vectors[: batch.ids.num_distinct(batch.ids.group_of(name))]
         rows = {name: batch.unfold(name, answer[name]) for source, answer in found for name in source.features}
         inverse: dict[str, Tensor] = {}
         sequences: dict[str, SequenceWindows] = {}
@@ -144,17 +145,18 @@ class TableEmbeddings(nn.Module):
             if feature.kind == "sequence":
                 sequences[name] = self._windows(batch, name, rows[name])
             else:
-                lists = JaggedTensor(values=rows[name], lengths=batch.lists(name)[1])
+                lists = JaggedTensor(values=rows[name], lengths=batch.ids.lists(name)[1])
                 pooled[name] = pool_rows(lists, is_mean=feature.pooling == "mean")
         for name in (*self.distinct_features, *self.row_features):
-            if (mapping := batch.inverse(name)) is not None:
-                inverse[name] = mapping
+            group = batch.ids.group_of(name)
+            if not batch.ids.is_plain(group):
+                inverse[name] = batch.ids.inverse(group)
         return Lookups(pooled=pooled, sequences=sequences, inverse=inverse)
 
-    def _windows(self, batch: _Features, name: str, rows_ND: Tensor) -> SequenceWindows:
-        window = batch.windows(name)
+    def _windows(self, batch: _Inputs, name: str, rows_ND: Tensor) -> SequenceWindows:
+        window = batch.ids.windows(name)
         if window is None:
-            return SequenceWindows.of_lists(rows_ND, batch.lists(name)[1], max_length=self.max_sequence_length)
+            return SequenceWindows.of_lists(rows_ND, batch.ids.lists(name)[1], max_length=self.max_sequence_length)
         found = SequenceWindows(rows_ND=rows_ND, starts_U=window[1], lengths_U=window[2])
         return found.last(self.max_sequence_length)
 
@@ -165,17 +167,17 @@ def _features_of(configs: Sequence[Any]) -> list[str]:
 
 def looked_up_ids(ids: Ids, schema: Schema, name: str) -> Tensor:
     """The ids that a batch has for a feature of a table that sequences read: of its lists, or of what windows share."""
-    batch = _Features(ids, schema)
+    batch = _Inputs(ids, schema).ids
     window = batch.windows(name)
     return batch.lists(name)[0] if window is None else window[0]
 
 
-class _Features:
-    """The features of a batch one by one, whether it is deduplicated or not."""
+class _Inputs:
+    """The KeyedJaggedTensors that the collections take for a batch, each made once."""
 
     def __init__(self, ids: Ids, schema: Schema) -> None:
-        self.ids, self.schema = ids, schema
-        self.groups: dict[int, KeyedJaggedTensor] = {}
+        self.ids = InverseKeyedJaggedTensor.from_plain(ids) if isinstance(ids, KeyedJaggedTensor) else ids
+        self.schema = schema
         self.made: dict[tuple[str, ...], KeyedJaggedTensor] = {}
         self.places: dict[str, Tensor] = {}  # of features whose ids are sent once: where each element's id is
 
@@ -194,41 +196,13 @@ class _Features:
         values: Tensor = rows.values()
         return expand_rows(values, self.places[name]) if name in self.places else values
 
-    def lists(self, name: str) -> tuple[Tensor, Tensor]:
-        """(values, lengths [U]) of a feature's distinct lists."""
-        found = self.ids if isinstance(self.ids, KeyedJaggedTensor) else self._group(self.ids.group_of(name))
-        # Not `to_dict()`, which takes apart the features that nobody asks for, too.
-        position, edges, stride = found.keys().index(name), found.offset_per_key(), found.stride()
-        values = found.values()[edges[position] : edges[position + 1]]
-        return values, found.lengths()[position * stride : (position + 1) * stride]
-
-    def _group(self, group: int) -> KeyedJaggedTensor:
-        if group not in self.groups:
-            self.groups[group] = self.ids.group_kjt(group)
-        return self.groups[group]
-
-    def num_rows(self, name: str) -> int:
-        if isinstance(self.ids, KeyedJaggedTensor):
-            return int(self.ids.stride())
-        return self.ids.num_distinct(self.ids.group_of(name))
-
-    def windows(self, name: str) -> tuple[Tensor, Tensor, Tensor] | None:
-        return None if isinstance(self.ids, KeyedJaggedTensor) else self.ids.windows(name)
-
-    def inverse(self, name: str) -> Tensor | None:
-        if isinstance(self.ids, KeyedJaggedTensor) or self.ids.is_plain(self.ids.group_of(name)):
-            return None
-        return self.ids.inverse(self.ids.group_of(name))
-
     def expanded(self, names: list[str]) -> KeyedJaggedTensor:
         """Features at one list a sample."""
-        if isinstance(self.ids, KeyedJaggedTensor):
-            return _pick(self.ids, names)
         groups = {self.ids.group_of(name): name for name in names}
         for group, name in groups.items():
             if not self.ids.is_plain(group):
                 raise ValueError(f"feature {name!r} arrives deduplicated, the model was built for one list a sample")
-        return _pick(self._group(next(iter(groups))), names) if len(groups) == 1 else self.aligned(names)
+        return _pick(self.ids.group_kjt(next(iter(groups))), names) if len(groups) == 1 else self.aligned(names)
 
     def aligned(
         self, names: list[str], *, windows: bool = False, once: frozenset[str] = frozenset()
@@ -239,10 +213,10 @@ class _Features:
         A feature stored as windows sends its buffer as one list, and one of `once` its distinct ids.
         """
         values, lengths = [], []
-        stride = max((self.num_rows(name) for name in names), default=0)
+        stride = max((self.ids.num_distinct(self.ids.group_of(name)) for name in names), default=0)
         for name in names:
-            window = self.windows(name) if windows else None
-            feature_values, feature_lengths = self.lists(name) if window is None else (window[0], None)
+            window = self.ids.windows(name) if windows else None
+            feature_values, feature_lengths = self.ids.lists(name) if window is None else (window[0], None)
             if name in once and not feature_values.is_cuda:  # where the host would wait; TorchRec has its own way there
                 feature_values, self.places[name] = distinct_keys(
                     feature_values, bound=self.schema.feature(name).num_rows

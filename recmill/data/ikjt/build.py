@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from kernels import dedup_rows, take_rows, window_rows
+from kernels import dedup_rows, take_rows, take_windows, window_rows
 from recmill.artifacts import InputError
 
 # Below this, the copies saved do not pay for the inverse and the expansion.
@@ -268,3 +268,30 @@ def _as_windows(group: GroupTensors, min_factor: float) -> GroupTensors:
         inverse_B=group.inverse_B,
         starts_FU=torch.cat(starts),
     )
+
+
+def select_rows(lengths: Tensor, inverse_B: Tensor | None) -> Tensor:
+    return lengths if inverse_B is None else lengths.index_select(-1, inverse_B)
+
+
+def _cut_lists(
+    values: Tensor, lengths: Tensor, num_keys: int, weights: Tensor | None = None
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """The values, lengths and weights of each key of a key-major jagged tensor."""
+    by_key = lengths.view(num_keys, lengths.numel() // num_keys)
+    sizes = by_key.sum(1).tolist()
+    cut = [None] * num_keys if weights is None else torch.split(weights, sizes)
+    return list(zip(torch.split(values, sizes), by_key, cut, strict=True))
+
+
+def expand_group(group: GroupTensors) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """The lists of every sample, for each feature of the group."""
+    num_keys = len(group.keys)
+    if group.inverse_B is None and group.starts_FU is None:
+        return _cut_lists(group.values, group.lengths_FU, num_keys, group.weights)
+    shape = (num_keys, group.num_rows)
+    lengths_FB = select_rows(group.lengths_FU.view(shape), group.inverse_B).reshape(-1)
+    starts_FB = select_rows(group.list_starts_FU().view(shape), group.inverse_B).reshape(-1)
+    values = take_windows(group.values, starts_FB, lengths_FB.long())
+    weights = None if group.weights is None else take_windows(group.weights, starts_FB, lengths_FB.long())
+    return _cut_lists(values, lengths_FB, num_keys, weights)

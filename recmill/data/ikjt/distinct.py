@@ -221,9 +221,9 @@ def check_ranges(block: DistinctBlock, schema: Schema, *, where: str) -> None:
 
 def stack_rows(rows: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
     """One row per feature, not copied if there is one row or all are the same array."""
-    if all(row is rows[0] for row in rows):
+    if len(rows) > 1 and all(row is rows[0] for row in rows):
         return np.broadcast_to(rows[0], (len(rows), len(rows[0])))
-    return np.stack(rows)
+    return np.stack(rows) if len(rows) > 1 else rows[0][None]
 
 
 def is_packed(starts_U: IdArray, lengths_U: LengthArray) -> bool:

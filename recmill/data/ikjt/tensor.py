@@ -22,8 +22,10 @@ from recmill.data.ikjt.build import (
     GroupTensors,
     build_group,
     choose_groups,
+    expand_group,
     lists_of_arrow,
     lists_of_kjt,
+    select_rows,
 )
 from recmill.data.schema import Schema
 
@@ -43,19 +45,20 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         b:          [1]      [1]       [2]
         group (a, b):  rows ([7, 9], [1]), ([7, 9], [2])     inverse = [0, 0, 1]
 
-    Histories that move on are windows into one buffer, whether their rows repeat or not:
+    Histories that shift are windows into one buffer, whether their rows repeat or not:
 
         rows:      [a, b, c, d]   [b, c, d, e]
         values   = [a, b, c, d, e]     (start, length) = (0, 4), (1, 4)
 
-    A group that repeats too little to pay is plain: one row a sample, no inverse, nothing copied where its features lie
-    side by side already, and `expand` gives back what it received. Weights, where there are any, are part of a row.
+    A group that repeats too little to pay is plain: one row per sample, no inverse, nothing copied where its features
+    lie side by side already, and `expand` returns its argument. Weights, if any, are part of a row.
     """
 
     def __init__(self, keys: Sequence[str], groups: Sequence[GroupTensors], *, stride: int) -> None:
-        """From groups as they were stored or sent; `keys` is the order of the features in `to_kjt()`."""
+        """From finished groups; `keys` is the order of the features in `to_kjt()`."""
         grouped = [key for group in groups for key in group.keys]
-        if sorted(grouped) != sorted(keys):
+        self._group_of = {key: position for position, group in enumerate(groups) for key in group.keys}
+        if len(grouped) != len(keys) or self._group_of.keys() != set(keys):
             raise ValueError(f"the groups hold {grouped}, expected each of {list(keys)} once")
         for group in groups:
             num_samples = group.num_rows if group.inverse_B is None else len(group.inverse_B)
@@ -77,7 +80,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         lengths_dtype: torch.dtype = torch.int32,
         num_threads: int = 0,
     ) -> Self:
-        """Deduplicate features given as values and offsets; the arguments are those of `from_kjt`."""
+        """Deduplicate features given as values and offsets; for the arguments see `from_kjt`."""
         by_key = {feature.key: feature for feature in features}
         if len(by_key) != len(features) or not features:
             raise ValueError(f"expected features of different names, received {[feature.key for feature in features]}")
@@ -109,9 +112,9 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
     ) -> Self:
         """Deduplicate a KeyedJaggedTensor.
 
-        `groups` says which features share an inverse, [["a", "b"], ["c"]]; a feature in none gets its own, and None
-        finds them by comparing all features (choose once, then pass `.groups` on). `windows` names the features whose
-        lists shift. A group stays plain if it holds less than `min_factor` times the values it would store.
+        `groups` says which features share an inverse, [["a", "b"], ["c"]]. A feature in no group gets its own; None
+        finds the groups by comparing all features (do that once and reuse `.groups`). `windows` names the features
+        whose lists shift. A group stays plain unless it holds at least `min_factor` times the values it would store.
         """
         return cls.from_lists(
             lists_of_kjt(kjt),
@@ -121,6 +124,21 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
             lengths_dtype=kjt.lengths().dtype,
             num_threads=num_threads,
         )
+
+    @classmethod
+    def from_plain(cls, kjt: KeyedJaggedTensor) -> Self:
+        """A KeyedJaggedTensor as one plain group: nothing is compared or copied."""
+        keys = kjt.keys()
+        whole = GroupTensors(
+            keys=tuple(keys),
+            values=kjt.values(),
+            weights=kjt.weights_or_none(),
+            lengths_FU=kjt.lengths(),
+            num_stored=tuple(kjt.length_per_key()),
+        )
+        found = cls(keys, [whole] if keys else [], stride=kjt.stride())
+        found._kjts[0] = kjt
+        return found
 
     @classmethod
     def from_arrow(
@@ -134,7 +152,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
     ) -> Self:
         """Deduplicate the id features of `schema` straight from Arrow's buffers.
 
-        Groups are those the schema names (`Feature.group`) unless given; features that `shift` become windows.
+        Groups default to those of the schema (`Feature.group`); features that `shift` become windows.
         """
         if groups is None:
             by_group: dict[str, list[str]] = {}
@@ -162,13 +180,12 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
 
     def group_of(self, key: str) -> int:
         """The position of the group that holds `key`."""
-        for position, group in enumerate(self._groups):
-            if key in group.keys:
-                return position
-        raise ValueError(f"unknown feature {key!r}; the batch has {', '.join(self._keys)}")
+        if key not in self._group_of:
+            raise ValueError(f"unknown feature {key!r}; the batch has {', '.join(self._keys)}")
+        return self._group_of[key]
 
     def is_plain(self, g: int) -> bool:
-        """Whether group `g` holds one row a sample because it repeats too little."""
+        """Whether group `g` holds one row per sample because it repeats too little."""
         return self._groups[g].inverse_B is None
 
     def num_distinct(self, g: int) -> int:
@@ -195,6 +212,14 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
                 length_per_key=per_key,
             )
         return self._kjts[g]
+
+    def lists(self, key: str) -> tuple[Tensor, Tensor]:
+        """`(values, lengths_U)` of the distinct lists of `key`, one after another."""
+        kjt = self.group_kjt(self.group_of(key))
+        # Not `to_dict()`, which would split all features.
+        position, edges, stride = kjt.keys().index(key), kjt.offset_per_key(), kjt.stride()
+        values = kjt.values()[edges[position] : edges[position + 1]]
+        return values, kjt.lengths()[position * stride : (position + 1) * stride]
 
     def inverse(self, g: int) -> Tensor:
         """Sample -> row of group_kjt(g), int64; for a plain group 0, 1, 2, ..."""
@@ -234,10 +259,10 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         return expand_rows(values, inverse_B)
 
     def to_kjt(self) -> KeyedJaggedTensor:
-        """The batch as it was before: every list of every sample."""
+        """The batch before deduplication: every list of every sample."""
         lists: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         for group in self._groups:
-            lists.update(zip(group.keys, _expand_group(group), strict=True))
+            lists.update(zip(group.keys, expand_group(group), strict=True))
         parts = [lists[key] for key in self._keys]
         weights = [part[2] for part in parts if part[2] is not None]
         return KeyedJaggedTensor(
@@ -249,21 +274,21 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         )
 
     def dedup_factor(self, key: str | None = None) -> float:
-        """How many values the batch has for each value it stores, for one feature or for all."""
+        """Values of the batch per stored value, for one feature or for all."""
         before = after = 0
         for group in self._groups:
             lengths_FU = group.lengths_FU.view(len(group.keys), group.num_rows)
             for position, name in enumerate(group.keys):
                 if key is None or name == key:
                     lengths_U = lengths_FU[position]
-                    before += int(_select(lengths_U, group.inverse_B).sum())
+                    before += int(select_rows(lengths_U, group.inverse_B).sum())
                     after += group.num_stored[position]
         if key is not None and not after:
             return self._stride / max(1, self.num_distinct(self.group_of(key))) if self._stride else 1.0
         return before / after if after else 1.0
 
     def map_values(self, key: str, fn: Callable[[Tensor], Tensor]) -> Self:
-        """The batch with `fn` applied to the stored values of `key`: one result a value, each depending on it alone."""
+        """The batch with `fn` applied to the stored values of `key`; `fn` must map each value by itself."""
         g = self.group_of(key)
         group = self._groups[g]
         pieces = list(torch.split(group.values, list(group.num_stored)))
@@ -275,43 +300,14 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
             )
         if len(pieces) > 1 and mapped.dtype != group.values.dtype:
             raise ValueError(
-                f"map_values({key!r}): gave {mapped.dtype}, the others of its group are {group.values.dtype}"
+                f"map_values({key!r}): returned {mapped.dtype}, the rest of its group is {group.values.dtype}"
             )
         pieces[position] = mapped
         values = torch.cat(pieces) if len(pieces) > 1 else mapped
         return self._with_group(g, replace(group, values=values))
 
-    def map_lists(self, key: str, fn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Self:
-        """The batch with `fn(values, offsets) -> (values, offsets)` applied to the distinct lists of `key`.
-
-        For what changes lengths: truncate, first-x, n-grams. Windows of the group are laid out as lists first.
-        """
-        g = self.group_of(key)
-        kjt = self.group_kjt(g)
-        if kjt.weights_or_none() is not None:
-            raise ValueError(f"map_lists({key!r}): the lists have weights, which it cannot change along")
-        group, stride = self._groups[g], kjt.stride()
-        position = group.keys.index(key)
-        parts = list(_cut_lists(kjt.values(), group.lengths_FU, len(group.keys)))
-        values, lengths_U, _ = parts[position]
-        offsets = torch.cat([lengths_U.new_zeros(1), lengths_U.cumsum(0)]).long()
-        values, offsets = fn(values, offsets)
-        if len(offsets) != stride + 1 or int(offsets[-1]) != len(values):
-            raise ValueError(
-                f"map_lists({key!r}): gave {len(offsets) - 1} lists and {len(values)} values, expected {stride} lists"
-            )
-        parts[position] = (values, offsets.diff().to(lengths_U.dtype), None)
-        changed = replace(
-            group,
-            values=torch.cat([part[0] for part in parts]),
-            lengths_FU=torch.cat([part[1] for part in parts]),
-            num_stored=tuple(len(part[0]) for part in parts),
-            starts_FU=None,
-        )
-        return self._with_group(g, changed)
-
     def size_in_bytes(self) -> int:
-        """Every tensor that is stored or sent, the inverses and windows too."""
+        """Bytes of all tensors, including inverses and windows."""
         return sum(tensor.nbytes for group in self._groups for tensor in group.tensors.values())
 
     def device(self) -> torch.device:
@@ -338,9 +334,9 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         return type(self)(self._keys, groups, stride=self._stride)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A view would take its whole storage along; what group_kjt made can be made again.
+        # A view would pickle its whole storage; the results of group_kjt can be made again.
         compact = self._map_tensors(lambda t: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t)
-        return {"_keys": self._keys, "_groups": compact._groups, "_stride": self._stride, "_kjts": {}}
+        return vars(compact) | {"_kjts": {}}
 
     def __repr__(self) -> str:
         lines = [
@@ -363,30 +359,3 @@ def _check_keys(groups: Sequence[Sequence[str]], windows: Sequence[str], known: 
         if not group or seen & set(group) or len(set(group)) != len(group):
             raise ValueError(f"groups: expected each feature once and no empty group, received {groups}")
         seen |= set(group)
-
-
-def _select(lengths: Tensor, inverse_B: Tensor | None) -> Tensor:
-    return lengths if inverse_B is None else lengths.index_select(-1, inverse_B)
-
-
-def _cut_lists(
-    values: Tensor, lengths: Tensor, num_keys: int, weights: Tensor | None = None
-) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """The values, lengths and weights of each key of a key-major jagged tensor."""
-    by_key = lengths.view(num_keys, lengths.numel() // num_keys)
-    sizes = by_key.sum(1).tolist()
-    cut = [None] * num_keys if weights is None else torch.split(weights, sizes)
-    return list(zip(torch.split(values, sizes), by_key, cut, strict=True))
-
-
-def _expand_group(group: GroupTensors) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """The lists of every sample, for each feature of the group."""
-    num_keys = len(group.keys)
-    if group.inverse_B is None and group.starts_FU is None:
-        return _cut_lists(group.values, group.lengths_FU, num_keys, group.weights)
-    shape = (num_keys, group.num_rows)
-    lengths_FB = _select(group.lengths_FU.view(shape), group.inverse_B).reshape(-1)
-    starts_FB = _select(group.list_starts_FU().view(shape), group.inverse_B).reshape(-1)
-    values = take_windows(group.values, starts_FB, lengths_FB.long())
-    weights = None if group.weights is None else take_windows(group.weights, starts_FB, lengths_FB.long())
-    return _cut_lists(values, lengths_FB, num_keys, weights)

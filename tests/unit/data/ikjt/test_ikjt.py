@@ -248,27 +248,33 @@ def test_maps_that_break_the_lists_are_refused():
     ikjt = InverseKeyedJaggedTensor.from_kjt(make_kjt(LISTS), groups=[["a", "b"], ["c"]])
     with pytest.raises(ValueError, match=r"map_values\('a'\): received \(1,\)"):
         ikjt.map_values("a", lambda values: values[:1])
-    with pytest.raises(ValueError, match=r"map_values\('a'\): gave torch.float32"):
+    with pytest.raises(ValueError, match=r"map_values\('a'\): returned torch.float32"):
         ikjt.map_values("a", lambda values: values.float())
     assert ikjt.map_values("c", lambda values: values.float()).group_kjt(1).values().dtype == torch.float32
     with pytest.raises(ValueError, match="unknown feature 'z'; the batch has a, b, c"):
         ikjt.map_values("z", lambda values: values)
-    with pytest.raises(ValueError, match=r"map_lists\('a'\): gave 1 lists"):
-        ikjt.map_lists("a", lambda values, offsets: (values, offsets[:2]))
+
+
+def test_a_plain_batch_is_one_group_that_shares_its_memory():
+    kjt = make_kjt(LISTS, weights=True)
+    plain = InverseKeyedJaggedTensor.from_plain(kjt)
+    assert plain.groups == [kjt.keys()]
+    assert plain.is_plain(0)
+    assert plain.group_kjt(0) is kjt
+    assert_same_kjt(plain.to_kjt(), kjt)
+    for key in LISTS:
+        values, lengths = plain.lists(key)
+        assert values.tolist() == kjt[key].values().tolist()
+        assert lengths.tolist() == kjt[key].lengths().tolist()
+    assert values.untyped_storage().data_ptr() == kjt.values().untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("windows", [(), ("a",)])
-def test_lists_can_change_their_lengths(windows):
-    lists = {"a": [[1, 2, 3], [2, 3, 4], [2, 3, 4], []], "b": [[9], [9], [9], [8]]}
-
-    def first_two(values, offsets):
-        lengths = offsets.diff().clamp(max=2)
-        keep = torch.cat([torch.arange(int(s), int(s + n)) for s, n in zip(offsets, lengths, strict=False)])
-        return values[keep], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-
-    ikjt = InverseKeyedJaggedTensor.from_kjt(make_kjt(lists), groups=[["a", "b"]], windows=windows)
-    cut = ikjt.map_lists("a", first_two).to_kjt()
-    assert_same_kjt(cut, make_kjt({"a": [row[:2] for row in lists["a"]], "b": lists["b"]}))
+def test_the_lists_of_a_feature_are_its_distinct_ones(windows):
+    lists = {"a": [[1, 2, 3], [2, 3, 4], [2, 3, 4]], "b": [[9], [9], [9]]}
+    ikjt = InverseKeyedJaggedTensor.from_kjt(make_kjt(lists), groups=[["b", "a"]], windows=windows)
+    assert [part.tolist() for part in ikjt.lists("a")] == [[1, 2, 3, 2, 3, 4], [3, 3]]
+    assert [part.tolist() for part in ikjt.lists("b")] == [[9, 9], [1, 1]]
 
 
 def test_the_size_counts_inverse_and_windows():
