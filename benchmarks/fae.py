@@ -45,14 +45,14 @@ from shaped_network import run_on_nodes
 from torchrec import EmbeddingBagConfig
 from training_rate import one_rank
 
-from recmill.artifacts import AccessProfile, module_name
+from recmill.artifacts import AccessProfile, module_name, record_json
+from recmill.artifacts.topology import Topology
 from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Feature, Schema
 from recmill.model.hot_embedding import HotEmbeddingCollection
 from recmill.model.stores.interface import TableOptimiser
 from recmill.planning.hot.selection import choose_hot_set
 from recmill.planning.planner import default_plan
-from recmill.planning.topology import Topology
 from recmill.training.rank.sharding import shard_model
 
 FOLDER = Path(__file__).parent
@@ -183,14 +183,14 @@ class Benchmark:
         return made, flat, globo.result() if globo else None
 
     def _describe(self, workload: Workload) -> dict[str, Any]:
-        stated = workload.hot_set.to_json()
+        stated = record_json(workload.hot_set)
         return {key: stated[key] for key in stated if key != "tables"} | {
             "measured_share": workload.laid_out.body["hot"]["sample_share"],
         }
 
     def _shares(self, profile: AccessProfile) -> list[dict[str, float]]:
         budgets = [self.sizes.budget_bytes * factor // 4 for factor in (1, 2, 4, 8)]
-        found = [choose_hot_set(profile, budget_bytes=budget, topology=self.topology) for budget in budgets]
+        found = [choose_hot_set(profile, budget_bytes=budget, topology=self.topology).hot_set for budget in budgets]
         return [
             {"budget_bytes": own.budget_bytes, "sample_share": own.sample_share, "access_share": own.access_share}
             for own in found
@@ -239,7 +239,7 @@ class Benchmark:
             found["low_skew"]["baseline"],
             found["low_skew"]["ours"],
             unit="samples/s",
-            note=f"Zipf 0.6: pays is {flat.hot_set.pays}; {flat.hot_set.cost.reason}",
+            note=f"Zipf 0.6: pays is {flat.hot_set.pays}; {flat.hot_set.reason}",
         )
         self.series["loopback"] = found
         say(f"two ranks over {NETWORK_MBIT:g} Mbit/s")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import say
 from session_logs import globo_clicks
 
 from recmill.artifacts import AccessProfile, Dataset, ShardPlan, write_folder
+from recmill.artifacts.plan import HotSet
 from recmill.data.cluster import cluster_sessions
 from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
 from recmill.data.sources.synthetic.config import IdList, SyntheticConfig, UserGroup
 from recmill.data.sources.synthetic.generator import generate_log
-from recmill.planning.hot.selection import HotSet, choose_hot_set
+from recmill.planning.hot.selection import HotChoice, choose_hot_set
 from recmill.planning.planner import Topology, default_plan
 from recmill.profiling.access import profile_access
 
@@ -94,16 +95,15 @@ def prepare(
     place: Path, data: Dataset, name: str, *, budget_bytes: int, topology: Topology, batch_size: int
 ) -> Workload:
     profile = profile_access(data, out=place / "profile")
-    hot_set = choose_hot_set(profile, budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
-    plan = write_plan(place / "plan", Schema.load(data.path), hot_set, topology)
+    choice = choose_hot_set(profile, budget_bytes=budget_bytes, topology=topology, batch_size=batch_size)
+    plan = write_plan(place / "plan", Schema.load(data.path), choice, topology)
     laid_out = layout_hot(data, plan, out=place / "hot")
-    return Workload(name=name, data=data, profile=profile, plan=plan, hot_set=hot_set, laid_out=laid_out)
+    return Workload(name=name, data=data, profile=profile, plan=plan, hot_set=choice.hot_set, laid_out=laid_out)
 
 
-def write_plan(out: Path, schema: Schema, hot_set: HotSet, topology: Topology) -> ShardPlan:
+def write_plan(out: Path, schema: Schema, choice: HotChoice, topology: Topology) -> ShardPlan:
     """TorchRec's table-wise plan with the hot set added."""
-    body = {**default_plan(schema, topology).body, "hot_set": hot_set.to_json()}
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
-        hot_set.write(folder)
-        ShardPlan(body=body).seal(folder)
+        choice.write_rows(folder)
+        replace(default_plan(schema, topology), hot_set=choice.hot_set).seal(folder)
     return ShardPlan.load(out)

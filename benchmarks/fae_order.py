@@ -25,7 +25,7 @@ from fae_training import auc_after_epoch
 from harness import Metric, finish, fresh_processes, parse_options, plain_value, say, warn_if_busy
 from session_logs import why_no_globo
 
-from recmill.planning.topology import Topology
+from recmill.artifacts.topology import Topology
 
 SEEDS = 3
 ROWS_PER_GROUP = 256

@@ -124,8 +124,7 @@ def auc_after_epoch(data: str, plan: str, laid_out: str | None, settings: dict[s
     torch.set_num_threads(1)
     dataset = Dataset.load(data)
     alone = default_plan(Schema.load(data), Topology.local(1))
-    hot_set = ShardPlan.load(plan).body["hot_set"]
-    chosen = ShardPlan(path=plan, body={**alone.body, "hot_set": hot_set})
+    chosen = replace(alone, path=plan, hot_set=ShardPlan.load(plan).hot_set)
     # With constant rates the order of the last batches decides: two random orders differ by 0.004 and more on globo.
     config = replace(BENCH_CONFIG, lr_schedule="linear", **settings)
     with one_rank():

@@ -226,10 +226,7 @@ def _ratio(baseline: float, ours: float) -> str:
 
 def prediction_error(plans: Mapping[str, ShardPlan], cases: Mapping[str, Mapping[str, Side]]) -> Metric:
     """Relative error of the plans' bytes against the interfaces: the worst workload; the note has all."""
-    errors = {
-        name: abs(plans[name].body["prediction"]["bytes"]["total"] / sides["tiers"].total - 1)
-        for name, sides in cases.items()
-    }
+    errors = {name: abs(plans[name].prediction.bytes.total / sides["tiers"].total - 1) for name, sides in cases.items()}
     note = "predicted total bytes of a step against measured; " + ", ".join(f"{n} {e:.1%}" for n, e in errors.items())
     return plain_value([max(errors.values())], unit="share", note=note)
 
@@ -271,7 +268,7 @@ def planner_gap(folder: Path, *, count: int, seed: int) -> Metric:
             memory_budget_bytes=int(needed * rng.uniform(1.1, 2.0)) + 100_000,
             batch_size=256 * topology.world_size,
         )
-        gaps.append(plan.body["objective"] / plan.body["bound"] - 1 if plan.body["bound"] else 0.0)
+        gaps.append(plan.objective / plan.bound - 1 if plan.bound else 0.0)
     note = f"objective over proven bound, less 1, of {count} random problems: worst {max(gaps):.2%}"
     return plain_value(gaps, unit="share", note=note) | {"ours": max(gaps)}
 
@@ -298,7 +295,7 @@ def run(options: Options, folder: Path) -> None:
     (folder / "cases.json").write_text(json.dumps(described), encoding="utf-8")
     plans = {name: ShardPlan.load(folder / name / "plan") for name in described}
     for name, plan in plans.items():
-        tiers = {t: {tier["kind"]: tier["num_rows"] for tier in e["tiers"]} for t, e in plan.body["tables"].items()}
+        tiers = {t: {tier.kind: tier.num_rows for tier in e.tiers} for t, e in plan.tables.items()}
         say(f"{name}: {tiers}")
     say(f"start {WORLD} ranks on {NODES} nodes, {size.inter_mbit:g} Mbit/s between them")
     found = run_on_nodes(
@@ -330,7 +327,7 @@ def run(options: Options, folder: Path) -> None:
         "bytes": {name: {side: asdict(own) for side, own in sides.items()} for name, sides in cases.items()},
         "memory_bytes": {
             name: {
-                "budget": int(plans[name].body["memory_budget_bytes"]),
+                "budget": plans[name].memory_budget_bytes,
                 "row_wise": row_wise_bytes(next(w for w in workloads if w.name == name)),
                 "tiers": max(own["tiers"] for own in ranks),
             }

@@ -95,7 +95,8 @@ def _simulate_one(
         memory_budget_bytes=max(held, sum(table.num_rows for table in workload.tables) * (workload.dim + 1) // 2),
         batch_size=workload.samples_per_rank * world,
     )
-    prediction = plan.body["prediction"]
+    prediction = plan.prediction
+    assert prediction is not None
     ids = sum(
         workload.counts[table.name].sum() / workload.num_profiled * workload.samples_per_rank
         for table in workload.tables
@@ -103,13 +104,13 @@ def _simulate_one(
     row_bytes = ids * (8 + 2 * 4 * workload.dim) * (world - 1)
     inter = {
         "row_wise": row_bytes * (world - per_node) / (world - 1),
-        "dedup": prediction["row_wise_dedup"]["inter_node"],
-        "tiers": prediction["bytes"]["inter_node"],
+        "dedup": prediction.row_wise_dedup.inter_node,
+        "tiers": prediction.bytes.inter_node,
     }
     messages = {
         "row_wise": TORCHREC_MESSAGES,
         "dedup": 4,
-        "tiers": 4 + 7 * (prediction["bytes"]["gradient_exchange"] > 0),
+        "tiers": 4 + 7 * (prediction.bytes.gradient_exchange > 0),
     }
     seconds = {
         f"{side}_seconds": messages[side] * calibration.seconds_per_message
@@ -118,7 +119,7 @@ def _simulate_one(
     }
     return {
         **seconds,
-        "all_to_all_ratio": row_bytes / prediction["bytes"]["all_to_all"],
-        "total_vs_dedup": prediction["row_wise_dedup"]["total"] / prediction["bytes"]["total"],
+        "all_to_all_ratio": row_bytes / prediction.bytes.all_to_all,
+        "total_vs_dedup": prediction.row_wise_dedup.total / prediction.bytes.total,
         "inter_node_vs_dedup": inter["dedup"] / inter["tiers"],
     }

@@ -21,6 +21,7 @@ def plan_shards(
 ):
     """Decide which rows live on which rank, which are hot (hot_budget_bytes) and which share parameters (compress)."""
     import json
+    from dataclasses import asdict
 
     from components.outputs import path_of, publish, write_table
     from recmill.planning.planner import Topology
@@ -49,11 +50,11 @@ def plan_shards(
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
             progress=step.progress,
         )
-        step.record({"num_tables": len(planned.body["tables"]), "objective": planned.body["objective"]})
+        step.record({"num_tables": len(planned.tables), "objective": planned.objective})
         publish(plan, step.wrote("plan", planned))
         tiers = {
-            f"{name} / {position}": tier
-            for name, table in planned.body["tables"].items()
-            for position, tier in enumerate(table["tiers"])
+            f"{name} / {position}": asdict(tier)
+            for name, table in planned.tables.items()
+            for position, tier in enumerate(table.tiers)
         }
         write_table(summary, "Placement", tiers)

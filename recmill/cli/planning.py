@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from recmill.artifacts import InputError, is_remote
+from recmill.artifacts import InputError, ShardPlan, is_remote
 from recmill.cli.output import BYTES, emit, json_option, progress_for
 from recmill.sizes import format_bytes
 
@@ -120,13 +119,13 @@ def plan(
         cores=cores,
         progress=progress,
     )
-    lines = _describe(shard_plan.body, out)
+    lines = _describe(shard_plan, out)
     if measured:
         lines.append(f"measured topology in {measured}")
     if explain:
-        lines += _explain(shard_plan.body)
+        lines += _explain(shard_plan)
     emit(
-        {"path": out, "content_hash": shard_plan.content_hash, "measured_topology": measured, **shard_plan.body},
+        {"path": out, "content_hash": shard_plan.content_hash, "measured_topology": measured, **shard_plan.to_json()},
         lines,
         as_json=as_json,
     )
@@ -141,46 +140,48 @@ def _ratio(text: str) -> float | None:
         raise InputError(f"--total-bytes is {text!r}, expected a number of 1 or more, or `any`") from None
 
 
-def _describe(body: Any, out: str) -> list[str]:
-    lines = [f"{'table':<24}{'tier':<12}{'rows':>14}{'all copies':>12}{'sent a step':>14}{'time a step':>14}"]
-    for name, table in body["tables"].items():
-        for tier in table["tiers"]:
-            sent, held = format_bytes(tier["predicted_bytes_per_step"]), format_bytes(tier["bytes"])
-            seconds = f"{tier['predicted_seconds_per_step'] * 1e6:,.1f} us"
-            rows = f"{tier['num_rows']:,}"
-            lines.append(f"{name:<24}{tier['kind']:<12}{rows:>14}{held:>12}{sent:>14}{seconds:>14}")
+def _describe(plan: ShardPlan, out: str) -> list[str]:
+    lines = [f"{'table':<24}{'tier':<12}{'rows':>14}{'all copies':>12}{'sent per step':>14}{'time per step':>14}"]
+    for name, table in plan.tables.items():
+        for tier in table.tiers:
+            sent, held = format_bytes(tier.predicted_bytes_per_step), format_bytes(tier.bytes)
+            seconds = f"{tier.predicted_seconds_per_step * 1e6:,.1f} us"
+            lines.append(f"{name:<24}{tier.kind:<12}{f'{tier.num_rows:,}':>14}{held:>12}{sent:>14}{seconds:>14}")
             name = ""
-    if prediction := body.get("prediction"):
-        lines += _describe_prediction(body, prediction)
-    if refresh := body.get("refresh"):
-        scratch = refresh["from_scratch"]
+    lines += _describe_prediction(plan)
+    if refresh := plan.refresh:
+        scratch = refresh.from_scratch
         lines.append(
-            f"moves {refresh['moved_rows']:,} rows ({format_bytes(refresh['moved_bytes'])}); a plan from scratch would "
-            f"move {scratch['moved_rows']:,} ({format_bytes(scratch['moved_bytes'])}) to take "
-            f"{scratch['seconds'] * 1e3:.3f} ms instead of {refresh['seconds'] * 1e3:.3f} ms a step"
+            f"moves {refresh.moved_rows:,} rows ({format_bytes(refresh.moved_bytes)}); a plan from scratch would "
+            f"move {scratch.moved_rows:,} ({format_bytes(scratch.moved_bytes)}) to take "
+            f"{scratch.seconds * 1e3:.3f} ms instead of {refresh.seconds * 1e3:.3f} ms per step"
         )
-    if hot := body.get("hot_set"):
-        lines.append(f"hot set: {format_bytes(hot['bytes'])} a rank; {hot['reason']}")
-    if shared := body.get("shared"):
-        lines.append(f"shared parameters: {format_bytes(shared['array_bytes'])} for {', '.join(shared['tables'])}")
-    largest = max(body["rank_bytes"])
-    lines.append(f"largest rank {format_bytes(largest)} of {format_bytes(body['memory_budget_bytes'])}; plan in {out}")
+    if plan.hot_set:
+        lines.append(f"hot set: {format_bytes(plan.hot_set.bytes)} per rank; {plan.hot_set.reason}")
+    if plan.shared:
+        tables = ", ".join(plan.shared.tables)
+        lines.append(f"shared parameters: {format_bytes(plan.shared.array_bytes)} for {tables}")
+    largest = max(plan.rank_bytes)
+    lines.append(f"largest rank {format_bytes(largest)} of {format_bytes(plan.memory_budget_bytes)}; plan in {out}")
     return lines
 
 
-def _describe_prediction(body: Any, prediction: Any) -> list[str]:
-    sent, baseline = prediction["bytes"], prediction["row_wise_dedup"]
+def _describe_prediction(plan: ShardPlan) -> list[str]:
+    if plan.prediction is None:
+        return []
+    sent, baseline = plan.prediction.bytes, plan.prediction.row_wise_dedup
+    seconds, bound, gap = (value or 0.0 for value in (plan.objective, plan.bound, plan.gap))
     return [
-        f"a step communicates for {body['objective'] * 1e3:.3f} ms (proven bound {body['bound'] * 1e3:.3f} ms, gap "
-        f"{body['gap']:.2%}); every row global: {baseline['seconds'] * 1e3:.3f} ms",
-        f"bytes over all ranks: {format_bytes(sent['total'])}, {format_bytes(sent['inter_node'])} between nodes, "
-        f"{format_bytes(sent['all_to_all'])} by all-to-all; row-wise with distinct ids: "
-        f"{format_bytes(baseline['total'])}, {format_bytes(baseline['inter_node'])} between nodes",
+        f"communication takes {seconds * 1e3:.3f} ms per step (proven bound {bound * 1e3:.3f} ms, gap {gap:.2%}); "
+        f"every row global: {baseline.seconds * 1e3:.3f} ms",
+        f"bytes over all ranks: {format_bytes(sent.total)}, {format_bytes(sent.inter_node)} between nodes, "
+        f"{format_bytes(sent.all_to_all)} by all-to-all; row-wise with distinct ids: "
+        f"{format_bytes(baseline.total)}, {format_bytes(baseline.inter_node)} between nodes",
     ]
 
 
-def _explain(body: Any) -> list[str]:
-    lines = [line for paragraph in body["why"] for line in ("", paragraph)]
-    for name, table in body["tables"].items():
-        lines += ["", f"{name}: {table.get('why') or 'placed by TorchRec, which does not say why'}"]
+def _explain(plan: ShardPlan) -> list[str]:
+    lines = [line for paragraph in plan.why for line in ("", paragraph)]
+    for name, table in plan.tables.items():
+        lines += ["", f"{name}: {table.why or 'placed by TorchRec, which gives no reason'}"]
     return lines

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from recmill.artifacts import AccessProfile
+from recmill.artifacts.dataset import Layout
+from recmill.artifacts.plan import DedupPlan, FeatureDedup
 from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.schema import Feature, Schema
 
 MIN_FACTOR = 1.5  # samples a distinct list; below it the expansion eats what the lookup saves
 MIN_MEAN_LENGTH = 3.0  # a shorter bag costs no more to look up than its vector costs to copy
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureDedup:
-    """How often the lists of one feature repeat, and what follows from it."""
-
-    factor: float  # samples a distinct list of a batch, in the order in which the profiled data lies
-    session_factor: float  # the same inside sessions: what clustered data gives
-    id_factor: float  # ids of a batch over those that are left when histories that shift are kept as one sequence
-    mean_length: float
-    is_deduplicated: bool
 
 
 def pays(factor: float, mean_length: float, *, is_sequence: bool) -> bool:
@@ -60,8 +49,8 @@ def _window_factor(entry: FeatureDuplication) -> float:
     return entry.mean_length * (1 + pairs) / left if left else 1.0
 
 
-def dedup_json(features: Mapping[str, FeatureDedup], profile: AccessProfile, schema: Schema) -> dict[str, Any]:
-    """What plan.json says of deduplication: the layout to store, why, and every feature's figures."""
+def plan_dedup(features: Mapping[str, FeatureDedup], profile: AccessProfile, schema: Schema) -> DedupPlan:
+    """The layout to store, why, and every feature's figures."""
     sequences = {feature.name for feature in schema.sequence}
     worth = [
         name
@@ -69,10 +58,10 @@ def dedup_json(features: Mapping[str, FeatureDedup], profile: AccessProfile, sch
         if pays(found.session_factor, found.mean_length, is_sequence=name in sequences)
     ]
     layout, why = _layout(features, worth, profile)
-    return {"layout": layout, "why": why, "features": {name: asdict(found) for name, found in features.items()}}
+    return DedupPlan(layout=layout, why=why, features=features)
 
 
-def _layout(features: Mapping[str, FeatureDedup], worth: list[str], profile: AccessProfile) -> tuple[str, str]:
+def _layout(features: Mapping[str, FeatureDedup], worth: list[str], profile: AccessProfile) -> tuple[Layout, str]:
     size = profile.samples_per_session
     if worth:
         best = max(features[name].session_factor for name in worth)

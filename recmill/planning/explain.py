@@ -1,102 +1,88 @@
-"""A whole plan told as an engineer would: data, memory, rows, hot batches, shared parameters, ingestion, prediction."""
+"""Why a plan is as it is: one paragraph per decision, with the figures that it was made from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from recmill.artifacts import ShardPlan
 from recmill.sizes import format_bytes
 
 
-def explain_plan(body: Mapping[str, Any]) -> list[str]:
-    """One paragraph a decision, each with the figures that it was made from."""
+def explain_plan(plan: ShardPlan) -> tuple[str, ...]:
+    """Data, memory, rows, hot batches, shared parameters, ingestion and the prediction, where the plan has them."""
     told = (_data, _memory, _rows, _hot, _shared, _ingest, _step)
-    return [text for tell in told if (text := tell(body))]
+    return tuple(text for tell in told if (text := tell(plan)))
 
 
-def _data(body: Mapping[str, Any]) -> str:
-    dedup = body.get("dedup")
-    if not dedup or not dedup["features"]:
+def _data(plan: ShardPlan) -> str:
+    if plan.dedup is None or not plan.dedup.features:
         return ""
-    chosen = {name: entry for name, entry in dedup["features"].items() if entry["is_deduplicated"]}
-    text = f"Data: store it as `{dedup['layout']}`: {dedup['why']}."
+    chosen = {name: entry for name, entry in plan.dedup.features.items() if entry.is_deduplicated}
+    text = f"Data: store it as `{plan.dedup.layout}`: {plan.dedup.why}."
     if not chosen:
-        return f"{text} As the profiled data lies, no feature repeats enough inside a batch to be trained once."
-    named = ", ".join(f"{name} ({entry['factor']:.1f}x)" for name, entry in list(chosen.items())[:5])
+        return f"{text} In the order of the profiled data, no feature repeats enough inside a batch to be deduplicated."
+    named = ", ".join(f"{name} ({entry.factor:.1f}x)" for name, entry in list(chosen.items())[:5])
     more = f" and {len(chosen) - 5} more" if len(chosen) > 5 else ""
-    return f"{text} In a batch each distinct list is trained once for {named}{more}."
+    return f"{text} In a batch, each distinct list is trained once for {named}{more}."
 
 
-def _memory(body: Mapping[str, Any]) -> str:
-    if not body.get("rank_bytes"):
+def _memory(plan: ShardPlan) -> str:
+    if not plan.rank_bytes:
         return ""
-    largest, budget = max(body["rank_bytes"]), body["memory_budget_bytes"]
-    ranks = len(body["rank_bytes"])
+    largest, ranks = max(plan.rank_bytes), len(plan.rank_bytes)
     return (
-        f"Memory: rows, optimiser state and finding rows take {format_bytes(largest)} of the {format_bytes(budget)} a "
-        f"rank may spend ({largest / budget:.0%}), on {ranks} {'rank' if ranks == 1 else 'ranks'}."
+        f"Memory: rows, optimiser state and lookup indexes take {format_bytes(largest)} per rank, "
+        f"{largest / plan.memory_budget_bytes:.0%} of the budget of {format_bytes(plan.memory_budget_bytes)}, on "
+        f"{ranks} {'rank' if ranks == 1 else 'ranks'}."
     )
 
 
-def _rows(body: Mapping[str, Any]) -> str:
-    if body["strategy"] == "torchrec":
-        return "Rows: placed by TorchRec's planner, a table or a column range at a time."
+def _rows(plan: ShardPlan) -> str:
+    if plan.strategy == "torchrec":
+        return "Rows: placed by TorchRec's planner, as whole tables or column ranges."
     counts: dict[str, int] = {}
-    for table in body["tables"].values():
-        for tier in table["tiers"]:
-            counts[tier["kind"]] = counts.get(tier["kind"], 0) + tier["num_rows"]
+    for table in plan.tables.values():
+        for tier in table.tiers:
+            counts[tier.kind] = counts.get(tier.kind, 0) + tier.num_rows
     total = sum(counts.values()) or 1
     named = ", ".join(f"{number:,} {kind} ({number / total:.1%})" for kind, number in counts.items() if number)
     text = f"Rows: {named}."
-    if prediction := body.get("prediction"):
-        baseline = prediction["row_wise_dedup"]
+    if plan.prediction:
         text += (
-            f" A step's rows then travel for {prediction['seconds'] * 1e3:.2f} ms instead of "
-            f"{baseline['seconds'] * 1e3:.2f} ms with every row spread over all ranks"
+            f" Communication then takes {plan.prediction.seconds * 1e3:.2f} ms per step instead of "
+            f"{plan.prediction.row_wise_dedup.seconds * 1e3:.2f} ms with every row spread over all ranks"
         )
-        text += f"; no plan takes less than {body['bound'] * 1e3:.2f} ms." if body.get("bound") else "."
+        text += f"; no plan takes less than {plan.bound * 1e3:.2f} ms." if plan.bound else "."
     return text
 
 
-def _hot(body: Mapping[str, Any]) -> str:
-    hot = body.get("hot_set")
-    if not hot:
-        return "Hot batches: not asked for (--hot-budget)."
-    verdict = "on" if hot["pays"] else "left off"
-    return f"Hot batches: {verdict}, with {format_bytes(hot['bytes'])} of hot rows a rank; {hot['reason']}."
+def _hot(plan: ShardPlan) -> str:
+    if plan.hot_set is None:
+        return "Hot batches: no hot set was requested (--hot-budget)."
+    verdict, held = "on" if plan.hot_set.pays else "off", format_bytes(plan.hot_set.bytes)
+    return f"Hot batches: {verdict}, with {held} of hot rows per rank; {plan.hot_set.reason}."
 
 
-def _shared(body: Mapping[str, Any]) -> str:
-    shared = body.get("shared")
-    if not shared:
-        return "Shared parameters: none; every table keeps rows of its own."
+def _shared(plan: ShardPlan) -> str:
+    if plan.shared is None:
+        return "Shared parameters: none; every table keeps its own rows."
+    tables = list(plan.shared.tables)
     return (
-        f"Shared parameters: {len(shared['tables'])} tables live in one array of "
-        f"{format_bytes(shared['array_bytes'])}: "
-        f"{', '.join(list(shared['tables'])[:5])}{', ...' if len(shared['tables']) > 5 else ''}."
+        f"Shared parameters: {len(tables)} tables share one array of {format_bytes(plan.shared.array_bytes)}: "
+        f"{', '.join(tables[:5])}{', ...' if len(tables) > 5 else ''}."
     )
 
 
-def _ingest(body: Mapping[str, Any]) -> str:
-    ingest = body.get("ingest")
-    if not ingest:
+def _ingest(plan: ShardPlan) -> str:
+    if plan.ingest is None:
         return ""
-    workers = ", ".join(f"{stage} {count}" for stage, count in ingest["workers"].items())
-    return f"Ingestion: start with {workers} workers a rank: {ingest['why']}."
+    workers = ", ".join(f"{stage} {count}" for stage, count in plan.ingest.workers.items())
+    return f"Ingestion: start with {workers} workers per rank: {plan.ingest.why}."
 
 
-def _step(body: Mapping[str, Any]) -> str:
-    predicted = predicted_bytes(body)
-    if not predicted:
+def _step(plan: ShardPlan) -> str:
+    if not plan.predicted_bytes or plan.objective is None:
         return ""
     return (
-        f"Prediction: rows take {format_bytes(predicted)} a step over all ranks and {body['objective'] * 1e3:.2f} ms "
-        "on the slowest; dense gradients come on top. The report sets it against what was measured."
-    )
-
-
-def predicted_bytes(body: Mapping[str, Any]) -> float:
-    """Bytes a step that rows, their ids and gradients take over all ranks, without hot batches."""
-    return float(
-        sum(tier["predicted_bytes_per_step"] for table in body["tables"].values() for tier in table.get("tiers", ()))
+        f"Prediction: rows take {format_bytes(plan.predicted_bytes)} per step over all ranks and "
+        f"{plan.objective * 1e3:.2f} ms on the slowest rank, without dense gradients. The report compares this with "
+        "the measurement."
     )

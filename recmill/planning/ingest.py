@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from recmill.artifacts.plan import IngestPlan
 
 # Of a batch's CPU seconds on synthetic and globo logs: decoding 0.74 to 0.89, transforming 0.05 to 0.21, reading 0.04
 # at most. The stages other than decoding never keep a core busy before decoding does.
 DECODE_SHARE = 0.8
 
 
-def starting_workers(cores: int) -> dict[str, Any]:
-    """What plan.json says of ingestion: workers a stage for a rank that has so many cores."""
+def starting_workers(cores: int) -> IngestPlan:
+    """Workers per stage for a rank with this many cores."""
     decode = max(1, round(DECODE_SHARE * cores))
     workers = {"read": 1, "decode": decode, "transform": 1, "batch": 1}
     why = (
         f"{cores} {'core' if cores == 1 else 'cores'} a rank, and decoding takes about {DECODE_SHARE:.0%} of "
         "ingestion's CPU time; `recmill tune` measures, and training with `--set tuning=true` continues from there"
     )
-    return {"cores": cores, "workers": workers, "why": why}
+    return IngestPlan(cores=cores, workers=workers, why=why)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts import InputError
-from recmill.planning.topology import COLLECTIVES, LEVELS, Link, Topology
+from recmill.artifacts.topology import COLLECTIVES, LEVELS, Link, Topology
 from recmill.progress import Progress, no_progress
 
 SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # that a rank sends

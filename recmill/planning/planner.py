@@ -1,4 +1,4 @@
-"""Where every embedding row lives, decided from a profile, a topology and a memory budget."""
+"""A whole plan from a profile, a topology and a memory budget: rows, hot set, shared tables, dedup and ingestion."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts import AccessProfile, InputError, ShardPlan, local_folder, write_folder
+from recmill.artifacts.plan import HotSet, PlanMoves, Refresh, TablePlan
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema
-from recmill.planning.dedup import choose_features, dedup_json
+from recmill.planning.dedup import choose_features, plan_dedup
 from recmill.planning.explain import explain_plan
 from recmill.planning.ingest import starting_workers
 from recmill.planning.sharing.choice import SharedChoice, choose_sharing
 from recmill.planning.sharing.tables import Sharing
-from recmill.planning.tiers.entries import prediction_json, shard_entry, single_rank_entries, table_entries
+from recmill.planning.tiers.entries import step_prediction, table_bytes, table_entries, whole_table
 from recmill.planning.tiers.explain import explain_tables
-from recmill.planning.tiers.problem import TierProblem, table_memory
+from recmill.planning.tiers.problem import TierProblem
 from recmill.planning.tiers.reads import TableReads, load_reads
 from recmill.planning.tiers.refresh import (
     DEFAULT_STEPS,
-    Moves,
     Origin,
+    check_previous,
     choose_rows,
     count_moves,
     cut_by_origin,
-    load_previous,
     settle,
 )
 from recmill.planning.tiers.row_files import write_rows
 from recmill.planning.tiers.solution import Solved, solve_tiers
-from recmill.planning.topology import Topology
-from recmill.planning.torchrec_plan import table_bytes, torchrec_body
+from recmill.planning.torchrec_plan import plan_by_torchrec
 from recmill.progress import Progress, no_progress
 
 __all__ = ["ShardPlan", "Topology", "default_plan", "plan_shards", "table_bytes"]
 
 STRATEGIES = ("tiers", "torchrec")
 
-TierRows = dict[str, dict[str, np.ndarray]]  # table -> rows of its replicated and node tiers, by slot
+TierRows = dict[str, dict[str, np.ndarray]]  # table -> rows of its replicated and node tiers, in slot order
 
 
 def plan_shards(
@@ -63,15 +63,16 @@ def plan_shards(
 ) -> ShardPlan:
     """Place every row of every table of a profile and write a ShardPlan.
 
-    `memory_budget_bytes` is what one rank may spend on rows, their optimiser state and finding them; `batch_size` is
-    global. `strategy` "tiers" minimises the predicted seconds of a step's communication by replicating hot rows,
-    keeping warm ones once a node and spreading cold ones, while all ranks together send at most `total_bytes_ratio`
-    times the bytes of the plan with every row global (None: any number); "torchrec" asks TorchRec's planner.
-    `previous` is an older plan: rows move only if that pays within `previous_steps` steps. `hot_budget_bytes` adds a
-    hot set for hot batches, `compress` shared parameters for tables, each from a budget of its own; `precision` is that
-    of shared parameters, float32 or int8. `cores` are those
-    that a rank has for ingestion (None: this machine's, shared by the ranks of a node). The plan also says which
-    features to deduplicate, in what layout to store the data, and with how many workers to start reading it.
+    - `memory_budget_bytes`: per-rank budget for rows, optimiser state and lookup indexes
+    - `batch_size`: samples of one step over all ranks
+    - `strategy`: "tiers" minimises the predicted communication time of a step by replicating hot rows, keeping warm
+      rows once per node and spreading cold rows; "torchrec" calls TorchRec's planner
+    - `total_bytes_ratio`: all ranks together send at most this many times the bytes of the plan with every row global
+      (None: no limit)
+    - `previous`: an older plan; rows move only if the move pays off within `previous_steps` steps
+    - `hot_budget_bytes`: per-rank budget for a hot set, on top of `memory_budget_bytes`
+    - `compress`, `precision`: how far tables share parameters, and the type of the shared ones (float32 or int8)
+    - `cores`: a rank's cores for ingestion (None: this machine's, divided by the ranks of a node)
     """
     request = _Request(
         profile=profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile),
@@ -85,41 +86,36 @@ def plan_shards(
     request.check()
     older = previous if previous is None or isinstance(previous, ShardPlan) else ShardPlan.load(previous)
     if older is not None and strategy != "tiers":
-        raise InputError(f"strategy {strategy!r} knows no rows to keep; --from goes with strategy 'tiers'")
+        raise InputError(f"strategy is {strategy!r}, but --from needs strategy 'tiers'")
     schema = Schema.load(request.profile.path)
     progress("plan tables", 0, len(schema.tables))
     sharing = _choose_sharing(request, schema, compress, precision)
-    body, rows = _place(sharing.left_for_others(request), sharing.others(schema), older)
-    sharing.add_to(body, schema, request)
+    plan, rows = _place(sharing.left_for_others(request), sharing.others(schema), older)
+    plan = sharing.added_to(plan, schema)
     progress("plan tables", len(schema.tables), len(schema.tables))
-    body |= {
-        "topology": topology.to_json(),
-        "memory_budget_bytes": memory_budget_bytes,
-        "batch_size": batch_size,
-        "strategy": strategy,
-        "hot_set": None,
-        "shared": sharing.choice.shared,
-        "dedup": dedup_json(choose_features(request.profile, schema, batch_size=batch_size), request.profile, schema),
-        "ingest": starting_workers(cores or max(1, (os.cpu_count() or 1) // topology.ranks_per_node)),
-        "profile_hash": request.profile.content_hash,
-    }
-    inputs = {"profile": request.profile.content_hash} | ({"previous": older.content_hash} if older else {})
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         if hot_budget_bytes is not None:
-            tiers = body.get("prediction")  # of cold batches
-            cold_bytes_s = tiers["seconds"] - tiers["latency_seconds"] if tiers else None
-            body["hot_set"] = _add_hot_set(request, schema, hot_budget_bytes, sharing.choice, cold_bytes_s, folder)
+            plan = replace(plan, hot_set=_add_hot_set(request, schema, hot_budget_bytes, plan, folder))
         if sharing.choice.shared:
             sharing.choice.write_rows(folder)
-        _write_all_rows(folder, schema, body["tables"], rows, progress)
-        body["why"] = explain_plan(body)
-        ShardPlan(body=body, inputs=inputs).seal(folder)
+        _write_all_rows(folder, schema, plan.tables, rows, progress)
+        plan = replace(
+            plan,
+            memory_budget_bytes=memory_budget_bytes,
+            batch_size=batch_size,
+            strategy="torchrec" if strategy == "torchrec" else "tiers",
+            dedup=plan_dedup(choose_features(request.profile, schema, batch_size=batch_size), request.profile, schema),
+            ingest=starting_workers(cores or max(1, (os.cpu_count() or 1) // topology.ranks_per_node)),
+            profile_hash=request.profile.content_hash,
+            inputs={"profile": request.profile.content_hash} | ({"previous": older.content_hash} if older else {}),
+        )
+        replace(plan, why=explain_plan(plan)).seal(folder)
     return ShardPlan.load(out)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What was asked for."""
+    """The arguments of `plan_shards` that decide where rows go."""
 
     profile: AccessProfile
     topology: Topology
@@ -143,68 +139,80 @@ class _Request:
             raise InputError(f"{self.profile.path}: the profile has no tables, so there is nothing to place")
 
 
-def _place(request: _Request, schema: Schema | None, older: ShardPlan | None) -> tuple[dict[str, Any], TierRows]:
-    """What plan.json says about tables that keep parameters of their own, and the rows of their tiers."""
+def _place(request: _Request, schema: Schema | None, older: ShardPlan | None) -> tuple[ShardPlan, TierRows]:
+    """A plan of the tables that keep their own parameters (no `schema`: none), and the rows of their tiers."""
     if schema is None:
-        nothing = {"tables": {}, "rank_bytes": [0] * request.topology.world_size}
-        return nothing | {"solver": "highs", "objective": 0.0, "bound": 0.0, "gap": 0.0}, {}
+        return _empty_plan(request.topology), {}
     if request.strategy == "torchrec":
         budget, batch_size = request.memory_budget_bytes, request.batch_size
-        return torchrec_body(request.profile, schema, request.topology, budget, batch_size), {}
+        return plan_by_torchrec(request.profile, schema, request.topology, budget, batch_size), {}
     return _plan_tiers(request, schema, older)
 
 
-def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> tuple[dict[str, Any], TierRows]:
-    topology, budget = request.topology, request.memory_budget_bytes
+def _empty_plan(topology: Topology) -> ShardPlan:
+    """A plan of no tables, which sends nothing."""
+    return ShardPlan(
+        topology=topology,
+        tables={},
+        rank_bytes=(0,) * topology.world_size,
+        solver="highs",
+        objective=0.0,
+        bound=0.0,
+        gap=0.0,
+        prediction=None,
+        refresh=None,
+        hot_set=None,
+        shared=None,
+    )
+
+
+def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> tuple[ShardPlan, TierRows]:
+    topology = request.topology
     tables = load_reads(request.profile, schema, batch_size=request.batch_size, world_size=topology.world_size)
     problem = TierProblem(
         tables=tables,
         topology=topology,
-        memory_budget_bytes=budget,
+        memory_budget_bytes=request.memory_budget_bytes,
         total_bytes_ratio=request.total_bytes_ratio,
     )
     problem.check_feasible()
     if topology.world_size == 1:
-        return _single_rank_body(tables, topology), {}
-    scratch_origins = [Origin(table=t, kind="global", rows=None) for t in range(len(tables))]
+        why = "one rank: nothing is sent, so every table is kept whole"
+        entries = {table.name: whole_table(table, schema, topology, rank=0, why=why) for table in schema.tables}
+        return replace(_empty_plan(topology), tables=entries, rank_bytes=(sum(map(table_bytes, schema.tables)),)), {}
+    origins = [Origin(table=t, kind="global", rows=None) for t in range(len(tables))]
+    refresh = None
+    if older is not None:
+        check_previous(older, tables, topology)
     with local_folder(request.profile.path) as folder:
-        if older is None:
-            solved, origins = solve_tiers(problem), scratch_origins
-            rows = _rows_of(tables, origins, solved, folder)
-            refresh = None
-        else:
-            load_previous(older, tables, topology)
-            steps = request.previous_steps
-            segments, origins = cut_by_origin(older, tables, folder, topology, steps=steps)
-            scratch = solve_tiers(problem)
-            scratch_rows = _rows_of(tables, scratch_origins, scratch, folder)
+        solved = solve_tiers(problem)
+        rows = _rows_of(tables, origins, solved, folder)
+        if older is not None:
+            from_scratch = _moves(problem, solved, rows, older)
+            segments, origins = cut_by_origin(older, tables, folder, topology, steps=request.previous_steps)
             problem = replace(problem, segments=tuple(segments))
             solved = solve_tiers(problem)
             rows = _rows_of(tables, origins, solved, folder)
             rows = {name: settle(tiers, older, name) for name, tiers in rows.items()}
-            refresh = {
-                "previous_hash": older.content_hash,
-                "steps": steps,
-                **_compare(problem, solved, count_moves(rows, _whole(problem, solved), older, tables, topology)),
-                "from_scratch": _compare(
-                    problem, scratch, count_moves(scratch_rows, _whole(problem, scratch), older, tables, topology)
-                ),
-            }
-    entries = table_entries(problem, solved)
-    for name, why in explain_tables(problem, solved).items():
-        entries[name]["why"] = why
-    body: dict[str, Any] = {
-        "tables": entries,
-        "rank_bytes": [int(np.ceil(held)) for held in solved.prediction.rank_memory],
-        "solver": "highs",
-        "objective": solved.prediction.objective,
-        "bound": solved.bound,
-        "gap": solved.gap,
-        "total_bytes_ratio": request.total_bytes_ratio,
-        "prediction": prediction_json(problem, solved),
-        "refresh": refresh,
-    }
-    return body, rows
+            refresh = Refresh(
+                previous_hash=older.content_hash,
+                steps=request.previous_steps,
+                **vars(_moves(problem, solved, rows, older)),
+                from_scratch=from_scratch,
+            )
+    reasons = explain_tables(problem, solved)
+    plan = replace(
+        _empty_plan(topology),
+        tables={name: replace(entry, why=reasons[name]) for name, entry in table_entries(problem, solved).items()},
+        rank_bytes=tuple(int(np.ceil(held)) for held in solved.prediction.rank_memory),
+        objective=solved.prediction.objective,
+        bound=solved.bound,
+        gap=solved.gap,
+        total_bytes_ratio=request.total_bytes_ratio,
+        prediction=step_prediction(problem, solved),
+        refresh=refresh,
+    )
+    return plan, rows
 
 
 def _rows_of(tables: list[TableReads], origins: list[Origin], solved: Solved, folder: Path) -> TierRows:
@@ -213,34 +221,16 @@ def _rows_of(tables: list[TableReads], origins: list[Origin], solved: Solved, fo
     }
 
 
-def _whole(problem: TierProblem, solved: Solved) -> dict[str, int]:
-    return {problem.tables[t].name: rank for t, rank in solved.placement.whole.items()}
-
-
-def _compare(problem: TierProblem, solved: Solved, moves: Moves) -> dict[str, Any]:
-    return {"moved_rows": moves.rows, "moved_bytes": moves.bytes, "seconds": solved.prediction.seconds}
-
-
-def _single_rank_body(tables: list[TableReads], topology: Topology) -> dict[str, Any]:
-    entries = single_rank_entries(tables, topology)
-    for entry in entries.values():
-        entry["why"] = "one rank: nothing travels, so every table is kept whole"
-    return {
-        "tables": entries,
-        "rank_bytes": [sum(map(table_memory, tables))],
-        "solver": "highs",
-        "objective": 0.0,
-        "bound": 0.0,
-        "gap": 0.0,
-        "prediction": None,
-        "refresh": None,
-    }
+def _moves(problem: TierProblem, solved: Solved, rows: TierRows, older: ShardPlan) -> PlanMoves:
+    whole = {problem.tables[t].name: rank for t, rank in solved.placement.whole.items()}
+    moved_rows, moved_bytes = count_moves(rows, whole, older, problem.tables, problem.topology)
+    return PlanMoves(moved_rows=moved_rows, moved_bytes=moved_bytes, seconds=solved.prediction.seconds)
 
 
 def _choose_sharing(request: _Request, schema: Schema, compress: str | float | None, precision: str) -> Sharing:
     if compress is None:
         if precision != "float32":
-            raise InputError(f"precision is {precision!r}, which is that of shared parameters: it goes with compress")
+            raise InputError(f"precision is {precision!r}, but it applies to shared parameters only: give compress too")
         return Sharing(choice=SharedChoice(shared=None))
     # Tables that fit the ranks together need no sharing; a shared array is held by every rank.
     full = sum(table_bytes(table) for table in schema.tables)
@@ -250,40 +240,33 @@ def _choose_sharing(request: _Request, schema: Schema, compress: str | float | N
     return Sharing(choice=choose_sharing(request.profile, **how))
 
 
-def _add_hot_set(
-    request: _Request,
-    schema: Schema,
-    budget_bytes: int,
-    choice: SharedChoice,
-    cold_bytes_s: float | None,
-    folder: Path,
-) -> dict[str, Any] | None:
-    """The hot rows of tables that are not on every rank anyway; None where all of them share parameters."""
+def _add_hot_set(request: _Request, schema: Schema, budget_bytes: int, plan: ShardPlan, folder: Path) -> HotSet | None:
+    """Write the hot rows of tables that are not on every rank anyway; None where all tables share parameters."""
     from recmill.planning.hot.selection import choose_hot_set
 
-    shared = frozenset(choice.shared["tables"] if choice.shared else ())
+    shared = frozenset(plan.shared.tables if plan.shared else ())
     if shared.issuperset(table.name for table in schema.tables):
         return None
-    hot = choose_hot_set(
+    tiers = plan.prediction  # of cold batches
+    choice = choose_hot_set(
         request.profile,
         budget_bytes=budget_bytes,
         topology=request.topology,
         batch_size=request.batch_size,
         ignored=shared,
-        cold_bytes_s=cold_bytes_s,
+        cold_bytes_s=tiers.seconds - tiers.latency_seconds if tiers else None,
     )
-    hot.write(folder)
-    return hot.to_json()
+    choice.write_rows(folder)
+    return choice.hot_set
 
 
 def _write_all_rows(
-    folder: Path, schema: Schema, entries: Mapping[str, Any], rows: TierRows, progress: Progress
+    folder: Path, schema: Schema, tables: Mapping[str, TablePlan], rows: TierRows, progress: Progress
 ) -> None:
     (folder / "rows").mkdir()
     for done, table in enumerate(schema.tables):
         moved = rows.get(table.name, {})
-        kinds = [tier["kind"] for tier in entries[table.name]["tiers"]]
-        listed = [moved[kind] if kind in ("replicated", "node") else None for kind in kinds]
+        listed = [moved.get(tier.kind) for tier in tables[table.name].tiers]
         write_rows(folder / "rows" / f"{table.name}.parquet", table.num_rows, listed)
         progress("write rows of tables", done + 1, len(schema.tables))
 
@@ -291,15 +274,9 @@ def _write_all_rows(
 def default_plan(schema: Schema, topology: Topology) -> ShardPlan:
     """Whole tables on single ranks, the largest first to the emptiest rank: what runs when no plan is given."""
     load = [0] * topology.world_size
-    tables: dict[str, Any] = {}
+    tables: dict[str, TablePlan] = {}
     for table in sorted(schema.tables, key=lambda table: (-table.num_rows * table.dim, table.name)):
         rank = load.index(min(load))
         load[rank] += table_bytes(table)
-        tables[table.name] = {
-            "collection": "sequence" if table.name in schema.sequence_tables else "pooled",
-            "placement": "torchrec",
-            "sharding": "table_wise",
-            "shards": [shard_entry(rank, 0, table.num_rows, table.dim, topology)],
-        }
-    body = {"topology": topology.to_json(), "tables": tables, "solver": "largest first", "objective": None}
-    return ShardPlan(path="", body=body)
+        tables[table.name] = whole_table(table, schema, topology, rank=rank)
+    return replace(_empty_plan(topology), tables=tables, rank_bytes=tuple(load), solver="largest first", objective=None)

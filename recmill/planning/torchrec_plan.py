@@ -3,51 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from recmill.artifacts import AccessProfile, InputError
+from recmill.artifacts import AccessProfile, InputError, ShardPlan
+from recmill.artifacts.plan import FeatureDedup, TablePlan, Tier
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema, Table
-from recmill.planning.dedup import FeatureDedup, choose_features
+from recmill.planning.dedup import choose_features
 from recmill.planning.tiers.costs import STATE_BYTES_PER_ROW, TORCHREC_ID_BYTES, WEIGHT_BYTES
-from recmill.planning.topology import Topology
+from recmill.planning.tiers.entries import table_bytes
 from recmill.planning.torchrec_planner import plan_with_torchrec
 
 
-def table_bytes(table: Table) -> int:
-    """Rows and optimiser state."""
-    return table.num_rows * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
-
-
-def torchrec_body(
+def plan_by_torchrec(
     profile: AccessProfile, schema: Schema, topology: Topology, memory_budget_bytes: int, batch_size: int
-) -> dict[str, Any]:
-    """tables, rank_bytes, solver, objective and bound for plan.json."""
+) -> ShardPlan:
+    """Tables, bytes per rank and predicted seconds; the other choices of a plan are left open."""
     check_budget(schema, topology, memory_budget_bytes)
     lengths = {name: entry.mean_length for name, entry in profile.duplication.items()}
     features = choose_features(profile, schema, batch_size=batch_size)
     deduplicated = {name: found for name, found in features.items() if found.is_deduplicated}
     placed = plan_with_torchrec(schema, topology, memory_budget_bytes, batch_size=batch_size, mean_lengths=lengths)
-    tables = {
-        table.name: {
-            **placed[table.name],
-            "placement": "torchrec",
-            "tiers": [_whole_table_tier(table, placed[table.name], topology, batch_size, lengths, deduplicated)],
-        }
-        for table in schema.tables
-    }
-    rank_seconds = np.zeros(topology.world_size)
-    for placement in tables.values():
-        for shard in placement["shards"]:
-            rank_seconds[shard["rank"]] += shard["predicted_seconds"]
-    return {
-        "tables": tables,
-        "rank_bytes": _rank_bytes(tables, topology.world_size),
-        "solver": "torchrec",
-        "objective": float(rank_seconds.max()),
-        "bound": None,
-    }
+    tables: dict[str, TablePlan] = {}
+    rank_seconds, rank_bytes = np.zeros(topology.world_size), [0] * topology.world_size
+    for table in schema.tables:
+        sharding, shards = placed[table.name]
+        seconds = [shard.predicted_seconds or 0.0 for shard in shards]
+        for shard, own in zip(shards, seconds, strict=True):
+            rank_seconds[shard.rank] += own
+            rank_bytes[shard.rank] += shard.size[0] * (shard.size[1] * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
+        is_pooled = table.name not in schema.sequence_tables
+        tier = Tier(
+            kind="table_wise" if sharding == "table_wise" else "global",
+            num_rows=table.num_rows,
+            bytes=table_bytes(table),
+            predicted_bytes_per_step=_sent_bytes(table, is_pooled, topology, batch_size, lengths, deduplicated),
+            predicted_seconds_per_step=max(seconds),
+        )
+        tables[table.name] = TablePlan(
+            collection="pooled" if is_pooled else "sequence",
+            placement="torchrec",
+            sharding=sharding,
+            shards=shards,
+            tiers=(tier,),
+        )
+    return ShardPlan(
+        topology=topology,
+        tables=tables,
+        rank_bytes=tuple(rank_bytes),
+        solver="torchrec",
+        objective=float(rank_seconds.max()),
+        bound=None,
+        prediction=None,
+        refresh=None,
+        hot_set=None,
+        shared=None,
+    )
 
 
 def check_budget(schema: Schema, topology: Topology, memory_budget_bytes: int) -> None:
@@ -69,36 +81,18 @@ def check_budget(schema: Schema, topology: Topology, memory_budget_bytes: int) -
             )
 
 
-def _whole_table_tier(
+def _sent_bytes(
     table: Table,
-    placed: Mapping[str, Any],
+    is_pooled: bool,
     topology: Topology,
     batch_size: int,
     lengths: Mapping[str, float],
     deduplicated: Mapping[str, FeatureDedup],
-) -> dict[str, Any]:
-    """The one tier of a table that is placed as a whole, with the all-to-all bytes a step it will cause."""
-    is_pooled = placed["collection"] == "pooled"
+) -> float:
+    """Bytes per step over all ranks: ids travel once, vectors forward and their gradients back."""
     lists = [(lengths.get(name, 1.0), deduplicated.get(name)) for name in table.features]
     ids = sum(length / (found.id_factor if found else 1.0) for length, found in lists) * batch_size
     bags = sum(1.0 / (found.factor if found else 1.0) for _, found in lists) * batch_size
     vectors = bags if is_pooled else ids
     away = (topology.world_size - 1) / topology.world_size
-    # ids travel once; vectors forward and their gradients back
-    moved = away * (ids * TORCHREC_ID_BYTES + 2 * vectors * table.dim * WEIGHT_BYTES)
-    return {
-        "kind": "table_wise" if placed["sharding"] == "table_wise" else "global",
-        "num_rows": table.num_rows,
-        "bytes": table_bytes(table),
-        "predicted_bytes_per_step": moved,
-        "predicted_seconds_per_step": max(shard["predicted_seconds"] for shard in placed["shards"]),
-    }
-
-
-def _rank_bytes(tables: Mapping[str, Any], world_size: int) -> list[int]:
-    rank_bytes = [0] * world_size
-    for table in tables.values():
-        for shard in table["shards"]:
-            num_rows, width = shard["size"]
-            rank_bytes[shard["rank"]] += num_rows * (width * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
-    return rank_bytes
+    return away * (ids * TORCHREC_ID_BYTES + 2 * vectors * table.dim * WEIGHT_BYTES)

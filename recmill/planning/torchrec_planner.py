@@ -18,9 +18,10 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingType
 
 from recmill.artifacts import InputError, module_name
+from recmill.artifacts.plan import Shard
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema
 from recmill.data.tables import bag_configs, logical_names, row_configs
-from recmill.planning.topology import Topology
 
 MS_PER_S = 1e3  # TorchRec states bandwidth in bytes a millisecond and time in milliseconds
 
@@ -45,8 +46,8 @@ def plan_with_torchrec(
     *,
     batch_size: int,
     mean_lengths: Mapping[str, float],
-) -> dict[str, dict[str, Any]]:
-    """{table: {collection, sharding, shards}} as TorchRec's planner places them.
+) -> dict[str, tuple[str, tuple[Shard, ...]]]:
+    """(sharding, shards) of every table as TorchRec's planner places them.
 
     Pooled tables stay whole (TorchRec's row-wise bags do not plan on a CPU); sequence tables may be split by rows.
     """
@@ -87,22 +88,16 @@ def plan_with_torchrec(
         ) from error
     names = logical_names(schema)
     return {
-        names[option.name]: _placement(names[option.name], option, schema, topology) for option in planner._best_plan
+        names[option.name]: (option.sharding_type, tuple(_shard(shard, topology) for shard in option.shards))
+        for option in planner._best_plan
     }
 
 
-def _placement(table: str, option: Any, schema: Schema, topology: Topology) -> dict[str, Any]:
-    return {
-        "collection": "sequence" if table in schema.sequence_tables else "pooled",
-        "sharding": option.sharding_type,
-        "shards": [
-            {
-                "rank": shard.rank,
-                "local_rank": shard.rank % topology.ranks_per_node,
-                "offset": list(shard.offset),
-                "size": list(shard.size),
-                "predicted_seconds": shard.perf.total / MS_PER_S,
-            }
-            for shard in option.shards
-        ],
-    }
+def _shard(shard: Any, topology: Topology) -> Shard:
+    return Shard(
+        rank=shard.rank,
+        local_rank=shard.rank % topology.ranks_per_node,
+        offset=tuple(shard.offset),
+        size=tuple(shard.size),
+        predicted_seconds=shard.perf.total / MS_PER_S,
+    )

@@ -32,7 +32,6 @@ from recmill.artifacts import (
 )
 from recmill.data.cluster.sessions import cluster_sessions
 from recmill.data.sources import make_raw_log
-from recmill.planning.explain import predicted_bytes
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
@@ -267,13 +266,13 @@ def figures_of(result: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
 
 def predicted_of(plan: ShardPlan, result: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes per step: what the plan predicts plus the dense gradients (None with hot batches), and what was sent."""
-    is_other = bool(result["hot"]) or bool(plan.body.get("shared"))
+    is_other = bool(result["hot"]) or plan.shared is not None
     ranks = result["world_size"]
     # A ring all-reduce has every one of W ranks send 2 (W - 1) / W times the gradients.
     dense = 2 * (ranks - 1) * result["model"]["num_dense_parameters"] * FLOAT_BYTES
     usage = result["usage"]
     return {
-        "predicted_bytes_per_step": None if is_other else predicted_bytes(plan.body) + dense,
+        "predicted_bytes_per_step": None if is_other else plan.predicted_bytes + dense,
         "measured_bytes_per_step": usage["wire_bytes"] / max(usage["num_steps"], 1),
     }
 

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from recmill.artifacts import Checkpoint, InputError, explain_write_errors
+from recmill.artifacts import Checkpoint, InputError, explain_write_errors, read_record
+from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
 from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
@@ -75,11 +76,12 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
     """The model of a checkpoint in this one process, unsharded, ready to predict."""
     checkpoint = Checkpoint.load(path)
     schema = Schema.from_json(checkpoint.body["schema"], where=f"{path}/checkpoint.json")
-    sharing = checkpoint.body.get("sharing")
+    saved = checkpoint.body.get("sharing")
+    sharing = read_record(SharedParameters, saved, where=f"{path}/checkpoint.json", key="sharing") if saved else None
     model = RankingModel(
         schema,
         RankerConfig.of(checkpoint.body["config"]),
-        elsewhere=frozenset(sharing["tables"]) if sharing else frozenset(),
+        elsewhere=frozenset(sharing.tables) if sharing else frozenset(),
         table_device=torch.device("cpu"),
     )
     state: dict[str, Any] = {
@@ -96,12 +98,12 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
     return model.eval(), checkpoint
 
 
-def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: Mapping[str, Any]) -> SharedArray:
+def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: SharedParameters) -> SharedArray:
     """Let the model read a shared array laid out as the checkpoint's is; which rows it keeps exactly is read first."""
     exact = {
-        name: torch.zeros(int(entry["exact_rows"]), dtype=torch.int64)
-        for name, entry in sharing["tables"].items()
-        if entry["kind"] == "both"
+        name: torch.zeros(entry.exact_rows, dtype=torch.int64)
+        for name, entry in sharing.tables.items()
+        if entry.kind == "both"
     }
     if exact:
         _read_here(path, {"shared": {"exact_rows": exact}})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recmill.artifacts import InputError, ShardPlan
 
@@ -67,12 +67,12 @@ def ablation_variants(switches: Sequence[str] = tuple(Switch), *, leave_one_out:
 
 def wants_hot_batches(plan: ShardPlan | None, config: TrainConfig) -> bool:
     """Whether this run trains hot batches separately: the user says so, or the plan says that it pays."""
-    hot_set: Mapping[str, Any] | None = plan.body.get("hot_set") if plan else None
+    hot_set = plan.hot_set if plan else None
     if config.hot_batches == "true" and not hot_set:
         raise InputError("hot_batches=true, but no plan holds a hot set; make one with `recmill plan --hot-budget`")
     if config.hot_batches == "false" or not hot_set:
         return False
-    return config.hot_batches == "true" or bool(hot_set["pays"])
+    return config.hot_batches == "true" or hot_set.pays
 
 
 def shared_tables(plan: ShardPlan, config: TrainConfig) -> frozenset[str]:
@@ -82,4 +82,4 @@ def shared_tables(plan: ShardPlan, config: TrainConfig) -> frozenset[str]:
 
 def placed(plan: ShardPlan, kind: str) -> frozenset[str]:
     """The tables with that placement in the plan: "tiered" or "shared"."""
-    return frozenset(name for name, table in plan.body["tables"].items() if table.get("placement") == kind)
+    return frozenset(name for name, table in plan.tables.items() if table.placement == kind)

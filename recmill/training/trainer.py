@@ -113,7 +113,7 @@ def make_job(
         inputs["plan"] = loaded.content_hash
         if loaded.world_size != nproc:
             raise InputError(f"{plan}: made for {loaded.world_size} ranks, but training has {nproc}")
-        missing = sorted({table.name for table in schema.tables} ^ set(loaded.body["tables"]))
+        missing = sorted({table.name for table in schema.tables} ^ set(loaded.tables))
         if missing:
             raise InputError(f"{plan}: its tables are not those of {data} (differing: {', '.join(missing)})")
     if allocation:

@@ -69,7 +69,7 @@ def work(tmp_path_factory) -> Path:
 
 
 def kinds_of(folder: Path) -> set[str]:
-    return {tier["kind"] for entry in ShardPlan.load(folder).body["tables"].values() for tier in entry["tiers"]}
+    return {tier.kind for entry in ShardPlan.load(folder).tables.values() for tier in entry.tiers}
 
 
 def run_rank(rank: int, world_size: int, job: dict, trains: bool) -> None:
@@ -173,8 +173,8 @@ def test_a_refreshed_plan_goes_on_from_the_same_checkpoint(work, tmp_path):
     options += ["--total-bytes", "any", "--from", work / "four", "--steps", "1000000", "--out", work / "refreshed"]
     result = CliRunner().invoke(plan, list(map(str, [work / "later", *options])))
     assert result.exit_code == 0, result.output
-    refresh = ShardPlan.load(work / "refreshed").body["refresh"]
-    assert refresh["moved_rows"] > 0
+    refresh = ShardPlan.load(work / "refreshed").refresh
+    assert refresh.moved_rows > 0
     first = run(work, tmp_path / "first", "four", config=CONFIG, trains=True)
     longer = replace(CONFIG, max_steps=10)
     runs = [run(work, tmp_path / name, name, config=longer, start=first, trains=True) for name in ("four", "refreshed")]

@@ -28,7 +28,9 @@ from recmill.artifacts import (
     write_text_atomically,
 )
 from recmill.artifacts.allocation import Throughput, TuningStep
+from recmill.artifacts.plan import IngestPlan, Shard, SharedParameters, SharedTable, TablePlan
 from recmill.artifacts.profile import CurvePoint, Drift, FeatureDuplication, TableProfile
+from recmill.artifacts.topology import Topology
 
 PART = {
     "file": "part-00000.parquet",
@@ -68,7 +70,32 @@ EXAMPLES: dict[type[Artifact], Artifact] = {
         inputs=INPUTS,
     ),
     ShardPlan: ShardPlan(
-        body={"topology": {"nodes": 1, "ranks_per_node": 2}, "tables": {}, "solver": "none", "objective": 0.5},
+        topology=Topology(nodes=1, ranks_per_node=2),
+        tables={
+            "a": TablePlan(
+                collection="pooled",
+                placement="shared",
+                sharding="table_wise",
+                shards=(Shard(rank=1, local_rank=1, offset=(0, 0), size=(10, 4)),),
+                why="small",
+            )
+        },
+        solver="none",
+        objective=0.5,
+        bound=None,
+        prediction=None,
+        refresh=None,
+        hot_set=None,
+        shared=SharedParameters(
+            array_bytes=64,
+            block_size=4,
+            mapping="robe",
+            seed=0,
+            exact_width=2,
+            tables={"a": SharedTable(kind="both", exact_rows=3)},
+        ),
+        ingest=IngestPlan(cores=2, workers={"read": 1}, why="guess"),
+        why=("because",),
         inputs=INPUTS,
     ),
     WorkerAllocation: WorkerAllocation(

@@ -82,10 +82,11 @@ def layout_hot(
     refuse_foreign_folder(out, Dataset.manifest_name)
     if HOT in dataset.splits or COLD in dataset.splits:
         raise InputError(f"{dataset.path}: is laid out for hot batches already; give the dataset it was made from")
-    chosen = sessions or str((plan.body.get("hot_set") or {}).get("sessions", "whole"))
+    chosen = sessions or (plan.hot_set.sessions if plan.hot_set else "whole")
     if chosen not in SESSIONS:
         raise InputError(f"sessions is {chosen!r}, expected one of {', '.join(SESSIONS)}")
-    kept = (plan.body.get("shared") or {}).get("tables", ()) if keep_ids is None else keep_ids
+    shared = plan.shared.tables if plan.shared else ()
+    kept = shared if keep_ids is None else keep_ids
     work = _HotLayout(
         dataset,
         plan,

@@ -54,11 +54,11 @@ class HotRemap:
 def load_hot_rows(plan: ShardPlan | str | Path) -> dict[str, IdArray]:
     """The hot rows of every table of a plan, in the order of their slots."""
     plan = plan if isinstance(plan, ShardPlan) else ShardPlan.load(plan)
-    hot_set = plan.body.get("hot_set")
+    hot_set = plan.hot_set
     if not hot_set:
         raise InputError(f"{plan.path}: the plan has no hot set; plan again with --hot-budget")
     found: dict[str, IdArray] = {}
-    for name in hot_set["tables"]:
+    for name in hot_set.tables:
         table = _read_small(join_path(plan.path, f"hot/{name}.parquet"))
         rows, slots = table.column("row").to_numpy(), table.column("slot").to_numpy()
         inside = (slots >= 0) & (slots < len(slots))

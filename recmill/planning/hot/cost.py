@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from recmill.artifacts import AccessProfile
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema
-from recmill.planning.topology import Topology
 from recmill.profiling.samples import SampledRows
 
 FLOAT_BYTES = 4
@@ -37,7 +38,7 @@ class HotCost:
     pays: bool
     reason: str
     speed_up: float
-    sessions: str  # whole | split
+    sessions: Literal["whole", "split"]
 
 
 def judge_hot_batches(
@@ -57,7 +58,7 @@ def judge_hot_batches(
     `cold_bytes_s`: seconds that the bytes of a batch take where rows are placed in tiers; None: TorchRec's exchange.
     """
     sample_share, session_share = _mean(is_hot_N), _mean(in_hot_session_N)
-    sessions = "whole" if session_share >= WHOLE_SESSION_LOSS * sample_share else "split"
+    sessions: Literal["whole", "split"] = "whole" if session_share >= WHOLE_SESSION_LOSS * sample_share else "split"
     share, chosen_N = (session_share, in_hot_session_N) if sessions == "whole" else (sample_share, is_hot_N)
     if topology.world_size == 1:
         return HotCost(pays=False, reason="one rank exchanges nothing", speed_up=1.0, sessions=sessions)

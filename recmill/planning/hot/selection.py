@@ -7,9 +7,8 @@ needs the exchange. So the set is chosen on a sample of sessions (profiling/samp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,12 @@ import pyarrow.parquet as pq
 from scipy.stats import t as student_t
 
 from recmill.artifacts import AccessProfile, InputError, join_path
+from recmill.artifacts.plan import HotSet, HotTable, SizeEstimate
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema, Table
-from recmill.planning.hot.cost import HotCost, judge_hot_batches
+from recmill.planning.hot.cost import judge_hot_batches
 from recmill.planning.hot.depths import choose_depths, served
-from recmill.planning.hot.size import NUM_CHUNKS, SizeEstimate, estimate_hot_rows
-from recmill.planning.topology import Topology
+from recmill.planning.hot.size import NUM_CHUNKS, estimate_hot_rows
 from recmill.profiling.samples import SampledRows, load_samples
 
 IdArray = npt.NDArray[np.int64]
@@ -36,52 +36,13 @@ NEVER = np.iinfo(np.int64).max // 2  # the rank of a row that was never read
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HotSet:
-    """Hot rows of every table in the order of their slots, and what they are expected to buy.
+class HotChoice:
+    """What `choose_hot_set` decided: the `hot_set` entry of a plan, and the hot rows of every table by slot."""
 
-    `sample_share` is the share of samples that are all hot, `session_share` of samples in sessions that are, both
-    measured on sessions that did not choose the rows; `interval` holds the former at `confidence`. `size` estimates the
-    number of hot rows from random rows only.
-    """
-
-    budget_bytes: int
+    hot_set: HotSet
     rows: Mapping[str, IdArray]
-    tables: Mapping[str, Mapping[str, Any]]
-    sample_share: float
-    session_share: float
-    access_share: float
-    interval: tuple[float, float]
-    confidence: float
-    size: SizeEstimate
-    cost: HotCost
 
-    @property
-    def pays(self) -> bool:
-        return self.cost.pays
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(int(table["bytes"]) for table in self.tables.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """What plan.json keeps under `hot_set`."""
-        return {
-            "budget_bytes": self.budget_bytes,
-            "bytes": self.num_bytes,
-            "pays": self.cost.pays,
-            "reason": self.cost.reason,
-            "expected_speed_up": self.cost.speed_up,
-            "sessions": self.cost.sessions,
-            "sample_share": self.sample_share,
-            "session_share": self.session_share,
-            "access_share": self.access_share,
-            "interval": [float(bound) for bound in self.interval],
-            "confidence": self.confidence,
-            "size": asdict(self.size),
-            "tables": {name: dict(table) for name, table in self.tables.items()},
-        }
-
-    def write(self, folder: Path) -> None:
+    def write_rows(self, folder: Path) -> None:
         """Write `hot/<table>.parquet` (row, slot) into the folder of a plan."""
         (folder / "hot").mkdir()
         for name, rows in self.rows.items():
@@ -115,7 +76,7 @@ def choose_hot_set(
     cold_bytes_s: float | None = None,
     confidence: float = 0.95,
     seed: int = 0,
-) -> HotSet:
+) -> HotChoice:
     """The rows to keep on every rank within `budget_bytes` a rank, weights and optimiser state together.
 
     `state_bytes_per_row` is 4 for row-wise Adagrad (None), 0 for SGD, 4 * dim for Adagrad. Without a `topology` two
@@ -145,28 +106,34 @@ def choose_hot_set(
     sessions_N = sessions_N[measures_N]
     whole_sessions_N = _in_whole_sessions(sessions_N, is_hot_N)
     rows = {table.name: _hot_rows(found, place, int(depths_T[place])) for place, table in enumerate(found.tables)}
-    return HotSet(
+    hot_bytes = int((depths_T * found.row_bytes_T).sum())
+    cost = judge_hot_batches(
+        schema,
+        profile,
+        topology=topology or Topology.local(2),
+        batch_size=batch_size,
+        hot_bytes=hot_bytes,
+        is_hot_N=is_hot_N,
+        in_hot_session_N=whole_sessions_N,
+        sampled={name: _take_samples(own, measures_N) for name, own in sampled.items()},
+        cold_bytes_s=cold_bytes_s,
+    )
+    hot_set = HotSet(
         budget_bytes=budget_bytes,
-        rows=rows,
-        tables={table.name: _describe(found, place, depths_T) for place, table in enumerate(found.tables)},
+        bytes=hot_bytes,
+        pays=cost.pays,
+        reason=cost.reason,
+        expected_speed_up=cost.speed_up,
+        sessions=cost.sessions,
         sample_share=float(is_hot_N.mean()) if len(is_hot_N) else 0.0,
         session_share=float(whole_sessions_N.mean()) if len(is_hot_N) else 0.0,
         access_share=_access_share(found, depths_T),
         interval=share_interval(sessions_N, is_hot_N, confidence=confidence, seed=seed),
         confidence=confidence,
         size=_total_size(found, depths_T, confidence),
-        cost=judge_hot_batches(
-            schema,
-            profile,
-            topology=topology or Topology.local(2),
-            batch_size=batch_size,
-            hot_bytes=int((depths_T * found.row_bytes_T).sum()),
-            is_hot_N=is_hot_N,
-            in_hot_session_N=whole_sessions_N,
-            sampled={name: _take_samples(own, measures_N) for name, own in sampled.items()},
-            cold_bytes_s=cold_bytes_s,
-        ),
+        tables={table.name: _hot_table(found, place, depths_T) for place, table in enumerate(found.tables)},
     )
+    return HotChoice(hot_set=hot_set, rows=rows)
 
 
 def _without(schema: Schema, ignored: Collection[str]) -> Schema:
@@ -256,15 +223,15 @@ def _hot_rows(found: _Candidates, place: int, depth: int) -> IdArray:
     return np.concatenate([found.rows[place], np.flatnonzero(~is_read)])
 
 
-def _describe(found: _Candidates, place: int, depths_T: IdArray) -> dict[str, Any]:
+def _hot_table(found: _Candidates, place: int, depths_T: IdArray) -> HotTable:
     depth, counts = int(depths_T[place]), found.counts[place]
     threshold = 0 if found.whole_T[place] else int(counts[depth - 1]) if 0 < depth <= len(counts) else None
-    return {
-        "num_rows": depth,
-        "bytes": depth * int(found.row_bytes_T[place]),
-        "is_whole": bool(found.whole_T[place]),
-        "lowest_count": threshold,
-    }
+    return HotTable(
+        num_rows=depth,
+        bytes=depth * int(found.row_bytes_T[place]),
+        is_whole=bool(found.whole_T[place]),
+        lowest_count=threshold,
+    )
 
 
 def _access_share(found: _Candidates, depths_T: IdArray) -> float:

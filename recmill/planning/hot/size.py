@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import beta
 from scipy.stats import t as student_t
 
+from recmill.artifacts.plan import SizeEstimate
+
 NUM_CHUNKS = 35
 CHUNK_ROWS = 1_024
 MIN_HITS = 100  # below, chunks hold a few hot rows each and their mean is not normal: the exact binomial interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeEstimate:
-    """Rows that pass a threshold, with the interval that holds the true number at the stated confidence."""
-
-    num_rows: float
-    low: float
-    high: float
-    confidence: float
 
 
 def estimate_hot_rows(

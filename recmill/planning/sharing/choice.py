@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path
+from recmill.artifacts.plan import SharedParameters, SharedTable
 
 WEIGHT_BYTES = 4
 ID_BYTES = 8  # of an exact row in the list that finds it
@@ -42,10 +42,9 @@ MIN_HEAT = 4.0  # a row is kept exactly if it is read this many times as often a
 
 @dataclass(frozen=True, kw_only=True)
 class SharedChoice:
-    """What `choose_sharing` decided: the `shared` object of a plan, the exact rows, and why."""
+    """What `choose_sharing` decided: the `shared` entry of a plan, the exact rows, and why."""
 
-    # {array_bytes, block_size, mapping, seed, exact_width, precision, tables: {name: {kind, exact_rows}}}
-    shared: dict[str, Any] | None
+    shared: SharedParameters | None
     exact_rows: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # by falling count
     reasons: dict[str, str] = field(default_factory=dict)  # every table, kept ones too
     full_bytes: int = 0
@@ -150,18 +149,18 @@ def choose_sharing(
         raise InputError(
             f"compress asks for {target:,} B in all, which leaves {array_bytes:,} B to share, expected {needed}"
         )
-    body = {
-        "array_bytes": int(array_bytes),
-        "block_size": block_size,
-        "mapping": mapping,
-        "seed": seed,
-        "exact_width": width,
-        "precision": precision,
-        "tables": {
-            t.name: {"kind": "both" if len(exact[t.name][0]) else "share", "exact_rows": len(exact[t.name][0])}
+    parameters = SharedParameters(
+        array_bytes=int(array_bytes),
+        block_size=block_size,
+        mapping=mapping,
+        seed=seed,
+        exact_width=width,
+        precision=precision,
+        tables={
+            t.name: SharedTable(kind="both" if len(exact[t.name][0]) else "share", exact_rows=len(exact[t.name][0]))
             for t in shared
         },
-    }
+    )
     weights = sum((t.num_rows - len(exact[t.name][0])) * t.dim for t in shared)
     factor = weights * line.array_bytes / LINE_SLOTS / array_bytes
     reasons = {}
@@ -171,7 +170,7 @@ def choose_sharing(
         else:
             reasons[table.name] = _explain(table, exact[table.name], factor, width)
     return SharedChoice(
-        shared=body,
+        shared=parameters,
         exact_rows={name: rows for name, (rows, _) in exact.items() if len(rows)},
         reasons=reasons,
         full_bytes=full_bytes,

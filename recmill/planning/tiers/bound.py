@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recmill.artifacts.topology import LEVELS
 from recmill.planning.tiers.costs import KINDS, PHASE_NAMES, PHASES, remap_bytes, row_memory
 from recmill.planning.tiers.linear_program import LinearSolution
 from recmill.planning.tiers.problem import GLOBAL, NODE, Branch, Decision, TierProblem, table_memory
-from recmill.planning.topology import LEVELS
 
 # C = classes of rows, P = lanes (phase and level)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recmill.planning.topology import LEVELS, Topology
+from recmill.artifacts.topology import LEVELS, Topology
 
 # C = classes of rows, P = lanes (a phase on a level)
 KINDS = ("replicated", "node", "global")

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts import InputError
+from recmill.artifacts.topology import LEVELS
 from recmill.planning.tiers.costs import (
     KINDS,
     NUM_LANES,
@@ -43,7 +44,6 @@ from recmill.planning.tiers.problem import (
     table_memory,
     whole_rank_bytes,
 )
-from recmill.planning.topology import LEVELS
 
 # C = classes of rows, G = buckets of all segments, P = lanes (phase and level), K = kinds of tiers
 MAX_VARIABLES = 40_000  # of the linear program: 1,000 tables get 20 buckets each, which costs 0.3% and solves in 10 s

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from recmill.artifacts import InputError
+from recmill.artifacts.topology import LEVELS, Topology
 from recmill.planning.tiers.costs import (
     ID_BYTES,
     KINDS,
@@ -31,7 +32,6 @@ from recmill.planning.tiers.costs import (
     whole_table_bytes,
 )
 from recmill.planning.tiers.reads import TableReads
-from recmill.planning.topology import LEVELS, Topology
 
 # C = classes of rows, G = buckets of all segments, P = lanes (phase and level), K = kinds of tiers
 TOTAL_MARGIN = 0.004  # a plan at the limit sent 0.13% more than row-wise with distinct ids, measured at the interfaces

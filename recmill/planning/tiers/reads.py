@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path, local_folder
+from recmill.artifacts.plan import FeatureDedup
 from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.schema import Schema, Table
-from recmill.planning.dedup import FeatureDedup, choose_features
+from recmill.planning.dedup import choose_features
 
 # C = classes of rows with one count
 MIN_LANES = 8  # the reader cuts an epoch into at least so many lanes, each a run of rows in stored order

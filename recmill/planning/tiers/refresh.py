@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, ShardPlan, join_path
+from recmill.artifacts.topology import Topology
 from recmill.planning.tiers.costs import STATE_BYTES_PER_ROW, WEIGHT_BYTES
 from recmill.planning.tiers.problem import GLOBAL, Segment
 from recmill.planning.tiers.reads import TableReads
 from recmill.planning.tiers.row_files import ROW_BLOCK, keep_slots, most_read_rows, read_tier_rows
-from recmill.planning.topology import Topology
 
 # C = classes of rows, K = kinds of tiers
 DEFAULT_STEPS = 10_000
@@ -47,23 +47,22 @@ def copies_to_send(origin: str, topology: Topology) -> np.ndarray:
     )
 
 
-def load_previous(previous: ShardPlan, tables: Sequence[TableReads], topology: Topology) -> ShardPlan:
-    """The older plan, after checking that it is about the same tables and ranks."""
+def check_previous(previous: ShardPlan, tables: Sequence[TableReads], topology: Topology) -> None:
+    """Raise unless the older plan is about the same tables and ranks."""
     where = join_path(previous.path, previous.manifest_name)
-    old = previous.body["topology"]
-    if (old["nodes"], old["ranks_per_node"]) != (topology.nodes, topology.ranks_per_node):
+    old = previous.topology
+    if (old.nodes, old.ranks_per_node) != (topology.nodes, topology.ranks_per_node):
         raise InputError(
-            f"{where}: made for {old['nodes']} nodes with {old['ranks_per_node']} ranks, the new plan is for "
+            f"{where}: made for {old.nodes} nodes with {old.ranks_per_node} ranks, the new plan is for "
             f"{topology.nodes} with {topology.ranks_per_node}: every row would move, so plan without --from"
         )
     for table in tables:
-        entry = previous.body["tables"].get(table.name)
+        entry = previous.tables.get(table.name)
         if entry is None:
             raise InputError(f"{where}: has no table {table.name!r}; the profile has")
-        num_rows = sum(tier["num_rows"] for tier in entry["tiers"])
+        num_rows = sum(tier.num_rows for tier in entry.tiers)
         if num_rows != table.num_rows:
             raise InputError(f"{where}: table {table.name!r} has {num_rows:,} rows, the profile {table.num_rows:,}")
-    return previous
 
 
 def cut_by_origin(
@@ -77,7 +76,7 @@ def cut_by_origin(
     for t, table in enumerate(tables):
         held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
         old = read_tier_rows(previous, table.name)
-        is_whole = previous.body["tables"][table.name]["tiers"][0]["kind"] == "table_wise"
+        is_whole = previous.tables[table.name].is_whole
         moved = {kind: rows for kind, rows in old.items() if len(rows)}
         counted = _counts_of(folder / "counts" / f"{table.name}.parquet", moved)
         left = dict(zip(table.reads_C.tolist(), table.rows_C.tolist(), strict=True))
@@ -154,41 +153,35 @@ def settle(rows: Mapping[str, np.ndarray], previous: ShardPlan, table: str) -> d
     return {kind: keep_slots(wanted, old[kind]) for kind, wanted in rows.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moves:
-    """How many rows change their tier, and the bytes of the copies that must travel."""
-
-    rows: int
-    bytes: float
-
-
 def count_moves(
     new: Mapping[str, Mapping[str, np.ndarray]],
     whole: Mapping[str, int],
     previous: ShardPlan,
     tables: Sequence[TableReads],
     topology: Topology,
-) -> Moves:
-    """What lies between two plans; `new` holds the replicated and node rows, `whole` the tables kept on one rank."""
+) -> tuple[int, float]:
+    """(rows that change their tier, bytes of the copies that must travel) from the previous plan to the new one.
+
+    `new` holds the replicated and node rows of every table, `whole` the rank of every table kept whole.
+    """
     num_rows, num_bytes = 0, 0.0
     for table in tables:
-        entry = previous.body["tables"][table.name]
+        entry = previous.tables[table.name]
         held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
-        was_whole = entry["tiers"][0]["kind"] == "table_wise"
         if table.name in whole:
-            if not was_whole or entry["shards"][0]["rank"] != whole[table.name]:
+            if not entry.is_whole or entry.shards[0].rank != whole[table.name]:
                 num_rows += table.num_rows
                 num_bytes += table.num_rows * held * (1 - 1 / topology.world_size)
             continue
         old = read_tier_rows(previous, table.name)
-        base = "table_wise" if was_whole else "global"
+        base = "table_wise" if entry.is_whole else "global"
         table_from = _origin_matrix(old, new[table.name], table.num_rows, base)
         for origin, split in table_from.items():
             copies = copies_to_send(origin, topology)
             stays = {"replicated": 0, "node": 1, "global": GLOBAL}.get(origin)
             num_rows += sum(rows for k, rows in enumerate(split) if k != stays)
             num_bytes += float(copies @ np.array(split)) * held
-    return Moves(rows=int(num_rows), bytes=num_bytes)
+    return int(num_rows), num_bytes
 
 
 def _origin_matrix(

@@ -64,10 +64,10 @@ def _blocks(num_rows: int, tiers: Sequence[np.ndarray | None]) -> Iterator[tuple
 
 def read_tier_rows(plan: ShardPlan, table: str) -> dict[str, np.ndarray]:
     """The rows of a table's replicated and node tiers by slot, as a plan placed them."""
-    entry = plan.body["tables"].get(table)
+    entry = plan.tables.get(table)
     if entry is None:
         raise InputError(f"{join_path(plan.path, plan.manifest_name)}: has no table {table!r}")
-    kinds = [tier["kind"] for tier in entry["tiers"]]
+    kinds: list[str] = [tier.kind for tier in entry.tiers]
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"replicated": [], "node": []}
     with local_folder(plan.path) as folder:
         for batch in pq.ParquetFile(folder / "rows" / f"{table}.parquet").iter_batches(batch_size=ROW_BLOCK):

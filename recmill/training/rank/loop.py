@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchrec import KeyedJaggedTensor
 
-from recmill.artifacts import Dataset, InputError, WorkerAllocation, dump_json, write_text_atomically
+from recmill.artifacts import Dataset, InputError, WorkerAllocation, dump_json, record_json, write_text_atomically
 from recmill.data.hot.layout import COLD, HOT
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline, evaluation_split
@@ -316,7 +316,7 @@ class TrainingRun:
             "step": self.state.step,
             "config": self.config.to_json(),
             "schema": self.schema.to_json(),
-            "sharing": self.sharded.sharing,
+            "sharing": record_json(self.sharded.sharing),
             "world_size": self.world_size,
             "run": self.state.to_json(),
             "ingest": self.ingest.state_dict(),

@@ -79,7 +79,7 @@ def _table_bytes(table: Table, config: TrainConfig) -> int:
 
 def _resident_rows(plan: ShardPlan, tables: list[str]) -> dict[str, Tensor]:
     """The plan's hot rows of tables on disk stay in memory; none where it has no hot set."""
-    hot = load_hot_rows(plan) if tables and plan.body.get("hot_set") else {}
+    hot = load_hot_rows(plan) if tables and plan.hot_set else {}
     return {name: torch.from_numpy(hot.get(name, np.empty(0, np.int64))) for name in tables}
 
 
@@ -95,6 +95,6 @@ def exact_rows_of(plan: ShardPlan) -> dict[str, Tensor]:
     """The ids of the rows that keep parameters of their own, in the order of their slots, of every shared table."""
     return {
         name: torch.from_numpy(read_exact_rows(plan.path, name))
-        for name, entry in plan.body["shared"]["tables"].items()
-        if entry["kind"] == "both"
+        for name, entry in (plan.shared.tables if plan.shared else {}).items()
+        if entry.kind == "both"
     }

@@ -20,6 +20,7 @@ from torchrec.optim.optimizers import Adagrad
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recmill.artifacts import ShardPlan, module_name
+from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
 from recmill.data.tables import distinct_tables, logical_names
 from recmill.model.embeddings import TableEmbeddings, initial_rows
@@ -52,7 +53,7 @@ class ShardedModel:
     schema: Schema
     stores: tuple[TableStore, ...] = ()
     hot: tuple[HotEmbeddingCollection, ...] = ()
-    sharing: Mapping[str, Any] | None = None  # how tables share parameters: part of what the model is
+    sharing: SharedParameters | None = None  # how tables share parameters: part of what the model is
     is_hot: bool = False
     prefetch: Callable[[Any], None] | None = (
         None  # with tables on disk: starts to read the rows of a coming batch's ids
@@ -127,8 +128,8 @@ def shard_model(
     for table_config in (own for configs in model.embeddings.configs.values() for own in configs):
         table_config.init_fn = _leave_as_it_is
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-    kept = {name: table for name, table in plan.body["tables"].items() if name not in placement.elsewhere}
-    torchrec_plan = replace(plan, body={**plan.body, "tables": kept})
+    kept = {name: table for name, table in plan.tables.items() if name not in placement.elsewhere}
+    torchrec_plan = replace(plan, tables=kept)
     sharding_plan = torchrec_plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated))
     for table, share in placement.cached.items():
         cache_tables(sharding_plan, [table], load_factor=share)
@@ -161,7 +162,7 @@ def shard_model(
         schema=schema,
         stores=tuple(stores),
         hot=tuple(held.attach_hot(model.embeddings)),
-        sharing=plan.body["shared"] if placement.shared else None,
+        sharing=plan.shared if placement.shared else None,
         prefetch=model.embeddings.prefetch if disk else None,
     )
 
@@ -222,10 +223,10 @@ class _Tables:
 
     def attach_shared(self, embeddings: TableEmbeddings) -> list[TableStore]:
         """One array for all shared tables; the collection of the first shape stands for it."""
-        if not self.placement.shared:
+        if not self.placement.shared or self.plan.shared is None:
             return []
         exact = exact_rows_of(self.plan)
-        built = attach_shared_tables(embeddings, self.plan.body["shared"], exact, **self._options())
+        built = attach_shared_tables(embeddings, self.plan.shared, exact, **self._options())
         for shape, collection in built:
             # Their rows are on every rank anyway: hot batches read them by their own ids.
             embeddings.attach_hot(shape, collection.tables, collection)

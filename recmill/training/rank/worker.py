@@ -89,7 +89,7 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
         out=Path(job["out"]),
         device=device,
         dedup=dedup,
-        starting_workers=(plan.body.get("ingest") or {}).get("workers"),
+        starting_workers=plan.ingest.workers if plan.ingest else None,
         allocation=WorkerAllocation.load(job["allocation"]) if job["allocation"] else None,
         inputs=job["inputs"],
         report=_print_progress,

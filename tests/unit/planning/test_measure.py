@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from recmill.artifacts import InputError
+from recmill.artifacts.topology import COLLECTIVES, Topology
 from recmill.planning.measure import SIZES_BYTES, fit_link, measure_topology
-from recmill.planning.topology import COLLECTIVES, Topology
 
 
 def test_a_fit_finds_latency_and_bandwidth():

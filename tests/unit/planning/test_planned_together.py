@@ -33,18 +33,18 @@ def plans(profiles, tmp_path_factory):
 
 
 def test_user_lists_and_histories_are_deduplicated_and_single_items_are_not(plans):
-    features = plans["session"].body["dedup"]["features"]
-    chosen = {name for name, entry in features.items() if entry["is_deduplicated"]}
+    features = plans["session"].dedup.features
+    chosen = {name for name, entry in features.items() if entry.is_deduplicated}
     assert chosen >= {"history_0", "history_1", "user_list_0", "user_list_11"}
     assert not any(name.startswith("item_") for name in chosen)
-    assert features["history_0"]["id_factor"] > 2 * features["history_0"]["factor"]  # windows of one sequence
+    assert features["history_0"].id_factor > 2 * features["history_0"].factor  # windows of one sequence
 
 
 def test_data_in_time_order_is_told_to_be_stored_deduplicated(plans):
-    dedup = plans["time"].body["dedup"]
-    assert dedup["layout"] == "deduplicated"
-    assert max(entry["factor"] for name, entry in dedup["features"].items() if name.startswith("user_list")) < max(
-        entry["session_factor"] for entry in dedup["features"].values()
+    dedup = plans["time"].dedup
+    assert dedup.layout == "deduplicated"
+    assert max(entry.factor for name, entry in dedup.features.items() if name.startswith("user_list")) < max(
+        entry.session_factor for entry in dedup.features.values()
     )
 
 
@@ -61,21 +61,21 @@ def test_distinct_lists_make_keeping_a_pooled_table_whole_cheaper(profiles, tmp_
 
 def test_a_table_of_torchrecs_is_predicted_to_send_its_distinct_lists_only(profiles, tmp_path):
     options = {"topology": SLOW_NETWORK, "memory_budget_bytes": 10**9, "batch_size": 512, "strategy": "torchrec"}
-    body = plan_shards(profiles["session"], out=tmp_path / "plan", **options).body
-    entry, (tier,) = body["dedup"]["features"]["user_list_0"], body["tables"]["user_list_0"]["tiers"]
-    lists = 512 / entry["factor"]
-    sent = lists * entry["mean_length"] * 8 + 2 * lists * 32 * 4  # ids there; vectors back, gradients there
-    assert tier["predicted_bytes_per_step"] == pytest.approx(sent / 2)  # half of the lists are at home
+    plan = plan_shards(profiles["session"], out=tmp_path / "plan", **options)
+    entry, (tier,) = plan.dedup.features["user_list_0"], plan.tables["user_list_0"].tiers
+    lists = 512 / entry.factor
+    sent = lists * entry.mean_length * 8 + 2 * lists * 32 * 4  # ids there; vectors back, gradients there
+    assert tier.predicted_bytes_per_step == pytest.approx(sent / 2)  # half of the lists are at home
 
 
 def test_ingestion_starts_with_most_workers_where_most_time_goes(plans):
-    ingest = plans["session"].body["ingest"]
-    assert ingest["workers"] == {"read": 1, "decode": 8, "transform": 1, "batch": 1}
-    assert "10 cores" in ingest["why"]
+    ingest = plans["session"].ingest
+    assert ingest.workers == {"read": 1, "decode": 8, "transform": 1, "batch": 1}
+    assert "10 cores" in ingest.why
 
 
 def test_the_reasoning_names_every_decision_with_its_figures(plans):
-    told = plans["session"].body["why"]
+    told = plans["session"].why
     kinds = [text.split(":")[0] for text in told]
     assert kinds == ["Data", "Memory", "Rows", "Hot batches", "Shared parameters", "Ingestion", "Prediction"]
     assert "up to" in told[0]
@@ -87,5 +87,5 @@ def test_a_schema_of_single_samples_is_left_in_time_order(tmp_path):
     raw = generate_log(config, out=tmp_path / "raw")
     profile = profile_access(cluster_sessions(raw, out=tmp_path / "data"), out=tmp_path / "profile")
     plan = plan_shards(profile, out=tmp_path / "plan", topology=Topology.local(2), memory_budget_bytes=10**9)
-    assert plan.body["dedup"]["layout"] in ("time", "session")
-    assert not any(entry["is_deduplicated"] for entry in plan.body["dedup"]["features"].values())
+    assert plan.dedup.layout in ("time", "session")
+    assert not any(entry.is_deduplicated for entry in plan.dedup.features.values())

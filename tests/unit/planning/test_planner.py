@@ -24,14 +24,14 @@ def test_torchrecs_planner_places_every_row_once_within_the_budget(profile, tmp_
     )
     schema = ranking_schema()
     for table in schema.tables:
-        entry = plan.body["tables"][table.name]
-        assert sum(shard["size"][0] for shard in entry["shards"]) == table.num_rows
-        assert entry["tiers"][0]["bytes"] == table.num_rows * (table.dim * 4 + 4)
+        entry = plan.tables[table.name]
+        assert sum(shard.size[0] for shard in entry.shards) == table.num_rows
+        assert entry.tiers[0].bytes == table.num_rows * (table.dim * 4 + 4)
         rows = pq.read_table(tmp_path / "plan" / "rows" / f"{table.name}.parquet").to_pydict()
         assert rows["row"] == rows["slot"] == list(range(table.num_rows))
-    assert sum(plan.body["rank_bytes"]) == sum(table_bytes(table) for table in schema.tables)
-    assert max(plan.body["rank_bytes"]) <= 1 << 20
-    assert plan.body["profile_hash"] == profile.content_hash
+    assert sum(plan.rank_bytes) == sum(table_bytes(table) for table in schema.tables)
+    assert max(plan.rank_bytes) <= 1 << 20
+    assert plan.profile_hash == profile.content_hash
 
 
 def test_torchrec_takes_the_plan(profile, tmp_path):
@@ -53,7 +53,7 @@ def test_an_impossible_budget_says_by_how_much_and_which_tables(profile, tmp_pat
 
 def test_the_default_plan_balances_whole_tables():
     plan = default_plan(ranking_schema(), Topology.local(2))
-    ranks = {name: entry["shards"][0]["rank"] for name, entry in plan.body["tables"].items()}
+    ranks = {name: entry.shards[0].rank for name, entry in plan.tables.items()}
     # by size: interests 1,800 B, items 1,440 B, country 252 B
     assert ranks == {"interests": 0, "items": 1, "country": 1}
 

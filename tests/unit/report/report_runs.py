@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recmill.artifacts import AccessProfile, Dataset, ShardPlan, WorkerAllocation, write_folder
+from recmill.artifacts import AccessProfile, Dataset, WorkerAllocation, write_folder
 from recmill.artifacts.allocation import Throughput
 from recmill.artifacts.profile import CurvePoint, FeatureDuplication, TableProfile
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Feature, Schema
+from recmill.planning.planner import default_plan
 from recmill.training.config import TrainConfig
 
 STARTED_AT = 1_790_000_000.0
@@ -153,37 +156,28 @@ def write_profile(path: Path, schema: Schema) -> None:
 
 
 def write_plan(path: Path, schema: Schema) -> None:
+    plan = default_plan(schema, Topology(nodes=1, ranks_per_node=2))
     tables = {}
-    for position, table in enumerate(schema.tables):
-        size = table.num_rows * (table.dim * 4 + 4)
-        tier = {"kind": "table_wise", "num_rows": table.num_rows, "bytes": size}
-        tiers = [tier | {"predicted_bytes_per_step": 262_144.0, "predicted_seconds_per_step": 0.00042}]
+    for table in schema.tables:
+        whole = replace(
+            plan.tables[table.name].tiers[0], predicted_bytes_per_step=262_144.0, predicted_seconds_per_step=0.00042
+        )
+        tiers = (whole,)
         if table.name == "items":
-            hot = tiers[0] | {"kind": "replicated", "num_rows": 4_000, "bytes": 4_000 * 68}
-            tiers = [hot, tiers[0] | {"kind": "global", "num_rows": 76_000, "bytes": 76_000 * 68}]
-        shards = [
-            {"rank": position % 2, "local_rank": position % 2, "offset": [0, 0], "size": [table.num_rows, table.dim]}
-        ]
-        tables[table.name] = {"collection": "pooled", "sharding": "table_wise", "shards": shards, "tiers": tiers}
-    topology = {
-        "nodes": 1,
-        "ranks_per_node": 2,
-        "intra_node_bytes_per_s": 10e9,
-        "intra_node_latency_s": 2e-5,
-        "device": "cpu",
-    }
-    body = {
-        "topology": topology,
-        "memory_budget_bytes": 64 * 2**20,
-        "tables": tables,
-        "rank_bytes": [14_000_000, 5_780_000],
-        "solver": "torchrec",
-        "objective": 0.00131,
-        "bound": None,
-        "hot_set": None,
-    }
+            hot = replace(whole, kind="replicated", num_rows=4_000, bytes=4_000 * 68)
+            tiers = (hot, replace(whole, kind="global", num_rows=76_000, bytes=76_000 * 68))
+        tables[table.name] = replace(plan.tables[table.name], tiers=tiers)
     with write_folder(path, manifest_name="plan.json") as folder:
-        ShardPlan(body=body).seal(folder)
+        replace(
+            plan,
+            tables=tables,
+            memory_budget_bytes=64 * 2**20,
+            rank_bytes=(14_000_000, 5_780_000),
+            solver="torchrec",
+            objective=0.00131,
+            bound=None,
+            gap=None,
+        ).seal(folder)
 
 
 def write_allocation(path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recmill.artifacts import module_name
+from recmill.artifacts.plan import SharedParameters
 from recmill.model.embeddings import TableEmbeddings
 from recmill.model.stores.shared.collection import SharedEmbeddingBagCollection
 
@@ -16,13 +17,13 @@ PRECISIONS = {"float32": torch.float32, "int8": torch.int8}
 
 
 def attach_shared_tables(
-    embeddings: TableEmbeddings, sharing: Mapping[str, Any], exact_rows: Mapping[str, Tensor], **options: Any
+    embeddings: TableEmbeddings, sharing: SharedParameters, exact_rows: Mapping[str, Tensor], **options: Any
 ) -> list[tuple[str, SharedEmbeddingBagCollection]]:
     """Let the model look up the tables of a plan's `shared` entry in one array; gives (shape, collection) pairs.
 
     The array is the same whatever the shapes are: its tables stand in the order of their names.
     """
-    wanted = {module_name(table) for table in sharing["tables"]}
+    wanted = {module_name(table) for table in sharing.tables}
     shapes = {shape: [c for c in configs if c.name in wanted] for shape, configs in embeddings.configs.items()}
     every = sorted((config for configs in shapes.values() for config in configs), key=lambda config: config.name)
     built: list[tuple[str, SharedEmbeddingBagCollection]] = []
@@ -32,13 +33,13 @@ def attach_shared_tables(
         collection = SharedEmbeddingBagCollection(
             configs,
             is_pooled=shape != "sequence",
-            memory_bytes=int(sharing["array_bytes"]),
-            block_size=sharing["block_size"],
-            mapping=sharing["mapping"],
-            seed=int(sharing["seed"]),
-            exact_rows={name: exact_rows[name] for name in sharing["tables"] if name in exact_rows},
-            exact_width=sharing.get("exact_width"),
-            dtype=PRECISIONS[sharing.get("precision", "float32")],
+            memory_bytes=sharing.array_bytes,
+            block_size=sharing.block_size,
+            mapping=sharing.mapping,
+            seed=sharing.seed,
+            exact_rows={name: exact_rows[name] for name in sharing.tables if name in exact_rows},
+            exact_width=sharing.exact_width,
+            dtype=PRECISIONS[sharing.precision],
             all_tables=every,
             shared=built[0][1] if built else None,
             **options,

@@ -64,12 +64,12 @@ class TieredEmbeddingCollection(nn.Module):
         device: torch.device | None = None,
         sync_every: int = 1,
     ) -> None:
-        names = {module_name(table): table for table in plan.body["tables"]}
+        names = {module_name(table): table for table in plan.tables}
         unplanned = [config.name for config in tables if config.name not in names]
         if unplanned:
             raise InputError(f"{plan.path or 'the plan'}: has no table for {', '.join(unplanned)}")
         maps = {names[config.name]: TierMap.from_plan(plan, names[config.name]) for config in tables}
-        ranks_per_node = int(plan.body["topology"]["ranks_per_node"])
+        ranks_per_node = plan.topology.ranks_per_node
         self._build(
             tables, maps, ranks_per_node, is_pooled, optimiser, process_group, device or torch.device("cpu"), sync_every
         )

@@ -68,23 +68,17 @@ class TierMap:
     def from_plan(cls, plan: ShardPlan, table: str) -> Self:
         """The map of a plan's table, from plan.json and rows/<table>.parquet."""
         where = join_path(plan.path, plan.manifest_name)
-        if table not in plan.body["tables"]:
-            raise InputError(f"{where}: has no table {table!r}; it plans {', '.join(sorted(plan.body['tables']))}")
-        entry = plan.body["tables"][table]
-        tiers = entry.get("tiers")
+        if table not in plan.tables:
+            raise InputError(f"{where}: has no table {table!r}; it plans {', '.join(sorted(plan.tables))}")
+        tiers = plan.tables[table].tiers
         if not tiers:
             raise InputError(f"{where}: table {table!r} has no tiers; make the plan again with `recmill plan`")
-        unknown = sorted({tier["kind"] for tier in tiers} - set(KINDS))
-        if unknown:
-            raise InputError(
-                f"{where}: table {table!r} has tiers of kind {', '.join(unknown)}, known: {', '.join(KINDS)}"
-            )
-        num_rows = sum(int(tier["num_rows"]) for tier in tiers)
-        kinds = np.array([KINDS.index(tier["kind"]) for tier in tiers])
+        num_rows = sum(tier.num_rows for tier in tiers)
+        kinds = np.array([KINDS.index(tier.kind) for tier in tiers])
         if (kinds == TABLE_WISE).any():
             if len(kinds) > 1:
                 raise InputError(f"{where}: table {table!r} is table_wise and has other tiers too")
-            return cls.whole(num_rows, owner=int(entry["shards"][0]["rank"]))
+            return cls.whole(num_rows, owner=plan.tables[table].shards[0].rank)
         if (kinds == GLOBAL).all():
             return cls.of(num_rows)
         with local_folder(plan.path) as folder:
@@ -94,7 +88,7 @@ class TierMap:
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
         found = cls._of_moved(num_rows, rows, entries, where=path)
-        planned = tuple(sum(int(tier["num_rows"]) for tier in tiers if tier["kind"] == kind) for kind in KINDS)
+        planned = tuple(sum(tier.num_rows for tier in tiers if tier.kind == kind) for kind in KINDS)
         if found.counts != planned:
             raise InputError(f"{path}: holds {found.counts} rows of {', '.join(KINDS)}, plan.json says {planned}")
         return found

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.artifacts import Dataset, InputError, ShardPlan, write_folder
+from recmill.artifacts.plan import HotSet, HotTable, SizeEstimate
 from recmill.cli import cli
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import read_table
@@ -32,18 +33,29 @@ FEATURES = {"interests": "interests", "country": "country", "item": "items", "hi
 
 def write_plan(out: Path, rows: dict[str, list[int]], schema: Schema, *, sessions: str = "split") -> ShardPlan:
     """A plan whose hot set holds the given rows."""
-    body = dict(default_plan(schema, Topology.local(1)).body)
-    body["hot_set"] = {
-        "sessions": sessions,
-        "tables": {name: {"num_rows": len(own), "bytes": 0} for name, own in rows.items()},
-    }
-
+    hot_set = HotSet(
+        budget_bytes=1,
+        bytes=0,
+        pays=True,
+        reason="given",
+        expected_speed_up=1.0,
+        sessions=sessions,
+        sample_share=0.5,
+        session_share=0.5,
+        access_share=0.5,
+        interval=(0.0, 1.0),
+        confidence=0.95,
+        size=SizeEstimate(num_rows=1.0, low=1.0, high=1.0, confidence=0.95),
+        tables={
+            name: HotTable(num_rows=len(own), bytes=0, is_whole=False, lowest_count=None) for name, own in rows.items()
+        },
+    )
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         (folder / "hot").mkdir()
         for name, own in rows.items():
             table = pa.table({"row": np.array(own, np.int64), "slot": np.arange(len(own), dtype=np.int64)})
             pq.write_table(table, folder / "hot" / f"{name}.parquet")
-        ShardPlan(body=body).seal(folder)
+        replace(default_plan(schema, Topology.local(1)), hot_set=hot_set).seal(folder)
     return ShardPlan.load(out)
 
 
@@ -192,14 +204,13 @@ def test_the_command_lays_out_and_says_what_it_found(dataset, plan, tmp_path):
 def test_a_plan_of_choose_hot_set_serves_the_share_it_promised(dataset, tmp_path):
     profile = profile_access(dataset, out=tmp_path / "profile")
     chosen = choose_hot_set(profile, budget_bytes=2_500)
-    body = {**default_plan(ranking_schema(), Topology.local(2)).body, "hot_set": chosen.to_json()}
     with write_folder(tmp_path / "plan", manifest_name=ShardPlan.manifest_name) as folder:
-        chosen.write(folder)
-        ShardPlan(body=body).seal(folder)
+        chosen.write_rows(folder)
+        replace(default_plan(ranking_schema(), Topology.local(2)), hot_set=chosen.hot_set).seal(folder)
     rows = load_hot_rows(tmp_path / "plan")
     assert {name: own.tolist() for name, own in rows.items()} == {n: o.tolist() for n, o in chosen.rows.items()}
     laid = layout_hot(dataset, tmp_path / "plan", out=tmp_path / "out", sessions="split")
-    assert laid.body["hot"]["sample_share"] == pytest.approx(chosen.sample_share, abs=0.08)
+    assert laid.body["hot"]["sample_share"] == pytest.approx(chosen.hot_set.sample_share, abs=0.08)
 
 
 def test_mistakes_are_named(dataset, plan, tmp_path):
@@ -209,7 +220,7 @@ def test_mistakes_are_named(dataset, plan, tmp_path):
     with pytest.raises(InputError, match="is laid out for hot batches already"):
         layout_hot(laid, plan, out=tmp_path / "again")
     with write_folder(tmp_path / "cold", manifest_name=ShardPlan.manifest_name) as folder:
-        ShardPlan(body=default_plan(ranking_schema(), Topology.local(1)).body).seal(folder)
+        default_plan(ranking_schema(), Topology.local(1)).seal(folder)
     with pytest.raises(InputError, match="the plan has no hot set; plan again with --hot-budget"):
         layout_hot(dataset, tmp_path / "cold", out=tmp_path / "other")
     lacking = write_plan(tmp_path / "lacking", {"items": [1]}, ranking_schema())

@@ -8,13 +8,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
 
-from recmill.artifacts import ShardPlan, module_name
+from recmill.artifacts import module_name
+from recmill.artifacts.topology import Topology
+from recmill.data.schema import Feature, Schema
 from recmill.model.hot_embedding import HotEmbeddingCollection
 from recmill.model.stores.disk import store as disk_store
 from recmill.model.stores.disk.rows import DiskRows, hashed_rows
 from recmill.model.stores.disk.store import DiskStore
 from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.uvm_caching import cache_tables
+from recmill.planning.planner import default_plan
 
 ROWS = {"a": 200, "b": 90}
 
@@ -185,15 +188,8 @@ def test_a_checkpoint_is_written_and_read_a_block_at_a_time(tmp_path, monkeypatc
 
 
 def test_tables_beyond_a_gpu_are_cached_there_and_others_stay_as_planned():
-    tables = {
-        name: {
-            "collection": "pooled",
-            "sharding": "table_wise",
-            "shards": [{"rank": 0, "local_rank": 0, "offset": [0, 0], "size": [100, 8]}],
-        }
-        for name in ("large", "small")
-    }
-    plan = ShardPlan(path="", body={"tables": tables}).to_torchrec("cuda")
+    features = tuple(Feature(name=name, kind="sparse", num_rows=100, dim=8) for name in ("large", "small"))
+    plan = default_plan(Schema(features=features), Topology.local(1)).to_torchrec("cuda")
     cache_tables(plan, ["large"], load_factor=0.25)
     placed = plan.plan["embeddings.pooled"]
     assert placed[module_name("large")].compute_kernel == "fused_uvm_caching"

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import InputError, ShardPlan
+from recmill.artifacts.plan import Shard, Tier
+from recmill.artifacts.topology import Topology
+from recmill.data.schema import Feature, Schema
 from recmill.model.stores.tiered.exchange import Grid, Ring, SparseRows, unstripe
 from recmill.model.stores.tiered.rows import Layout
 from recmill.model.stores.tiered.tier_map import GLOBAL, NODE, REPLICATED, TABLE_WISE, TierMap
+from recmill.planning.planner import default_plan
 
 
 def write_plan(folder: Path, *, tiers: list[tuple[str, int]], rows: list[int], tier: list[int], slot: list[int]):
@@ -19,14 +24,18 @@ def write_plan(folder: Path, *, tiers: list[tuple[str, int]], rows: list[int], t
     pq.write_table(
         pa.table({"row": rows, "tier": pa.array(tier, pa.int32()), "slot": slot}), folder / "rows" / "items.parquet"
     )
-    table = {
-        "collection": "sequence",
-        "placement": "tiered",
-        "tiers": [{"kind": kind, "num_rows": count} for kind, count in tiers],
-        "shards": [{"rank": 5, "offset": [0, 0], "size": [len(rows), 4]}],
-    }
-    body = {"topology": {"nodes": 2, "ranks_per_node": 2}, "tables": {"items": table}}
-    ShardPlan(body=body).seal(folder)
+    schema = Schema(features=(Feature(name="items", kind="sequence", num_rows=len(rows), dim=4),))
+    plan = default_plan(schema, Topology(nodes=2, ranks_per_node=2))
+    table = replace(
+        plan.tables["items"],
+        placement="tiered",
+        shards=(Shard(rank=5, local_rank=1, offset=(0, 0), size=(len(rows), 4)),),
+        tiers=tuple(
+            Tier(kind=kind, num_rows=count, bytes=0, predicted_bytes_per_step=0.0, predicted_seconds_per_step=0.0)
+            for kind, count in tiers
+        ),
+    )
+    replace(plan, tables={"items": table}).seal(folder)
     return ShardPlan.load(folder)
 
 
@@ -63,15 +72,14 @@ def test_a_table_wise_table_belongs_to_its_rank(tmp_path):
         ({"slot": [0, 7, 1]}, "slots of its replicated rows are not 0 to 0"),
         ({"tier": [0, 0, 1], "slot": [0, 1, 0]}, r"holds \(1, 0, 2, 0\) rows"),
         ({"rows": [0, 1], "tier": [1, 0], "slot": [0, 0]}, "lists 2 rows, plan.json says 3"),
-        ({"tiers": [("warm", 3)]}, "kind warm"),
+        ({"tiers": [("warm", 3)]}, r"tiers\[0\].kind is 'warm', expected one of"),
         ({"tiers": []}, "has no tiers"),
     ],
 )
 def test_a_broken_plan_is_one_sentence(tmp_path, change, words):
     good = {"tiers": [("replicated", 1), ("global", 2)], "rows": [0, 1, 2], "tier": [1, 0, 1], "slot": [0, 0, 1]}
-    plan = write_plan(tmp_path / "plan", **{**good, **change})
     with pytest.raises(InputError, match=words):
-        TierMap.from_plan(plan, "items")
+        TierMap.from_plan(write_plan(tmp_path / "plan", **{**good, **change}), "items")
 
 
 def test_an_unknown_table_is_named(tmp_path):

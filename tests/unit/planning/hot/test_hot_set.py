@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from recmill.artifacts import AccessProfile, Dataset, InputError, write_folder
+from recmill.artifacts import AccessProfile, Dataset, InputError, record_json, write_folder
+from recmill.artifacts.topology import Topology
 from recmill.data.schema import Feature, Schema
 from recmill.planning.hot.cost import EXCHANGE_OVERHEAD_S, EXCHANGE_S_PER_ID
 from recmill.planning.hot.depths import choose_depths, served
 from recmill.planning.hot.selection import choose_hot_set, share_interval
 from recmill.planning.hot.size import estimate_hot_rows
 from recmill.planning.planner import plan_shards
-from recmill.planning.topology import Topology
 from recmill.profiling.access import profile_access
 from recmill.profiling.samples import load_samples
 
@@ -85,33 +85,33 @@ def test_a_profile_keeps_whole_sessions_with_the_rows_they_read(tmp_path):
 
 
 def test_the_hot_set_fits_its_budget_and_serves_the_share_it_states(skewed):
-    chosen = choose_hot_set(skewed, budget_bytes=1_000_000, topology=NETWORK)
-    assert chosen.num_bytes <= 1_000_000
-    assert chosen.num_bytes > 900_000
+    choice = choose_hot_set(skewed, budget_bytes=1_000_000, topology=NETWORK)
+    chosen = choice.hot_set
+    assert 900_000 < chosen.bytes <= 1_000_000
     sessions, rows = load_samples(skewed, Schema.load(skewed.path).tables)
     is_hot = np.ones(len(sessions), bool)
     for name, own in rows.items():
-        is_hot &= np.isin(own.values, chosen.rows[name])
+        is_hot &= np.isin(own.values, choice.rows[name])
     assert chosen.sample_share == pytest.approx(is_hot.mean(), abs=0.02)
     assert chosen.interval[0] <= is_hot.mean() <= chosen.interval[1]
     assert chosen.access_share > chosen.sample_share
     assert chosen.session_share == pytest.approx(chosen.sample_share)  # one sample a session
-    assert chosen.size.low <= sum(len(own) for own in chosen.rows.values()) <= chosen.size.high
+    assert chosen.size.low <= sum(len(own) for own in choice.rows.values()) <= chosen.size.high
 
 
 def test_small_tables_are_hot_as_a_whole_and_slots_fall_with_the_count(skewed):
     chosen = choose_hot_set(skewed, budget_bytes=400_000, topology=NETWORK)
     assert sorted(chosen.rows["small"].tolist()) == list(range(50))
-    assert chosen.tables["small"]["is_whole"]
+    assert chosen.hot_set.tables["small"].is_whole
     counts = pq.read_table(Path(skewed.path) / "counts" / "t0.parquet")
-    num_hot = chosen.tables["t0"]["num_rows"]
+    num_hot = chosen.hot_set.tables["t0"].num_rows
     assert chosen.rows["t0"].tolist() == counts.column("row").to_pylist()[:num_hot]
-    assert chosen.tables["t0"]["lowest_count"] == counts.column("count").to_pylist()[num_hot - 1]
+    assert chosen.hot_set.tables["t0"].lowest_count == counts.column("count").to_pylist()[num_hot - 1]
 
 
 def test_a_larger_budget_serves_more_samples(skewed):
     shares = [
-        choose_hot_set(skewed, budget_bytes=budget, topology=NETWORK).sample_share
+        choose_hot_set(skewed, budget_bytes=budget, topology=NETWORK).hot_set.sample_share
         for budget in (200_000, 800_000, 3_000_000)
     ]
     assert shares[0] < shares[1] < shares[2]
@@ -122,35 +122,36 @@ def test_hot_batches_are_judged_against_the_plan_of_cold_ones(skewed, tmp_path):
     options = {"topology": NETWORK, "memory_budget_bytes": 10**8, "hot_budget_bytes": 2_000_000}
     gains = {}
     for strategy in ("torchrec", "tiers"):
-        body = plan_shards(skewed, out=tmp_path / strategy, strategy=strategy, **options).body
-        gains[strategy] = body["hot_set"]["expected_speed_up"]
+        plan = plan_shards(skewed, out=tmp_path / strategy, strategy=strategy, **options)
+        gains[strategy] = plan.hot_set.expected_speed_up
     assert 0 < gains["tiers"] < gains["torchrec"]
-    bytes_s = body["prediction"]["seconds"] - body["prediction"]["latency_seconds"]
+    bytes_s = plan.prediction.seconds - plan.prediction.latency_seconds
     num_ids = 5 * 2048 / 2  # of one of two ranks
     cold_ms = 1e3 * (bytes_s + EXCHANGE_OVERHEAD_S + EXCHANGE_S_PER_ID * num_ids)
-    assert f"instead of {cold_ms:.1f} ms" in body["hot_set"]["reason"]
+    assert f"instead of {cold_ms:.1f} ms" in plan.hot_set.reason
 
 
 def test_strong_skew_pays_and_weak_skew_does_not(skewed, tmp_path):
-    strong = choose_hot_set(skewed, budget_bytes=2_000_000, topology=NETWORK)
+    strong = choose_hot_set(skewed, budget_bytes=2_000_000, topology=NETWORK).hot_set
     assert strong.pays
-    assert strong.cost.speed_up > 1.05
+    assert strong.expected_speed_up > 1.05
     flat = zipf_dataset(tmp_path / "flat", 0.6)
-    weak = choose_hot_set(profile_access(flat, out=tmp_path / "profile"), budget_bytes=500_000, topology=NETWORK)
+    profile = profile_access(flat, out=tmp_path / "profile")
+    weak = choose_hot_set(profile, budget_bytes=500_000, topology=NETWORK).hot_set
     assert not weak.pays
-    assert "of the samples read hot rows only" in weak.cost.reason
-    alone = choose_hot_set(skewed, budget_bytes=2_000_000, topology=Topology.local(1))
+    assert "of the samples read hot rows only" in weak.reason
+    alone = choose_hot_set(skewed, budget_bytes=2_000_000, topology=Topology.local(1)).hot_set
     assert not alone.pays
-    assert alone.cost.reason == "one rank exchanges nothing"
+    assert alone.reason == "one rank exchanges nothing"
 
 
 def test_the_hot_set_is_written_as_rows_and_slots(skewed, tmp_path):
     chosen = choose_hot_set(skewed, budget_bytes=400_000)
-    chosen.write(tmp_path)
+    chosen.write_rows(tmp_path)
     found = pq.read_table(tmp_path / "hot" / "t1.parquet").to_pydict()
     assert found["row"] == chosen.rows["t1"].tolist()
     assert found["slot"] == list(range(len(found["row"])))
-    stated = chosen.to_json()
+    stated = record_json(chosen.hot_set)
     assert stated["tables"]["t1"]["num_rows"] == len(found["row"])
     assert {"budget_bytes", "pays", "reason", "sample_share", "access_share", "interval", "confidence"} <= set(stated)
 

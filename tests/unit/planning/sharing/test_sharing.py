@@ -4,6 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts import AccessProfile, InputError
+from recmill.artifacts.plan import SharedTable
 from recmill.artifacts.profile import TableProfile
 from recmill.planning.sharing.choice import choose_exact_width, choose_sharing, read_exact_rows, target_bytes
 
@@ -44,9 +45,9 @@ def test_tables_that_fit_are_kept(profile):
 
 def test_each_table_gets_what_its_size_and_skew_ask_for(profile):
     choice = choose_sharing(profile, compress=10)
-    assert set(choice.shared["tables"]) == {"skewed", "even"}
-    assert choice.shared["tables"]["even"] == {"kind": "share", "exact_rows": 0}
-    assert choice.shared["tables"]["skewed"]["kind"] == "both"
+    assert set(choice.shared.tables) == {"skewed", "even"}
+    assert choice.shared.tables["even"] == SharedTable(kind="share", exact_rows=0)
+    assert choice.shared.tables["skewed"].kind == "both"
     assert choice.reasons["small"].startswith("keep")
     assert "of its reads are exact" in choice.reasons["skewed"]
     assert choice.exact_rows["skewed"][:3].tolist() == [19_999, 19_998, 19_997]
@@ -63,11 +64,11 @@ def test_the_bytes_asked_for_are_kept(profile, compress, precision):
 
 def test_exact_rows_get_fewer_and_narrower_with_compression(profile):
     ten, more = (choose_sharing(profile, compress=factor) for factor in (10, 400))
-    assert ten.shared["exact_width"] == 4
-    assert more.shared["exact_width"] == 2  # never less
+    assert ten.shared.exact_width == 4
+    assert more.shared.exact_width == 2  # never less
     assert len(ten.exact_rows["skewed"]) > len(more.exact_rows["skewed"]) > 0
     wide = choose_sharing(profile, compress=10, exact_width=16, exact_share=0.01)
-    assert wide.shared["exact_width"] == 16
+    assert wide.shared.exact_width == 16
     assert 0 < len(wide.exact_rows["skewed"]) < len(ten.exact_rows["skewed"])
     assert "are exact with 4 weights each" in ten.reasons["skewed"]
     assert choose_exact_width(64, 10**0.5) == 16
@@ -76,10 +77,10 @@ def test_exact_rows_get_fewer_and_narrower_with_compression(profile):
 
 def test_in_bytes_three_times_as_many_slots_fit(profile):
     plain, packed = (choose_sharing(profile, compress=10, precision=precision) for precision in ("float32", "int8"))
-    assert packed.shared["precision"] == "int8"
-    assert packed.shared["array_bytes"] % 17 == 0  # lines of 16 weights and an exponent
-    assert 3 < (packed.shared["array_bytes"] * 16 / 17) / (plain.shared["array_bytes"] / 4) < 3.6
-    assert packed.shared["exact_width"] > plain.shared["exact_width"]
+    assert packed.shared.precision == "int8"
+    assert packed.shared.array_bytes % 17 == 0  # lines of 16 weights and an exponent
+    assert 3 < (packed.shared.array_bytes * 16 / 17) / (plain.shared.array_bytes / 4) < 3.6
+    assert packed.shared.exact_width > plain.shared.exact_width
     assert choose_exact_width(64, 3.2**0.5, "int8") == 48  # whole lines: 50 would share one with the next row
     with pytest.raises(InputError, match="precision is 'int4', expected float32 or int8"):
         choose_sharing(profile, compress=10, precision="int4")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from recmill.artifacts.topology import Topology
 from recmill.planning.tiers.costs import KINDS, NUM_LANES, PHASES, lane, phase_latency, row_bytes, row_memory
-from recmill.planning.topology import Topology
 
 TWO_BY_FOUR = Topology(nodes=2, ranks_per_node=4)
 

@@ -50,15 +50,15 @@ def rows_of(plan, table):
 
 def test_every_row_is_in_one_tier_at_one_slot(planned, profile):
     _, counts = profile
-    for table, entry in planned.body["tables"].items():
+    for table, entry in planned.tables.items():
         rows = rows_of(planned, table)
         assert rows["row"].tolist() == list(range(len(counts[table])))
-        for position, tier in enumerate(entry["tiers"]):
+        for position, tier in enumerate(entry.tiers):
             inside = rows["tier"] == position
-            assert inside.sum() == tier["num_rows"]
-            assert sorted(rows["slot"][inside]) == list(range(tier["num_rows"]))
+            assert inside.sum() == tier.num_rows
+            assert sorted(rows["slot"][inside]) == list(range(tier.num_rows))
             by_slot = rows["row"][inside][np.argsort(rows["slot"][inside])]
-            if tier["kind"] == "global":
+            if tier.kind == "global":
                 assert (np.diff(by_slot) > 0).all()
             else:
                 assert (np.diff(counts[table][by_slot]) <= 0).all()
@@ -66,8 +66,8 @@ def test_every_row_is_in_one_tier_at_one_slot(planned, profile):
 
 def test_rows_outside_the_global_tier_are_the_most_read(planned, profile):
     _, counts = profile
-    entry = planned.body["tables"]["items"]
-    kinds = np.array([tier["kind"] for tier in entry["tiers"]])
+    entry = planned.tables["items"]
+    kinds = np.array([tier.kind for tier in entry.tiers])
     assert "node" in kinds or "replicated" in kinds
     is_global = kinds[rows_of(planned, "items")["tier"]] == "global"
     assert counts["items"][~is_global].min() >= counts["items"][is_global].max()
@@ -79,10 +79,10 @@ def test_the_objective_follows_from_the_files_alone(planned, profile):
     bytes_of = dict.fromkeys(("ids", "vectors", "gradients", "reduce", "exchange", "spread"), 0.0)
     intra = dict(bytes_of)
     latency = 0.0
-    for table, entry in planned.body["tables"].items():
+    for table, entry in planned.tables.items():
         reads = counts[table] / SAMPLES * BATCH / 8
         p1, p2, p3 = (1 - np.exp(-reads * ranks) for ranks in (1, 4, 8))
-        kinds = np.array([tier["kind"] for tier in entry["tiers"]])[rows_of(planned, table)["tier"]]
+        kinds = np.array([tier.kind for tier in entry.tiers])[rows_of(planned, table)["tier"]]
         vector = DIMS[table] * 4
         spread, node, copies = (kinds == kind for kind in ("global", "node", "replicated"))
         for phase, size in (("ids", 4), ("vectors", vector), ("gradients", vector)):
@@ -100,23 +100,23 @@ def test_the_objective_follows_from_the_files_alone(planned, profile):
         intra["spread"] += 24 if copies.any() else 0
         latency += 4 * 50e-6 + (3 * 50e-6 if (node | copies).any() else 0) + (4 * 20e-6 if copies.any() else 0)
     seconds = latency + sum(max(bytes_of[phase] / 1e7, intra[phase] / 1e9) for phase in bytes_of)
-    assert planned.body["objective"] == pytest.approx(seconds, rel=1e-6)
-    assert planned.body["prediction"]["bytes"]["inter_node"] == pytest.approx(8 * sum(bytes_of.values()), rel=1e-6)
-    assert planned.body["bound"] <= planned.body["objective"] <= planned.body["bound"] * 1.01
+    assert planned.objective == pytest.approx(seconds, rel=1e-6)
+    assert planned.prediction.bytes.inter_node == pytest.approx(8 * sum(bytes_of.values()), rel=1e-6)
+    assert planned.bound <= planned.objective <= planned.bound * 1.01
 
 
 def test_memory_is_what_the_ranks_will_hold(planned, profile):
     _, counts = profile
     held = np.zeros(8)
-    for table, entry in planned.body["tables"].items():
+    for table, entry in planned.tables.items():
         row = DIMS[table] * 4 + 4
-        sizes = {tier["kind"]: tier["num_rows"] for tier in entry["tiers"]}
+        sizes = {tier.kind: tier.num_rows for tier in entry.tiers}
         for rank in range(8):
             held[rank] += row * len(range(rank, sizes.get("global", 0), 8))
             held[rank] += row * len(range(rank % 4, sizes.get("node", 0), 4)) + row * sizes.get("replicated", 0)
         moved = sizes.get("node", 0) + sizes.get("replicated", 0)
         held += (len(counts[table]) * 1.5 / 8 + 8 * moved) if moved else 0
-    assert planned.body["rank_bytes"] == np.ceil(held).astype(int).tolist()
+    assert planned.rank_bytes == tuple(np.ceil(held).astype(int).tolist())
     assert held.max() <= 260_000
 
 
@@ -124,10 +124,10 @@ def test_all_ranks_together_never_send_more_than_row_wise_with_distinct_ids(prof
     plan = plan_shards(
         profile[0], out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=260_000, batch_size=BATCH
     )
-    sent, baseline = plan.body["prediction"]["bytes"], plan.body["prediction"]["row_wise_dedup"]
-    assert sent["total"] <= baseline["total"]
-    assert sent["inter_node"] < baseline["inter_node"]
-    assert plan.body["objective"] < baseline["seconds"]
+    sent, baseline = plan.prediction.bytes, plan.prediction.row_wise_dedup
+    assert sent.total <= baseline.total
+    assert sent.inter_node < baseline.inter_node
+    assert plan.objective < baseline.seconds
 
 
 def test_torchrec_takes_a_tier_plan(planned):
@@ -142,15 +142,15 @@ def test_torchrec_takes_a_tier_plan(planned):
 
 
 def test_a_plan_says_why_in_numbers(planned):
-    why = planned.body["tables"]["items"]["why"]
+    why = planned.tables["items"].why
     for words in ("20,000 rows of 16", "distinct", "row-wise without dedup", "all replicated", "The next row"):
         assert words in why
 
 
 def test_one_rank_keeps_every_table_whole(profile, tmp_path):
     plan = plan_shards(profile[0], out=tmp_path / "plan", topology=Topology.local(1), memory_budget_bytes=1 << 24)
-    assert {tier["kind"] for entry in plan.body["tables"].values() for tier in entry["tiers"]} == {"table_wise"}
-    assert plan.body["objective"] == plan.body["bound"] == 0
+    assert {tier.kind for entry in plan.tables.values() for tier in entry.tiers} == {"table_wise"}
+    assert plan.objective == plan.bound == 0
 
 
 def test_a_refresh_moves_fewer_rows_than_a_plan_from_scratch(profile, planned, tmp_path):
@@ -172,10 +172,10 @@ def test_a_refresh_moves_fewer_rows_than_a_plan_from_scratch(profile, planned, t
         previous=planned,
         previous_steps=100,
     )
-    refresh = fresh.body["refresh"]
-    assert 0 < refresh["moved_rows"] < refresh["from_scratch"]["moved_rows"]
-    assert refresh["moved_bytes"] < refresh["from_scratch"]["moved_bytes"]
-    assert refresh["seconds"] <= refresh["from_scratch"]["seconds"] * 1.05
+    refresh = fresh.refresh
+    assert 0 < refresh.moved_rows < refresh.from_scratch.moved_rows
+    assert refresh.moved_bytes < refresh.from_scratch.moved_bytes
+    assert refresh.seconds <= refresh.from_scratch.seconds * 1.05
     for table in DIMS:
         assert len(set(rows_of(fresh, table)["row"])) == len(counts[table])
         for kind in ("replicated", "node"):
@@ -185,7 +185,7 @@ def test_a_refresh_moves_fewer_rows_than_a_plan_from_scratch(profile, planned, t
 
 
 def _by_slot(plan, table, kind):
-    kinds = [tier["kind"] for tier in plan.body["tables"][table]["tiers"]]
+    kinds = [tier.kind for tier in plan.tables[table].tiers]
     rows = rows_of(plan, table)
     inside = rows["tier"] == (kinds.index(kind) if kind in kinds else -1)
     return rows["row"][inside][np.argsort(rows["slot"][inside])]
@@ -201,8 +201,8 @@ def test_an_unchanged_profile_moves_nothing(profile, planned, tmp_path):
         total_bytes_ratio=None,
         previous=planned.path,
     )
-    assert again.body["refresh"]["moved_rows"] <= 5
-    assert again.body["prediction"]["seconds"] == pytest.approx(planned.body["prediction"]["seconds"], rel=1e-3)
+    assert again.refresh.moved_rows <= 5
+    assert again.prediction.seconds == pytest.approx(planned.prediction.seconds, rel=1e-3)
 
 
 def test_rows_that_stay_keep_their_slot_and_gaps_are_filled():

@@ -4,11 +4,11 @@ import time
 import numpy as np
 import pytest
 
+from recmill.artifacts.topology import Topology
 from recmill.planning.tiers.problem import TierProblem, table_memory
 from recmill.planning.tiers.reads import TableReads
 from recmill.planning.tiers.solution import Placement, predict, solve_tiers
 from recmill.planning.tiers.whole_tables import _Packer
-from recmill.planning.topology import Topology
 
 
 def zipf_table(name, num_rows, *, dim=16, exponent=1.0, ids=1000.0, is_pooled=False, bags=256.0, num_classes=200):
