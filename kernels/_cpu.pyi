@@ -1,373 +1,160 @@
-from typing import Protocol
+"""The compiled kernels. The functions beside each cpu.cpp describe them; arrays are checked by kernels/arrays.h."""
 
-# Addresses, sizes, numbers of threads: the Python functions beside each cpu.cpp check them first.
-def count_rows_int64(counts: int, num_rows: int, ids: int, num_ids: int, num_threads: int) -> None: ...
-def count_rows_int32(counts: int, num_rows: int, ids: int, num_ids: int, num_threads: int) -> None: ...
+from collections.abc import Sequence
+from typing import Any
 
-Lists = tuple[int, int, int, int]  # values, item bytes, number of values, offsets
+from kernels.buffers import Array
 
-def dedup_rows(
-    features: list[Lists],
-    num_rows: int,
-    unique_rows: int,
-    inverse: int,
-    num_threads: int,
-    allow_avx2: bool,
-    hash_mask: int,
-) -> int: ...
-def take_lengths(features: list[Lists], num_rows: int, rows: int, num_taken: int, lengths: int) -> int: ...
-def take_values(features: list[Lists], rows: int, num_taken: int, lengths: int, out: int, num_threads: int) -> None: ...
-def take_windows(
-    values: int,
-    item_bytes: int,
-    num_values: int,
-    starts: int,
-    lengths: int,
-    num_windows: int,
-    out: int,
-    num_out: int,
-    num_threads: int,
-) -> None: ...
-def window_rows(columns: list[Lists], num_rows: int, starts: int, added: int, reverse: bool) -> int: ...
-def expand_rows(
-    distinct: int, num_distinct: int, row_bytes: int, inverse: int, num_rows: int, out: int, num_threads: int
-) -> None: ...
-def dot_interaction(
-    vectors: list[tuple[int, int]], num_samples: int, width: int, num_kept: int, out: int, num_threads: int
-) -> None: ...
-def dot_interaction_backward(
-    vectors: list[tuple[int, int]],
-    num_samples: int,
-    width: int,
-    num_kept: int,
-    gradient: int,
-    found: int,
-    num_threads: int,
-) -> None: ...
+Arrays = Sequence[Array]
 
-class SplitTiers(Protocol):
-    def __call__(
+class ListBlock:
+    def __init__(self, values: Arrays, offsets: Arrays, num_rows: int, /) -> None: ...
+
+class Optimiser:
+    def __init__(self, kind: int, lr: float, eps: float, scale: float, /) -> None: ...
+
+class SharedLists:
+    num_rows: int
+    def __init__(
         self,
-        ids: int,
-        num_ids: int,
-        bits: int,
-        ranks: int,
-        moved: int,
-        num_rows: int,
-        common_tier: int,
-        tiers: int,
-        slots: int,
-        num_threads: int,
-        /,
-    ) -> None: ...
-
-split_tiers_int64: SplitTiers
-split_tiers_int32: SplitTiers
-
-def distinct_keys(keys: int, num_keys: int, bound: int, distinct: int, inverse: int) -> int: ...
-
-class SumRows(Protocol):
-    def __call__(
-        self, gradient: int, num_rows: int, width: int, inverse: int, out: int, num_distinct: int, num_threads: int, /
-    ) -> None: ...
-
-class SumJagged(Protocol):
-    def __call__(
-        self,
-        gradient: int,
-        num_gradients: int,
+        ids: Array,
+        offsets: Array,
+        weights: Array | None,
+        features: Array,
+        exact_ids: Array,
+        layout: list[int],
         width: int,
-        expanded_offsets: int,
-        inverse: int,
-        num_rows: int,
-        offsets: int,
-        num_distinct: int,
-        out: int,
-        num_values: int,
-        num_threads: int,
+        is_pooled: bool,
         /,
     ) -> None: ...
 
-sum_rows_float32: SumRows
-sum_rows_float64: SumRows
-sum_rows_bfloat16: SumRows
-sum_jagged_float32: SumJagged
-sum_jagged_float64: SumJagged
-sum_jagged_bfloat16: SumJagged
-
-# size, key, block, is randomfold, is signed
-SharedLayout = tuple[int, int, int, bool, bool]
-SharedLists = tuple[int, int, int, int, int]  # ids, number of ids, offsets, number of samples, weights (0: none)
-SharedFeatures = tuple[int, int, int, int, bool]  # rows of 8, number of features, exact ids, width, is pooled
-
-class SharedLookup(Protocol):
-    def __call__(
-        self,
-        array: int,
-        layout: SharedLayout,
-        lists: SharedLists,
-        features: SharedFeatures,
-        out: int,
-        winners: int,
-        num_threads: int,
-        allow_avx2: bool,
-        /,
-    ) -> None: ...
-
-class SharedScatter(Protocol):
-    def __call__(
-        self,
-        target: int,
-        num_slots: int,
-        layout: SharedLayout,
-        lists: SharedLists,
-        features: SharedFeatures,
-        gradient: int,
-        winners: int,
-        touched: int,
-        scale: float,
-        num_threads: int,
-        is_deterministic: bool,
-        allow_avx2: bool,
-        /,
-    ) -> None: ...
-
-SharedBytes = tuple[int, int]  # codes, exponents
-
-def shared_lookup_int8(
-    array: SharedBytes,
-    layout: SharedLayout,
+def advise_huge_pages(array: Array, /) -> bool: ...
+def copy_parts(values: Arrays, parts: Array, num_parts: int, out: Array, /) -> None: ...
+def count_rows(counts: Array, ids: Array, num_threads: int, /) -> None: ...
+def decode_inverse(
+    rows: Array, bits: Array, first_bit: int, again: Array, inverse: Array, distinct: Array, /
+) -> int: ...
+def decode_pages(data: Any, columns: Array, pieces: Sequence[Any], counts: Array, /) -> None: ...
+def decode_symbols(
+    symbols: Array, rest: Array, begins: Array, counts: Array, first_escape: int, popular: Array, ids: Array, /
+) -> None: ...
+def decode_windows(
+    num_values: int,
+    steps: Array,
+    lengths: Array,
+    distinct: Array,
+    begins: Array | None,
+    starts: Array,
+    lengths_out: Array,
+    parts: Array,
+    /,
+) -> tuple[int, int]: ...
+def dedup_rows(
+    values: Arrays, offsets: Arrays, unique: Array, inverse: Array, num_threads: int, allow_avx2: bool, mask: int, /
+) -> int: ...
+def distinct_keys(keys: Array, bound: int, distinct: Array, inverse: Array, /) -> int: ...
+def dot_interaction(vectors: Arrays, num_kept: int, out: Array, num_threads: int, /) -> None: ...
+def dot_interaction_backward(
+    vectors: Arrays, num_kept: int, gradient: Array, out: Array, num_threads: int, /
+) -> None: ...
+def expand_rows(distinct: Array, inverse: Array, out: Array, num_threads: int, /) -> None: ...
+def find_changed(
+    held: Arrays, live: Arrays, held_rows: Array | None, live_rows: Array | None, found: Array, num_threads: int, /
+) -> int: ...
+def find_rows(ids: Array, edges: Array, bases: Array, num_rows: int, rows: Array, inverse: Array, /) -> int: ...
+def join_lists(blocks: list[ListBlock], ranges: Array, values: Array, lengths: Array, counts: Array, /) -> None: ...
+def merge_windows(values: Arrays, starts: Arrays, lengths: Arrays, parts: Array, new: Array, /) -> tuple[int, int]: ...
+def move_rows(
+    source: Array, target: Array, source_rows: Array | None, target_rows: Array | None, count: int, num_threads: int, /
+) -> None: ...
+def pool_windows(
+    rows: Array, scores: Array | None, starts: Array, lengths: Array, out: Array, log_sums: Array, num_threads: int, /
+) -> None: ...
+def pool_windows_backward(*arguments: Array | int | None) -> None: ...
+def scan_lists(block: ListBlock, bounds: Array | None, ends: Array, /) -> int: ...
+def shared_lookup(
     lists: SharedLists,
-    features: SharedFeatures,
-    out: int,
-    winners: int,
+    array: Array,
+    exponents: Array | None,
+    out: Array,
+    winners: Array,
     num_threads: int,
     allow_avx2: bool,
     /,
 ) -> None: ...
-def shared_weigh_int8(
-    array: SharedBytes,
-    layout: SharedLayout,
+def shared_scatter(
     lists: SharedLists,
-    features: SharedFeatures,
-    gradient: int,
-    out: int,
+    target: Array,
+    gradient: Array,
+    winners: Array | None,
+    touched: Array | None,
+    scale: float,
     num_threads: int,
     allow_avx2: bool,
     /,
 ) -> None: ...
-def shared_step_int8(
-    array: SharedBytes,
-    momentum: int,
-    gradient: int,
-    touched: int,
-    num_slots: int,
-    kind: int,
+def shared_step(
+    array: Array,
+    exponents: Array | None,
+    momentum: Array,
+    gradient: Array,
+    touched: Array,
     lr: float,
     eps: float,
     key: int,
     num_threads: int,
     /,
 ) -> None: ...
-
-class SharedWeigh(Protocol):
-    def __call__(
-        self,
-        array: int,
-        layout: SharedLayout,
-        lists: SharedLists,
-        features: SharedFeatures,
-        gradient: int,
-        out: int,
-        num_threads: int,
-        allow_avx2: bool,
-        /,
-    ) -> None: ...
-
-class SharedAdagrad(Protocol):
-    def __call__(
-        self,
-        array: int,
-        momentum: int,
-        gradient: int,
-        touched: int,
-        num_slots: int,
-        is_grouped: bool,
-        lr: float,
-        eps: float,
-        num_threads: int,
-        /,
-    ) -> None: ...
-
-def advise_huge_pages(address: int, num_bytes: int) -> bool: ...
-
-shared_lookup_float32: SharedLookup
-shared_lookup_float64: SharedLookup
-shared_scatter_float32: SharedScatter
-shared_scatter_float64: SharedScatter
-shared_weigh_float32: SharedWeigh
-shared_weigh_float64: SharedWeigh
-shared_adagrad_float32: SharedAdagrad
-shared_adagrad_float64: SharedAdagrad
-
-def window_attention(
-    packed: int,
-    num_rows: int,
-    num_heads: int,
-    width: int,
-    starts: int,
-    lengths: int,
-    num_windows: int,
-    out: int,
-    log_sums: int,
+def shared_weigh(
+    lists: SharedLists,
+    array: Array,
+    exponents: Array | None,
+    gradient: Array,
+    out: Array,
     num_threads: int,
+    allow_avx2: bool,
+    /,
 ) -> None: ...
-def window_attention_backward(
-    packed: int,
+def split_tiers(
+    ids: Array,
+    bits: Array,
+    ranks: Array,
+    moved: Array,
     num_rows: int,
-    num_heads: int,
-    width: int,
-    starts: int,
-    lengths: int,
-    num_windows: int,
-    out: int,
-    log_sums: int,
-    gradient: int,
-    packed_gradient: int,
-    num_threads: int,
-) -> None: ...
-def pool_windows(
-    rows: int,
-    scores: int,
-    num_rows: int,
-    width: int,
-    num_heads: int,
-    starts: int,
-    lengths: int,
-    num_windows: int,
-    out: int,
-    log_sums: int,
-    num_threads: int,
-) -> None: ...
-def pool_windows_backward(
-    rows: int,
-    scores: int,
-    num_rows: int,
-    width: int,
-    num_heads: int,
-    starts: int,
-    lengths: int,
-    num_windows: int,
-    out: int,
-    log_sums: int,
-    gradient: int,
-    row_gradient: int,
-    score_gradient: int,
-    num_threads: int,
-) -> None: ...
-
-# values, item bytes, number of values; starts, lengths, bytes of a length, number of windows
-WindowSource = tuple[int, int, int, int, int, int, int]
-
-def scan_lists(features: int, num_features: int, num_rows: int, bounds: int, ends: int) -> int: ...
-def join_lists(
-    pieces: int, num_pieces: int, num_features: int, values: int, num_values: int, lengths: int, counts: int
-) -> None: ...
-def merge_windows(sources: list[WindowSource], parts: int, new_starts: int) -> tuple[int, int]: ...
-def copy_parts(sources: list[WindowSource], parts: int, num_parts: int, out: int) -> None: ...
-def stack_columns(columns: int, num_columns: int, num_rows: int, out: int) -> int: ...
-def decode_pages(data: object, columns: object, pieces: list[object], counts: object) -> None: ...
-def decode_inverse(
-    num_rows_of_sessions: int,
-    num_sessions: int,
-    bits: int,
-    first_bit: int,
-    num_bits: int,
-    again: int,
-    num_again: int,
-    inverse: int,
-    num_rows: int,
-    num_distinct: int,
-) -> int: ...
-def decode_symbols(
-    symbols: int,
-    num_symbols: int,
-    rest: int,
-    num_rest: int,
-    begins: int,
-    counts: int,
-    first_escape: int,
-    popular: int,
-    num_popular: int,
-    ids: int,
-) -> None: ...
-def decode_windows(
-    steps: int,
-    num_windows: int,
-    lengths: int,
-    num_lengths: int,
-    num_distinct: int,
-    num_sessions: int,
-    begins: int,
-    num_values: int,
-    starts: int,
-    lengths_out: int,
-    parts: int,
-) -> tuple[int, int]: ...
-
-class FindRows(Protocol):
-    def __call__(
-        self,
-        ids: int,
-        num_ids: int,
-        edges: int,
-        bases: int,
-        num_features: int,
-        num_rows: int,
-        rows: int,
-        inverse: int,
-        /,
-    ) -> int: ...
-
-find_rows_int64: FindRows
-find_rows_int32: FindRows
-
-def sum_bags(
-    gradients: list[tuple[int, int]],
-    offsets: int,
-    inverse: int,
-    num_ids: int,
-    num_bags: int,
-    width: int,
-    is_mean: bool,
-    out: int,
-    num_distinct: int,
-    num_threads: int,
-) -> None: ...
-def update_rows(
-    weights: int,
-    state: int,
-    num_rows: int,
-    width: int,
-    optimiser: int,
-    lr: float,
-    eps: float,
-    scale: float,
-    blocks: list[tuple[int, int, int]],
-    num_threads: int,
-) -> None: ...
-
-MovedMatrix = tuple[int, int, int, int]  # address, rows, floats of a row, floats from one row to the next
-
-def move_rows(
-    source: MovedMatrix, target: MovedMatrix, source_rows: int, target_rows: int, count: int, num_threads: int, /
-) -> None: ...
-def find_changed(
-    pairs: list[tuple[MovedMatrix, MovedMatrix]],
-    held_rows: int,
-    live_rows: int,
-    num_compared: int,
-    found: int,
+    common_tier: int,
+    tiers: Array,
+    slots: Array,
     num_threads: int,
     /,
-) -> int: ...
+) -> None: ...
+def stack_columns(columns: Arrays, num_rows: int, stacked: Array, /) -> int: ...
+def sum_bags(
+    gradients: Arrays, offsets: Array | None, inverse: Array, is_mean: bool, out: Array, num_threads: int, /
+) -> None: ...
+def sum_jagged(
+    gradient: Array, expanded: Array, inverse: Array, offsets: Array, out: Array, num_threads: int, /
+) -> None: ...
+def sum_rows(gradient: Array, inverse: Array, out: Array, num_threads: int, /) -> None: ...
+def take_lengths(values: Arrays, offsets: Arrays, num_rows: int, rows: Array, lengths: Array, /) -> int: ...
+def take_values(
+    values: Arrays, offsets: Arrays, num_rows: int, rows: Array, lengths: Array, out: Array, num_threads: int, /
+) -> None: ...
+def take_windows(values: Array, starts: Array, lengths: Array, out: Array, num_threads: int, /) -> None: ...
+def update_rows(
+    weights: Array, state: Array | None, optimiser: Optimiser, rows: Arrays, gradients: Arrays, num_threads: int, /
+) -> None: ...
+def window_attention(
+    packed: Array, starts: Array, lengths: Array, out: Array, log_sums: Array, num_threads: int, /
+) -> None: ...
+def window_attention_backward(
+    packed: Array,
+    starts: Array,
+    lengths: Array,
+    out: Array,
+    log_sums: Array,
+    gradient: Array,
+    found: Array,
+    num_threads: int,
+    /,
+) -> None: ...
+def window_rows(columns: Arrays, offsets: Array, starts: Array, added: Array, reverse: bool, /) -> int: ...

@@ -1,12 +1,10 @@
-// Jagged lists as Python hands them over: row b of a feature is values[offsets[b] : offsets[b + 1]].
+// Jagged lists: row b of a feature is values[offsets[b] : offsets[b + 1]].
 #pragma once
 
 #include <cstring>
-#include <stdexcept>
-#include <string>
-#include <tuple>
 #include <vector>
 
+#include "arrays.h"
 #include "parallel.h"
 
 namespace recmill {
@@ -22,44 +20,46 @@ struct Lists {
   int64_t num_bytes(int64_t row) const { return length(row) * item_bytes; }
 };
 
-using ListsArgument = std::tuple<Address, int64_t, int64_t, Address>;  // values, item bytes, number of values, offsets
+// Offsets come from files and other processes: whatever they contain, nothing outside of `values` is read.
+inline void check_offsets(const Lists& lists, int64_t num_rows, int64_t feature = 0) {
+  const int64_t* offsets = lists.offsets;
+  bool good = offsets[0] >= 0 && offsets[num_rows] <= lists.num_values;
+  for (int64_t row = 0; row < num_rows; ++row) good &= offsets[row] <= offsets[row + 1];
+  if (good) return;
+  int64_t row = 0;
+  while (row < num_rows && offsets[row] >= 0 && offsets[row] <= offsets[row + 1] && offsets[row + 1] <= lists.num_values)
+    ++row;
+  refuse("offsets of feature " + std::to_string(feature) + ", row " + std::to_string(row) +
+         ": expected ascending offsets in [0, " + std::to_string(lists.num_values) + "], received " +
+         std::to_string(offsets[row]) + (row < num_rows ? " and " + std::to_string(offsets[row + 1]) : ""));
+}
 
-inline std::vector<Lists> read_lists(const std::vector<ListsArgument>& arguments) {
+// The features, which all have `num_rows` rows.
+inline std::vector<Lists> read_lists(const std::vector<Input>& values, const std::vector<Input>& offsets,
+                                     int64_t num_rows, bool checks_offsets = true) {
+  if (values.size() != offsets.size()) refuse("expected as many offsets as values");
   std::vector<Lists> features;
-  for (const auto& [values, item_bytes, num_values, offsets] : arguments)
-    features.push_back({pointer<const char>(values), item_bytes, num_values, pointer<const int64_t>(offsets)});
+  for (size_t f = 0; f < values.size(); ++f) {
+    const int64_t feature = static_cast<int64_t>(f);
+    features.push_back({values[f].bytes("values", feature), values[f].row_bytes(), values[f].dim(0),
+                        offsets[f].as<const int64_t>("offsets", num_rows + 1, feature)});
+    if (checks_offsets) check_offsets(features.back(), num_rows, feature);
+  }
   return features;
 }
 
-// Offsets come from files and other processes: nothing outside `values` is read whatever they say.
-inline void check_offsets(const std::vector<Lists>& features, int64_t num_rows) {
-  for (size_t f = 0; f < features.size(); ++f) {
-    const int64_t* offsets = features[f].offsets;
-    bool good = offsets[0] >= 0 && offsets[num_rows] <= features[f].num_values;
-    for (int64_t row = 0; row < num_rows; ++row) good &= offsets[row] <= offsets[row + 1];
-    if (good) continue;
-    int64_t row = 0;
-    while (row < num_rows && offsets[row] >= 0 && offsets[row] <= offsets[row + 1] &&
-           offsets[row + 1] <= features[f].num_values)
-      ++row;
-    throw std::invalid_argument("offsets of feature " + std::to_string(f) + ", row " + std::to_string(row) +
-                                ": expected ascending offsets in [0, " + std::to_string(features[f].num_values) +
-                                "], received " + std::to_string(offsets[row]) +
-                                (row < num_rows ? " and " + std::to_string(offsets[row + 1]) : ""));
-  }
-}
-
-inline void check_rows(const char* name, const int64_t* rows, int64_t num_rows, int64_t limit) {
+template <typename Id>
+void check_rows(const char* name, const Id* rows, int64_t num_rows, int64_t limit) {
   bool good = true;
   for (int64_t i = 0; i < num_rows; ++i) good &= static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit);
   if (good) return;
   int64_t i = 0;
   while (static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit)) ++i;
-  throw std::invalid_argument(std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(rows[i]) +
-                              ", expected a row in [0, " + std::to_string(limit) + ")");
+  refuse(std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(rows[i]) + ", expected a row in [0, " +
+         std::to_string(limit) + ")");
 }
 
-// Lists of a few ids are the common case: a call to memcpy or memcmp costs more than the bytes.
+// Lists of a few ids are the common case, for which a call of memcpy or memcmp costs more than the bytes.
 inline void copy_bytes(char* to, const char* from, int64_t num_bytes) {
   if (num_bytes > 64) {
     std::memcpy(to, from, num_bytes);

@@ -1,45 +1,19 @@
 // The compiled half of the package `kernels`: every op's cpu.cpp adds its functions here.
 #include <nanobind/nanobind.h>
 
-namespace nb = nanobind;
+#define RECMILL_OPS(VISIT)                                                                                       \
+  VISIT(count_rows) VISIT(decode_pages) VISIT(decode_streams) VISIT(dedup_rows) VISIT(dot_interaction)           \
+  VISIT(expand_rows) VISIT(join_lists) VISIT(merge_windows) VISIT(move_rows) VISIT(pool_windows)                 \
+  VISIT(shared_lookup) VISIT(split_tiers) VISIT(stack_columns) VISIT(take_rows) VISIT(update_rows)               \
+  VISIT(window_attention) VISIT(window_rows)
 
 namespace recmill {
-void bind_count_rows(nb::module_& m);
-void bind_decode_pages(nb::module_& m);
-void bind_decode_streams(nb::module_& m);
-void bind_dedup_rows(nb::module_& m);
-void bind_dot_interaction(nb::module_& m);
-void bind_expand_rows(nb::module_& m);
-void bind_join_lists(nb::module_& m);
-void bind_merge_windows(nb::module_& m);
-void bind_move_rows(nb::module_& m);
-void bind_pool_windows(nb::module_& m);
-void bind_shared_lookup(nb::module_& m);
-void bind_split_tiers(nb::module_& m);
-void bind_stack_columns(nb::module_& m);
-void bind_take_rows(nb::module_& m);
-void bind_update_rows(nb::module_& m);
-void bind_window_attention(nb::module_& m);
-void bind_window_rows(nb::module_& m);
+#define DECLARE(op) void bind_##op(nanobind::module_& m);
+RECMILL_OPS(DECLARE)
 }  // namespace recmill
 
 NB_MODULE(_cpu, m) {
-  m.doc() = "Compiled CPU kernels over raw buffers; see the Python functions in kernels/.";
-  recmill::bind_count_rows(m);
-  recmill::bind_decode_pages(m);
-  recmill::bind_decode_streams(m);
-  recmill::bind_dedup_rows(m);
-  recmill::bind_dot_interaction(m);
-  recmill::bind_expand_rows(m);
-  recmill::bind_join_lists(m);
-  recmill::bind_merge_windows(m);
-  recmill::bind_move_rows(m);
-  recmill::bind_pool_windows(m);
-  recmill::bind_shared_lookup(m);
-  recmill::bind_split_tiers(m);
-  recmill::bind_stack_columns(m);
-  recmill::bind_take_rows(m);
-  recmill::bind_update_rows(m);
-  recmill::bind_window_attention(m);
-  recmill::bind_window_rows(m);
+  m.doc() = "Compiled CPU kernels over numpy arrays and torch tensors; see the Python functions in kernels/.";
+#define BIND(op) recmill::bind_##op(m);
+  RECMILL_OPS(BIND)
 }

@@ -1,4 +1,4 @@
-// What every CPU kernel shares: addresses handed over by Python, the number of threads, and errors inside loops.
+// What all CPU kernels share: the number of threads, errors inside loops, and code compiled for AVX2.
 #pragma once
 
 #include <omp.h>
@@ -10,21 +10,14 @@
 
 namespace recmill {
 
-using Address = std::uintptr_t;  // Python checks dtype, contiguity and length, then passes the plain address
-
-template <typename T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-// A caller who asks for a number of threads gets it. Otherwise small work stays on one thread: starting a team costs
-// some 5-20 us, and a process that never starts one can still fork safely.
+// An explicit number of threads is used as given. With 0, small work stays on one thread: starting a team of threads
+// costs 5 to 20 us, and a process that never starts one can still fork safely.
 inline int choose_threads(int requested, int64_t work, int64_t work_per_thread) {
   if (requested > 0) return requested;
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), work / work_per_thread)));
 }
 
-// The lowest position at which any thread found something wrong, so that the message is the same at any thread count.
+// The lowest position at which any thread found an error, so that the message does not depend on the threads.
 class FirstError {
  public:
   void report(int64_t position) {
@@ -39,5 +32,56 @@ class FirstError {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> position_{kNone};
 };
+
+// run_avx2(body) calls `body` compiled for AVX2 where the CPU has it, run_fma(body) for AVX2 and FMA. `body` is a lambda
+// marked RECMILL_BODY, and everything it calls must be inlined to be compiled the same way. With FMA, products are not
+// rounded before they are added, so results may differ from those of other CPUs in the last bits.
+#define RECMILL_INLINE inline __attribute__((always_inline))
+#define RECMILL_BODY __attribute__((always_inline))
+
+#if defined(__x86_64__)
+template <typename Body>
+__attribute__((target("avx2"))) void call_for_avx2(const Body& body) {
+  body();
+}
+
+template <typename Body>
+__attribute__((target("avx2,fma"))) void call_for_fma(const Body& body) {
+  body();
+}
+
+inline bool has_avx2() { return __builtin_cpu_supports("avx2"); }
+inline bool has_fma() { return has_avx2() && __builtin_cpu_supports("fma"); }
+#else
+template <typename Body>
+void call_for_avx2(const Body& body) {
+  body();
+}
+
+template <typename Body>
+void call_for_fma(const Body& body) {
+  body();
+}
+
+inline bool has_avx2() { return false; }
+inline bool has_fma() { return false; }
+#endif
+
+template <typename Body>
+__attribute__((noinline)) void call_portably(const Body& body) {
+  body();
+}
+
+template <typename Body>
+void run_avx2(const Body& body, bool allow = true) {
+  if (allow && has_avx2()) call_for_avx2(body);
+  else call_portably(body);
+}
+
+template <typename Body>
+void run_fma(const Body& body) {
+  if (has_fma()) call_for_fma(body);
+  else call_portably(body);
+}
 
 }  // namespace recmill

@@ -1,23 +1,20 @@
-// Products of matrices that fit the L1 cache, and exp over vectors: what attention over short sequences is made of.
+// Products of matrices that fit into the L1 cache, and exp of vectors: the parts of attention over short sequences.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "parallel.h"
+
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
-#define RECMILL_INLINE inline __attribute__((always_inline))
 
 namespace recmill {
 
 constexpr int64_t kLanes = 8;
 
-// AVX2 registers where the caller is compiled for it, pairs of SSE or NEON ones elsewhere.
+// AVX2 registers where the caller is compiled for AVX2, pairs of SSE or NEON registers elsewhere.
 typedef float Vec __attribute__((vector_size(32)));
 typedef int32_t IntVec __attribute__((vector_size(32)));
-
-#if defined(__x86_64__)
-inline bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#endif
 
 RECMILL_INLINE Vec load(const float* from) {
   Vec vector;
@@ -27,15 +24,15 @@ RECMILL_INLINE Vec load(const float* from) {
 
 RECMILL_INLINE void store(float* to, Vec vector) { std::memcpy(to, &vector, sizeof(Vec)); }
 
-// By way of an array GCC 12 makes one broadcast of it. Of eight elements in braces it makes seven insertions where this
-// is inlined into a function of another target, and products of matrices spend two thirds of their time in them.
+// Written with an array, GCC 12 compiles this to one broadcast. With eight elements in braces it compiles to seven
+// insertions where the caller has another target, and products of matrices spend two thirds of their time there.
 RECMILL_INLINE Vec splat(float value) {
   float lanes[kLanes];
   for (float& lane : lanes) lane = value;
   return load(lanes);
 }
 
-// exp to 1e-7 of its value (the polynomial of Cephes' expf); 0 or nearly so below -87.
+// exp with a relative error of 1e-7 (the polynomial of Cephes' expf); 0 or nearly 0 below -87.
 RECMILL_INLINE Vec exp_vec(Vec x) {
   const Vec lowest = splat(-87.0f), highest = splat(88.0f);
   x = x > lowest ? x : lowest;

@@ -1,16 +1,15 @@
-// Windows into a buffer of rows as kernels read them, and which of them share rows.
+// Windows into a buffer of rows, and which of them share rows.
 #pragma once
 
 #include <numeric>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "arrays.h"
 #include "parallel.h"
 
 namespace recmill {
 
-// Window w is the rows [starts[w], starts[w] + lengths[w]); its results begin at row places[w] of the output.
+// Window w covers the rows [starts[w], starts[w] + lengths[w]). Its results begin at row places[w] of the output.
 struct Windows {
   const int64_t* starts;
   const int64_t* lengths;
@@ -18,16 +17,16 @@ struct Windows {
   std::vector<int64_t> places;
   int64_t longest = 0;
 
-  Windows(Address starts_address, Address lengths_address, int64_t count, int64_t num_rows)
-      : starts(pointer<const int64_t>(starts_address)),
-        lengths(pointer<const int64_t>(lengths_address)),
-        count(count),
-        places(count + 1, 0) {
+  Windows(const Input& starts, const Input& lengths, int64_t num_rows)
+      : Windows(starts.as<const int64_t>("starts"), lengths.as<const int64_t>("lengths", starts.num_items()),
+                starts.num_items(), num_rows) {}
+
+  Windows(const int64_t* starts, const int64_t* lengths, int64_t count, int64_t num_rows)
+      : starts(starts), lengths(lengths), count(count), places(count + 1, 0) {
     for (int64_t w = 0; w < count; ++w) {
       if (lengths[w] < 0 || starts[w] < 0 || starts[w] > num_rows - lengths[w])
-        throw std::invalid_argument("window " + std::to_string(w) + ": start " + std::to_string(starts[w]) +
-                                    " and length " + std::to_string(lengths[w]) + " lie outside of the " +
-                                    std::to_string(num_rows) + " rows");
+        refuse("window " + std::to_string(w) + ": start " + std::to_string(starts[w]) + " and length " +
+               std::to_string(lengths[w]) + " lie outside of the " + std::to_string(num_rows) + " rows");
       places[w + 1] = places[w] + lengths[w];
       longest = std::max(longest, lengths[w]);
     }
@@ -40,7 +39,7 @@ struct Windows {
   }
 };
 
-// Windows that share rows form a cluster. One thread adds up the gradients of a cluster, in order of the windows'
+// Windows that share rows form a cluster. One thread adds up the gradients of a cluster, in the order of the windows'
 // starts, so the sums do not depend on the number of threads.
 struct Clusters {
   std::vector<int64_t> order, begins;  // windows order[begins[c] : begins[c + 1]] are cluster c
@@ -61,14 +60,15 @@ struct Clusters {
   int64_t count() const { return static_cast<int64_t>(begins.size()) - 1; }
 };
 
-// Windows order[first : last] of one cluster that overlap so much that what pairs of rows share is computed once.
+// Windows order[first : last] of one cluster. With is_shared they overlap so much that scores are computed once per pair
+// of rows.
 struct Chunk {
   int64_t first, last;
-  int64_t start, length;  // of the rows of all of them
+  int64_t start, length;  // the rows that they cover together
   bool is_shared;
 };
 
-// A chunk's rows are at most one and a half times its first window's, so that its matrix of pairs stays in the cache.
+// A chunk has at most one and a half times as many rows as its first window, so that its matrix of pairs stays in cache.
 inline std::vector<Chunk> find_chunks(const Windows& windows, const Clusters& clusters, int64_t cluster) {
   std::vector<Chunk> chunks;
   int64_t pairs = 0;

@@ -1,6 +1,6 @@
-"""Windows into a buffer of rows: window w is the rows [starts[w], starts[w] + lengths[w]), and windows may overlap.
+"""Windows into a buffer of rows: window w is the rows [starts[w], starts[w] + lengths[w]). Windows may overlap.
 
-Shape suffixes: N = rows of the buffer, W = windows, T = rows of all windows one after another, L = longest window.
+Shape suffixes: N = rows of the buffer, W = windows, T = rows of all windows in sequence, L = longest window.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def window_places(lengths_W: Tensor) -> Tensor:
-    """Where each window begins once they lie one after another: [W]."""
+    """Where each window begins when all windows are laid out in sequence: [W]."""
     return lengths_W.cumsum(0) - lengths_W
 
 
 def window_rows_of(starts_W: Tensor, lengths_W: Tensor, *, num_values: int | None = None) -> Tensor:
-    """The row of the buffer that each row of each window is: [T]. `num_values`, if known, is T."""
+    """The buffer's row for each row of each window: [T]. `num_values`, if known, is T."""
     import torch
 
     total = int(lengths_W.sum()) if num_values is None else num_values

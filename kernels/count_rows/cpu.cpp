@@ -1,18 +1,13 @@
 // counts[id] += 1 for every id, on several threads and without atomics.
-#include <nanobind/nanobind.h>
-
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "arrays.h"
 #include "parallel.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
-// A private histogram of 32k rows is 256 KiB: it stays in a core's L2, and adding it to the others costs little.
+// A private histogram of 32k rows takes 256 KiB: it stays in a core's L2 cache, and adding it to the others costs little.
 constexpr int64_t kPrivateRows = 32 * 1024;
 constexpr int64_t kIdsPerThread = 64 * 1024;
 
@@ -32,9 +27,8 @@ void check_ids(const Id* ids, int64_t num_ids, int64_t num_rows, int threads) {
       }
   }
   if (error.found())
-    throw std::invalid_argument("ids[" + std::to_string(error.position()) + "] is " +
-                                std::to_string(ids[error.position()]) + ", expected a row in [0, " +
-                                std::to_string(num_rows) + ")");
+    refuse("ids[" + std::to_string(error.position()) + "] is " + std::to_string(ids[error.position()]) +
+           ", expected a row in [0, " + std::to_string(num_rows) + ")");
 }
 
 template <typename Id>
@@ -53,7 +47,7 @@ void count_privately(int64_t* counts, int64_t num_rows, const Id* ids, int64_t n
   }
 }
 
-// Each thread owns a range of rows and reads every id: the increments miss the cache, the reads don't.
+// Each thread owns a range of rows and reads all ids: the increments miss the cache, the reads do not.
 template <typename Id>
 void count_partitioned(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
@@ -68,11 +62,9 @@ void count_partitioned(int64_t* counts, int64_t num_rows, const Id* ids, int64_t
 }
 
 template <typename Id>
-void count_rows(Address counts_address, int64_t num_rows, Address ids_address, int64_t num_ids, int num_threads) {
-  int64_t* counts = pointer<int64_t>(counts_address);
-  const Id* ids = pointer<const Id>(ids_address);
+void count(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids, int num_threads) {
   const int threads = choose_threads(num_threads, num_ids, kIdsPerThread);
-  check_ids(ids, num_ids, num_rows, threads);  // before anything is written: a bad id leaves the counts as they were
+  check_ids(ids, num_ids, num_rows, threads);  // before anything is written: a bad id leaves the counts unchanged
   if (threads == 1) {
     for (int64_t i = 0; i < num_ids; ++i) ++counts[ids[i]];
   } else if (num_rows <= kPrivateRows) {
@@ -82,11 +74,15 @@ void count_rows(Address counts_address, int64_t num_rows, Address ids_address, i
   }
 }
 
+void count_rows(const Output& counts, const Input& ids, int num_threads) {
+  ids.with_dtype<int64_t, int32_t>("ids", [&](auto id) {
+    count(counts.as<int64_t>("counts_R"), counts.num_items(), ids.as<const decltype(id)>("ids"), ids.num_items(),
+          num_threads);
+  });
+}
+
 }  // namespace
 
-void bind_count_rows(nb::module_& m) {
-  m.def("count_rows_int64", &count_rows<int64_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("count_rows_int32", &count_rows<int32_t>, nb::call_guard<nb::gil_scoped_release>());
-}
+void bind_count_rows(nb::module_& m) { add_function(m, "count_rows", &count_rows); }
 
 }  // namespace recmill

@@ -1,42 +1,39 @@
 // The streams of a deduplicated row group as arrays: inverses, ids from symbols, windows of histories. One pass each.
-#include <nanobind/nanobind.h>
+// Streams come from files: whatever they contain, nothing outside of the arrays is read or written.
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
-#include <string>
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "parallel.h"
-
-namespace nb = nanobind;
+#include "arrays.h"
 
 namespace recmill {
 namespace {
 
-// Streams come from files: whatever they say, nothing outside of the arrays is read or written.
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
-
 // Returns the number of distinct rows of all sessions.
-int64_t decode_inverse(Address num_rows_address, int64_t num_sessions, Address bits_address, int64_t first_bit,
-                       int64_t num_bits, Address again_address, int64_t num_again, Address inverse_address,
-                       int64_t num_rows, Address num_distinct_address) {
-  const int32_t* num_rows_S = pointer<const int32_t>(num_rows_address);
-  const uint8_t* bits = pointer<const uint8_t>(bits_address);
-  const int32_t* again = pointer<const int32_t>(again_address);
-  int32_t* inverse = pointer<int32_t>(inverse_address);
-  int64_t* num_distinct_S = pointer<int64_t>(num_distinct_address);
+int64_t decode_inverse(const Input& rows_of_sessions, const Input& changed_bits, int64_t first_bit, const Input& changes,
+                       const Output& inverse_rows, const Output& distinct_of_sessions) {
+  const int64_t num_sessions = rows_of_sessions.num_items(), num_rows = inverse_rows.num_items();
+  const int64_t num_bits = num_rows - num_sessions, num_again = changes.num_items();
+  const int32_t* num_rows_S = rows_of_sessions.as<const int32_t>("num_rows_S");
+  const uint8_t* bits = changed_bits.as<const uint8_t>("changed_bits");
+  const int32_t* again = changes.as<const int32_t>("again_C");
+  int32_t* inverse = inverse_rows.as<int32_t>("inverse_R");
+  int64_t* num_distinct_S = distinct_of_sessions.as<int64_t>("num_distinct_S", num_sessions);
+  if (first_bit < 0 || num_bits < 0 || first_bit + num_bits > 8 * changed_bits.num_items())
+    refuse("received " + std::to_string(8 * changed_bits.num_items()) + " bits, expected " + std::to_string(num_bits) +
+           " from bit " + std::to_string(first_bit) + " on");
   int64_t total = 0;
   for (int64_t s = 0; s < num_sessions; ++s) {
     if (num_rows_S[s] < 1) refuse("session " + std::to_string(s) + " has " + std::to_string(num_rows_S[s]) + " rows");
     total += num_rows_S[s];
   }
-  if (total != num_rows || num_bits != num_rows - num_sessions)
-    refuse("the sessions have " + std::to_string(total) + " rows and " + std::to_string(num_bits) +
-           " bits, expected " + std::to_string(num_rows) + " and " + std::to_string(num_rows - num_sessions));
+  if (total != num_rows)
+    refuse("the sessions have " + std::to_string(total) + " rows, expected " + std::to_string(num_rows));
   int64_t bit = first_bit, event = 0;
   int32_t next = 0;
   for (int64_t s = 0; s < num_sessions; ++s) {
@@ -44,16 +41,16 @@ int64_t decode_inverse(Address num_rows_address, int64_t num_sessions, Address b
     const int64_t last_bit = bit + num_rows_S[s] - 1;
     int32_t current = next++;
     *inverse++ = current;
-    if (num_again == 0) {  // every change is to a new list: no branches
+    if (num_again == 0) {  // every change leads to a new list: no branches needed
       for (; bit < last_bit; ++bit) *inverse++ = current += (bits[bit >> 3] >> (bit & 7)) & 1;
       next = current + 1;
     }
     for (; bit < last_bit; ++bit) {
       if ((bits[bit >> 3] >> (bit & 7)) & 1) {
-        if (event == num_again) refuse("more rows changed than the " + std::to_string(num_again) + " that are told");
+        if (event == num_again) refuse("more rows changed than the " + std::to_string(num_again) + " listed changes");
         const int32_t older = again[event++];
         if (older < 0 || older > next - base)
-          refuse("change " + std::to_string(event - 1) + " is to list " + std::to_string(older) + " of " +
+          refuse("change " + std::to_string(event - 1) + " names list " + std::to_string(older) + " of " +
                  std::to_string(next - base));
         current = older ? base + older - 1 : next++;
       }
@@ -61,36 +58,40 @@ int64_t decode_inverse(Address num_rows_address, int64_t num_sessions, Address b
     }
     num_distinct_S[s] = next - base;
   }
-  if (event != num_again) refuse(std::to_string(event) + " rows changed, " + std::to_string(num_again) + " are told");
+  if (event != num_again)
+    refuse(std::to_string(event) + " rows changed, expected " + std::to_string(num_again) + " as listed");
   return next;
 }
 
-void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_address, int64_t num_rest,
-                    Address begins_address, Address counts_address, int64_t first_escape, Address popular_address,
-                    int64_t num_popular, Address ids_address) {
-  const uint8_t* symbols = pointer<const uint8_t>(symbols_address);
-  const uint8_t* rest = pointer<const uint8_t>(rest_address);
-  const int64_t* begins = pointer<const int64_t>(begins_address);
-  const int32_t* counts = pointer<const int32_t>(counts_address);
-  const int64_t* popular = pointer<const int64_t>(popular_address);
-  int64_t* ids = pointer<int64_t>(ids_address);
+void decode_symbols(const Input& symbol_bytes, const Input& following_bytes, const Input& symbol_begins,
+                    const Input& symbol_counts, int64_t first_escape, const Input& popular_ids, const Output& out) {
+  const int64_t num_symbols = symbol_bytes.num_items(), num_rest = following_bytes.num_items();
+  const int64_t num_popular = popular_ids.num_items();
+  const uint8_t* symbols = symbol_bytes.as<const uint8_t>("symbols_N");
+  const uint8_t* rest = following_bytes.as<const uint8_t>("rest");
+  const int64_t* begins = symbol_begins.as<const int64_t>("begins", 256);
+  const int32_t* counts = symbol_counts.as<const int32_t>("num_rest", 256);
+  const int64_t* popular = popular_ids.as<const int64_t>("popular");
+  int64_t* ids = out.as<int64_t>("ids_N", num_symbols);
   struct Symbol {
     int64_t begin;
-    uint64_t mask;        // of the bytes that follow it
+    uint64_t mask;        // selects the bytes that follow it
     uint64_t is_popular;  // all bits or none
     int64_t count;
   } table[256];
   int64_t most = 1;
   for (int32_t symbol = 0; symbol < 256; ++symbol) {
     const int32_t count = counts[symbol];
+    if (count < 0 || count > 8)
+      refuse("symbol " + std::to_string(symbol) + " is followed by " + std::to_string(count) + " bytes, expected 0 to 8");
     const bool is_popular = count && symbol < first_escape;
     const uint64_t mask = is_popular ? 255 : (uint64_t{1} << (8 * (count & 7))) - 1;
     table[symbol] = {begins[symbol], mask, is_popular ? ~uint64_t{0} : 0, count};
     most = std::max<int64_t>(most, count);
   }
   int64_t at = 0, i = 0;
-  // Without branches on the kind of a symbol, which nothing predicts: 8 bytes are read whatever follows it, and masks
-  // choose between both readings. 2.1 ns an id; with selections, of which the compiler makes branches, 6.2.
+  // No branches on the kind of a symbol, which is unpredictable: 8 bytes are always read, and masks select between both
+  // readings. 2.1 ns per id; with conditional expressions, which the compiler turns into branches, 6.2.
   const uint64_t limit = num_popular;
   while (limit && most < 8) {
     const int64_t stop = std::min(num_symbols, i + std::max<int64_t>(0, (num_rest - 8 - at) / most));
@@ -106,7 +107,7 @@ void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_a
       ids[i] = static_cast<int64_t>((known & own.is_popular) | ((begin | low) & ~own.is_popular));
       at += own.count;
     }
-    if (highest >= limit) {  // said below
+    if (highest >= limit) {  // the loop below finds the symbol and reports it
       i = at = 0;
       break;
     }
@@ -120,7 +121,7 @@ void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_a
       if (symbol < first_escape) {
         const int64_t position = id + rest[at];
         if (position < 0 || position >= num_popular)
-          refuse("symbol " + std::to_string(i) + ": is popular id " + std::to_string(position) + " of " +
+          refuse("symbol " + std::to_string(i) + ": names popular id " + std::to_string(position) + " of " +
                  std::to_string(num_popular));
         id = popular[position];
       } else {
@@ -131,18 +132,17 @@ void decode_symbols(Address symbols_address, int64_t num_symbols, Address rest_a
     ids[i] = id;
   }
   if (at != num_rest)
-    refuse(std::to_string(at) + " bytes follow the symbols, received " + std::to_string(num_rest));
+    refuse("the symbols need " + std::to_string(at) + " following bytes, received " + std::to_string(num_rest));
 }
 
 struct Windows {
-  const int32_t* steps;  // from one end to the next; a session's first is the end itself
-  int64_t num_windows;
-  const int32_t* lengths;  // likewise, or one number: as long as that, or as the end allows
+  const int32_t* steps;    // from one end to the next; a session's first step is its first end
+  const int32_t* lengths;  // steps likewise, or one number: the length, cut off at the sequence's begin
   int64_t num_lengths;
   int64_t num_values;
 
-  // Starts and lengths of the windows [first, last), those of one session, whose sequence begins at `begin`: the part
-  // of the values that they lie in.
+  // Fills starts and lengths of the windows [first, last) of one session, whose sequence begins at `begin`. Returns the
+  // range of values that they cover.
   std::pair<int64_t, int64_t> place(int64_t first, int64_t last, int64_t begin, int64_t* starts, int32_t* out) const {
     int64_t end = 0, length = 0, low = std::numeric_limits<int64_t>::max(), high = begin;
     for (int64_t u = first; u < last; ++u) {
@@ -160,24 +160,27 @@ struct Windows {
   }
 };
 
-// Gives starts among the values of all sessions or, with `begins`, among the parts of the values that are used: sessions
-// with the same begin share one. Returns the number of parts and of the values in them.
-std::tuple<int64_t, int64_t> decode_windows(Address steps, int64_t num_windows, Address lengths, int64_t num_lengths,
-                                            Address num_distinct_address, int64_t num_sessions, Address begins_address,
-                                            int64_t num_values, Address starts_address, Address out_address,
-                                            Address parts_address) {
-  const Windows windows{pointer<const int32_t>(steps), num_windows, pointer<const int32_t>(lengths), num_lengths,
-                        num_values};
-  const int64_t* num_distinct_S = pointer<const int64_t>(num_distinct_address);
-  const int64_t* begins_S = pointer<const int64_t>(begins_address);
-  int64_t* starts = pointer<int64_t>(starts_address);
-  int32_t* out = pointer<int32_t>(out_address);
+// Fills starts among the values of all sessions or, with `begins`, among the used parts of the values: sessions with the
+// same begin share a part. Returns the number of parts and the number of values in them.
+std::tuple<int64_t, int64_t> decode_windows(int64_t num_values, const Input& steps, const Input& lengths,
+                                            const Input& distinct_of_sessions, const OptionalInput& begins,
+                                            const Output& starts_out, const Output& lengths_out, const Output& parts) {
+  const int64_t num_windows = steps.num_items(), num_lengths = lengths.num_items();
+  const int64_t num_sessions = distinct_of_sessions.num_items();
+  const Windows windows{steps.as<const int32_t>("steps_U"), lengths.as<const int32_t>("lengths"), num_lengths, num_values};
+  const int64_t* num_distinct_S = distinct_of_sessions.as<const int64_t>("num_distinct_S");
+  const int64_t* begins_S = as_or_null<int64_t>(begins, "begins_S", num_sessions);
+  int64_t* starts = starts_out.as<int64_t>("starts_U", num_windows);
+  int32_t* out = lengths_out.as<int32_t>("lengths_U", num_windows);
   int64_t total = 0;
-  for (int64_t s = 0; s < num_sessions; ++s) total += num_distinct_S[s];
+  for (int64_t s = 0; s < num_sessions; ++s) {
+    if (num_distinct_S[s] < 0) refuse("session " + std::to_string(s) + " has a negative number of windows");
+    total += num_distinct_S[s];
+  }
   if (total != num_windows || (num_lengths != 1 && num_lengths != num_windows))
     refuse("received " + std::to_string(num_windows) + " windows and " + std::to_string(num_lengths) +
            " lengths, expected " + std::to_string(total));
-  if (begins_S == nullptr) {
+  if (!begins) {
     for (int64_t s = 0, first = 0, begin = 0; s < num_sessions; first += num_distinct_S[s++])
       begin = windows.place(first, first + num_distinct_S[s], begin, starts, out).second;
     return {0, num_values};
@@ -189,14 +192,14 @@ std::tuple<int64_t, int64_t> decode_windows(Address steps, int64_t num_windows, 
   std::vector<std::pair<int64_t, int64_t>> order(num_sessions);  // by begin
   for (int64_t s = 0, first = 0; s < num_sessions; ++s) {
     const int64_t last = first + num_distinct_S[s], begin = begins_S[s];
-    if (begin < 0 || begin > num_values) refuse("session " + std::to_string(s) + " has no sequence");
+    if (begin < 0 || begin > num_values) refuse("session " + std::to_string(s) + ": its sequence begins outside of the values");
     const auto [low, high] = windows.place(first, last, begin, starts, out);
     sessions[s] = {first, last, low, high};
     order[s] = {begin, s};
     first = last;
   }
   std::sort(order.begin(), order.end());
-  int64_t* part_starts = pointer<int64_t>(parts_address);
+  int64_t* part_starts = parts.as<int64_t>("parts", 2 * num_sessions);
   int64_t* part_sizes = part_starts + num_sessions;
   int64_t num_parts = 0, used = 0;
   for (size_t i = 0, j = 0; i < order.size(); i = j) {
@@ -219,9 +222,9 @@ std::tuple<int64_t, int64_t> decode_windows(Address steps, int64_t num_windows, 
 }  // namespace
 
 void bind_decode_streams(nb::module_& m) {
-  m.def("decode_inverse", &decode_inverse, nb::call_guard<nb::gil_scoped_release>());
-  m.def("decode_symbols", &decode_symbols, nb::call_guard<nb::gil_scoped_release>());
-  m.def("decode_windows", &decode_windows, nb::call_guard<nb::gil_scoped_release>());
+  add_function(m, "decode_inverse", &decode_inverse);
+  add_function(m, "decode_symbols", &decode_symbols);
+  add_function(m, "decode_windows", &decode_windows);
 }
 
 }  // namespace recmill

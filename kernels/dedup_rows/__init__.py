@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kernels import _cpu
-from kernels.jagged import count_jagged_rows, describe_lists, pick_backend
+from kernels.backends import count_jagged_rows, pick_backend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +26,11 @@ def dedup_rows(
         unique_rows = [0, 2, 3]            # first occurrences, in their order
         inverse     = [0, 0, 1, 2]         # row -> position in unique_rows
 
-    A row is the lists of all features together; two rows are the same if all their bytes are (so weights can be one of
-    the features, -0.0 is not 0.0, and a NaN is itself). A hash only proposes, equality decides. `values` may be of any
-    dtype; `offsets` are int64, B + 1 for each feature, and need not start at 0: slices of a KeyedJaggedTensor's work.
-    The result is the same at any number of threads (0: as OpenMP offers, where there is work enough).
+    A row consists of the lists of all features; two rows are the same if all their bytes are (so weights can be one of
+    the features, -0.0 is not 0.0, and a NaN equals itself). Hashes only find candidates, which are then compared.
+    `values` may be of any dtype; `offsets` are int64, B + 1 per feature, and need not start at 0: slices of a
+    KeyedJaggedTensor's offsets work. The result does not depend on the number of threads (0: as many as OpenMP offers
+    if there is enough work).
     """
     num_rows = count_jagged_rows(values, offsets)
     backend = pick_backend(kernel, values[0], BACKENDS)
@@ -59,13 +60,10 @@ def _dedup_on_cpu(
     num_threads: int,
     *,
     allow_avx2: bool = True,
-    hash_mask: int = ALL_BITS,  # fewer bits make hashes collide: tests show that the result does not change
+    hash_mask: int = ALL_BITS,  # tests let hashes collide with fewer bits
 ) -> tuple[Tensor, Tensor]:
     import torch
 
     unique_rows, inverse = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.int64)
-    features = describe_lists(values, offsets)
-    num_unique = _cpu.dedup_rows(
-        features, num_rows, unique_rows.data_ptr(), inverse.data_ptr(), num_threads, allow_avx2, hash_mask
-    )
+    num_unique = _cpu.dedup_rows(values, offsets, unique_rows, inverse, num_threads, allow_avx2, hash_mask)
     return unique_rows[:num_unique].clone(), inverse  # a view would keep, and pickle, all B

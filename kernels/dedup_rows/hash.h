@@ -1,5 +1,5 @@
-// A fast hash of the bytes of a list. It only proposes: equality is always decided by comparing, so neither quality nor
-// stability across machines matters beyond speed, and each CPU may use another one.
+// A fast hash of the bytes of a list. It only finds candidates, which are then compared byte by byte. Its quality affects
+// speed only, and CPUs may use different hashes.
 #pragma once
 
 #include "jagged.h"
@@ -18,7 +18,7 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-// 16 bytes a multiplication; the two states are independent, so two multiplications run at once.
+// 16 bytes per multiplication; the two states are independent, so two multiplications run at once.
 inline uint64_t hash_portable(const char* bytes, int64_t num_bytes, uint64_t seed) {
   uint64_t a = seed ^ kPrimes[0], b = mix(seed ^ kPrimes[1], static_cast<uint64_t>(num_bytes) ^ kPrimes[2]);
   int64_t i = 0;
@@ -36,8 +36,8 @@ inline uint64_t hash_portable(const char* bytes, int64_t num_bytes, uint64_t see
 }
 
 #if defined(__x86_64__)
-// 64 bytes a step in eight 64-bit sums of 32 x 32-bit products. The key changes at every step: without that, lists that
-// are permutations of one another (a shifted history) would collide.
+// 64 bytes per step in eight 64-bit sums of 32 x 32-bit products. The key changes with every step: otherwise permutations
+// of a list (a shifted history) would collide.
 __attribute__((target("avx2"))) inline uint64_t hash_avx2(const char* bytes, int64_t num_bytes, uint64_t seed) {
   if (num_bytes < 128) return hash_portable(bytes, num_bytes, seed);
   __m256i key_a = _mm256_setr_epi64x(kPrimes[0], kPrimes[1], kPrimes[2], kPrimes[3]);
@@ -66,11 +66,10 @@ __attribute__((target("avx2"))) inline uint64_t hash_avx2(const char* bytes, int
 
 using Hash = uint64_t (*)(const char*, int64_t, uint64_t);
 
-inline Hash choose_hash(bool allow_avx2) {
+inline Hash choose_hash([[maybe_unused]] bool allow_avx2) {
 #if defined(__x86_64__)
-  if (allow_avx2 && __builtin_cpu_supports("avx2")) return hash_avx2;
+  if (allow_avx2 && has_avx2()) return hash_avx2;
 #endif
-  (void)allow_avx2;
   return hash_portable;
 }
 

@@ -1,10 +1,10 @@
-"""Distinct rows back to one row a sample."""
+"""Distinct rows expanded to one row per sample."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.jagged import pick_backend
+from kernels.backends import pick_backend
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,9 +14,9 @@ BACKENDS = ("reference", "cpu", "triton")
 
 # U = distinct rows, B = batch, D = embedding width, N = values of all lists
 def expand_rows(distinct_UD: Tensor, inverse_B: Tensor, *, kernel: str | None = None, num_threads: int = 0) -> Tensor:
-    """distinct_UD[inverse_B], with a gradient that sums the copies of a row always in the same order.
+    """distinct_UD[inverse_B], with a gradient that always sums the copies of a row in the same order.
 
-    Forward of any dtype, backward of float32, float64 and bfloat16 (summed in float32); any shape after the first
+    Forward takes any dtype, backward float32, float64 and bfloat16 (summed in float32); any shape after the first
     dimension; `inverse_B` int64 or int32. The bits of the gradient do not depend on the number of threads.
     """
     backend = pick_backend(kernel, distinct_UD, BACKENDS)
@@ -26,7 +26,7 @@ def expand_rows(distinct_UD: Tensor, inverse_B: Tensor, *, kernel: str | None = 
         return reference.expand_rows(distinct_UD, inverse_B)
     from kernels.expand_rows import ops
 
-    expanded_BD: Tensor = ops.quick_expand_rows(distinct_UD, inverse_B, backend, num_threads)
+    expanded_BD: Tensor = ops.expand_rows(distinct_UD, inverse_B, backend, num_threads)
     return expanded_BD
 
 
@@ -41,8 +41,8 @@ def expand_jagged(
 ) -> tuple[Tensor, Tensor]:
     """The lists `inverse_B` of a jagged tensor: `(values, offsets)` with B lists, with a gradient as in expand_rows.
 
-    `values` is (N,) or (N, D...), `offsets` int64 with U + 1 entries. `num_values`, how many values the expanded
-    lists hold, saves a synchronisation on CUDA and keeps torch.compile in one graph where it is known.
+    `values` is (N,) or (N, D...), `offsets` int64 with U + 1 entries. Passing `num_values`, the number of values of the
+    expanded lists, saves a synchronisation on CUDA and keeps torch.compile in one graph.
     """
     backend = pick_backend(kernel, values, BACKENDS)
     from kernels.expand_rows import reference

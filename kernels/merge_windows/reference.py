@@ -1,18 +1,23 @@
-"""The definition of merging windows in torch."""
+"""The definition of merging windows in numpy."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kernels.windows import window_rows_of
+import numpy as np
+
+if TYPE_CHECKING:
+    from kernels.merge_windows import IdArray, WindowSource
 
 
-def merge_windows(values_N: Tensor, starts_W: Tensor, lengths_W: Tensor) -> tuple[Tensor, Tensor]:
-    is_covered_N = torch.zeros(len(values_N), dtype=torch.bool, device=values_N.device)
-    is_covered_N[window_rows_of(starts_W, lengths_W)] = True
-    place_N = torch.cumsum(is_covered_N, 0) - 1
-    is_filled_W = lengths_W > 0
-    new_starts_W = torch.zeros_like(starts_W)
-    new_starts_W[is_filled_W] = place_N[starts_W[is_filled_W]]
-    return values_N[is_covered_N], new_starts_W
+def merge_windows(sources: Sequence[WindowSource]) -> tuple[IdArray, IdArray]:
+    pieces, new_starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for values, starts, lengths in sources:
+        is_covered = np.zeros(len(values), dtype=bool)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            is_covered[start : start + length] = True
+        place = sum(map(len, pieces)) + np.cumsum(is_covered) - 1
+        new_starts.append(np.where(lengths > 0, place[np.minimum(starts, len(values) - 1)], 0))
+        pieces.append(values[is_covered])
+    return np.concatenate(pieces), np.concatenate(new_starts)

@@ -1,49 +1,34 @@
-// Rows between matrices: copied, or compared bit by bit. Rows are scattered, so those to come are fetched ahead.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
+// Rows copied between matrices, or compared bit by bit. Rows are scattered in memory, so the next ones are prefetched.
 #include <cstring>
-#include <stdexcept>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "parallel.h"
-
-namespace nb = nanobind;
+#include "jagged.h"
 
 namespace recmill {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 20;
-constexpr int64_t kAhead = 12;  // rows that are fetched before their turn
-constexpr int64_t kLine = 16;   // floats of a cache line
-
-using MatrixArgument = std::tuple<Address, int64_t, int64_t, int64_t>;  // start, rows, width, floats from row to row
+constexpr int64_t kAhead = 12;  // rows between prefetching and use
+constexpr int64_t kLine = 16;   // floats per cache line
 
 struct Matrix {
   uint32_t* start;
   int64_t num_rows, width, step;
-  const int64_t* rows;  // which of them; null: the first ones
+  const int64_t* rows;  // which of its rows; null: the first ones
 
   uint32_t* row(int64_t n) const { return start + (rows ? rows[n] : n) * step; }
 };
 
-Matrix read_matrix(const MatrixArgument& argument, Address rows) {
-  const auto& [start, num_rows, width, step] = argument;
-  return {pointer<uint32_t>(start), num_rows, width, step, pointer<const int64_t>(rows)};
-}
-
-void check_matrix(const char* name, const Matrix& matrix, int64_t count) {
-  if (!matrix.rows && count > matrix.num_rows)
-    throw std::invalid_argument(std::string(name) + ": has " + std::to_string(matrix.num_rows) + " rows, expected " +
-                                std::to_string(count) + " or more");
-  for (int64_t n = 0; matrix.rows && n < count; ++n)
-    if (matrix.rows[n] < 0 || matrix.rows[n] >= matrix.num_rows)
-      throw std::invalid_argument(std::string(name) + "[" + std::to_string(n) + "] is " + std::to_string(matrix.rows[n]) +
-                                  ", expected a row in [0, " + std::to_string(matrix.num_rows) + ")");
+// The first `count` of the given rows, checked.
+Matrix read_matrix(const char* name, const Output& matrix, const OptionalInput& rows, int64_t count) {
+  const int64_t num_rows = matrix.dim(0);
+  const int64_t* chosen = as_or_null<int64_t>(rows, name, count);
+  if (chosen) check_rows(name, chosen, count, num_rows);
+  else if (count > num_rows)
+    refuse(std::string(name) + ": the matrix has " + std::to_string(num_rows) + " rows, expected " +
+           std::to_string(count) + " or more");
+  return {matrix.rows_as<uint32_t>(name), num_rows, matrix.dim(1), matrix.stride(0), chosen};
 }
 
 template <bool kWrites>
@@ -70,11 +55,11 @@ void move_part(const Matrix& source, const Matrix& target, int64_t begin, int64_
   }
 }
 
-void move_rows(const MatrixArgument& from, const MatrixArgument& to, Address source_rows, Address target_rows,
+void move_rows(const Output& from, const Output& to, const OptionalInput& source_rows, const OptionalInput& target_rows,
                int64_t count, int num_threads) {
-  const Matrix source = read_matrix(from, source_rows), target = read_matrix(to, target_rows);
-  check_matrix("source_rows", source, count);
-  check_matrix("target_rows", target, count);
+  const Matrix source = read_matrix("source_rows", from, source_rows, count);
+  const Matrix target = read_matrix("target_rows", to, target_rows, count);
+  if (source.width != target.width) refuse("expected matrices of one width");
   const int threads = choose_threads(num_threads, count * source.width * 4, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread)
@@ -98,18 +83,20 @@ int64_t compare_part(const Pairs& pairs, int64_t begin, int64_t end, int64_t* fo
   return count;
 }
 
-// Writes the n whose rows differ to `found`, ascending, and returns how many there are.
-int64_t find_changed(const std::vector<std::tuple<MatrixArgument, MatrixArgument>>& arguments, Address held_rows,
-                     Address live_rows, int64_t num_compared, Address found_address, int num_threads) {
+// Writes the n at which rows differ to `found`, ascending; returns their number.
+int64_t find_changed(const std::vector<Output>& held, const std::vector<Output>& live, const OptionalInput& held_rows,
+                     const OptionalInput& live_rows, const Output& out, int num_threads) {
+  const int64_t num_compared = out.num_items();
+  int64_t* found = out.as<int64_t>("found");
+  if (held.size() != live.size()) refuse("expected as many held as live matrices");
   Pairs pairs;
   int64_t width = 0;
-  for (const auto& [held, live] : arguments) {
-    pairs.emplace_back(read_matrix(held, held_rows), read_matrix(live, live_rows));
-    check_matrix("held_rows", pairs.back().first, num_compared);
-    check_matrix("live_rows", pairs.back().second, num_compared);
+  for (size_t i = 0; i < held.size(); ++i) {
+    pairs.emplace_back(read_matrix("held_rows", held[i], held_rows, num_compared),
+                       read_matrix("live_rows", live[i], live_rows, num_compared));
+    if (pairs.back().first.width != pairs.back().second.width) refuse("expected matrices of one width");
     width += pairs.back().first.width;
   }
-  int64_t* found = pointer<int64_t>(found_address);
   const int threads = choose_threads(num_threads, num_compared * width * 4, kBytesPerThread);
   std::vector<int64_t> counts(threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -119,7 +106,7 @@ int64_t find_changed(const std::vector<std::tuple<MatrixArgument, MatrixArgument
   }
   int64_t count = 0;
   for (int thread = 0; thread < threads; ++thread) {
-    std::memmove(found + count, found + num_compared * thread / threads, sizeof(int64_t) * static_cast<size_t>(counts[thread]));
+    std::memmove(found + count, found + num_compared * thread / threads, sizeof(int64_t) * counts[thread]);
     count += counts[thread];
   }
   return count;
@@ -128,8 +115,8 @@ int64_t find_changed(const std::vector<std::tuple<MatrixArgument, MatrixArgument
 }  // namespace
 
 void bind_move_rows(nb::module_& m) {
-  m.def("move_rows", &move_rows, nb::call_guard<nb::gil_scoped_release>());
-  m.def("find_changed", &find_changed, nb::call_guard<nb::gil_scoped_release>());
+  add_function(m, "move_rows", &move_rows);
+  add_function(m, "find_changed", &find_changed);
 }
 
 }  // namespace recmill

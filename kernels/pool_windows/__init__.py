@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.jagged import pick_backend
+from kernels.backends import pick_backend
 from kernels.windows import check_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BACKENDS = ("reference", "cpu")
 
 
 # N = rows of the buffer, D = their width, H = heads, W = windows
@@ -25,19 +23,19 @@ def pool_windows(
 ) -> Tensor:
     """The mean of each window's rows, weighted by the softmax of their scores inside the window: [W, H, D].
 
-    Without scores all rows of a window weigh the same, and H is 1. An empty window gives zeros. Windows may overlap:
-    a row is scored once however many windows hold it. float32 on the CPU runs compiled; the bits of the gradient do
-    not depend on the number of threads. Everything else runs the reference.
+    Without scores all rows of a window weigh the same, and H is 1. An empty window gives zeros. Windows may overlap: a
+    row is scored once, however many windows contain it. float32 on the CPU runs compiled, and the bits of the gradient
+    do not depend on the number of threads. All other tensors use the reference.
     """
     check_windows(starts_W, lengths_W)
     if scores_NH is not None and (scores_NH.dim() != 2 or len(scores_NH) != len(rows_ND)):
         raise ValueError(f"scores_NH: shape is {tuple(scores_NH.shape)}, expected [{len(rows_ND)}, heads]")
-    backend = pick_backend(kernel, rows_ND, BACKENDS)
+    backend = pick_backend(kernel, rows_ND)
     if backend == "reference" or str(rows_ND.dtype) != "torch.float32":
         from kernels.pool_windows import reference
 
         return reference.pool_windows(rows_ND, scores_NH, starts_W, lengths_W)
     from kernels.pool_windows import ops
 
-    pooled_WHD: Tensor = ops.quick_pool_windows(rows_ND, scores_NH, starts_W, lengths_W, num_threads)[0]
+    pooled_WHD: Tensor = ops.pool_windows(rows_ND, scores_NH, starts_W, lengths_W, num_threads)[0]
     return pooled_WHD

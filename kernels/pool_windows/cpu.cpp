@@ -1,12 +1,8 @@
-// The weighted mean of the rows of each window, one a head: weights are the softmax of the rows' scores, or all equal.
-#include <nanobind/nanobind.h>
-
+// The weighted mean of the rows of each window, per head: weights are the softmax of the rows' scores, or all equal.
 #include <cmath>
 
 #include "vectors.h"
 #include "windows.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
@@ -15,8 +11,18 @@ constexpr int64_t kWorkPerThread = 1 << 18;
 
 struct Pool {
   const float* rows;    // [rows, width]
-  const float* scores;  // [rows, heads]; null: every row of a window weighs the same, and there is one head
+  const float* scores;  // [rows, heads]; null: all rows of a window weigh the same, and there is one head
   int64_t width, num_heads;
+
+  Pool(const Input& rows_ND, const OptionalInput& scores_NH, int64_t num_heads)
+      : rows(rows_ND.as<const float>("rows_ND")),
+        scores(as_or_null<float>(scores_NH, "scores_NH", rows_ND.dim(0) * num_heads)),
+        width(rows_ND.dim(1)),
+        num_heads(num_heads) {}
+
+  int threads(const Windows& windows, int requested) const {
+    return choose_threads(requested, windows.places[windows.count] * width * num_heads, kWorkPerThread);
+  }
 };
 
 struct Forward {
@@ -92,65 +98,39 @@ RECMILL_INLINE void pool_back(const Windows& windows, const Pool& in, const Back
   }
 }
 
-void pool_portable(const Windows& windows, const Pool& in, const Forward& io, int64_t w) { pool(windows, in, io, w); }
-
-void pool_back_portable(const Windows& windows, const Pool& in, const Backward& io, int64_t w) {
-  pool_back(windows, in, io, w);
+void pool_windows(const Input& rows, const OptionalInput& scores, const Input& starts, const Input& lengths,
+                  const Output& out, const Output& log_sums, int num_threads) {
+  const Windows windows(starts, lengths, rows.dim(0));
+  const Pool in(rows, scores, log_sums.dim(1));
+  const Forward io{out.as<float>("out", windows.count * in.num_heads * in.width),
+                   log_sums.as<float>("log_sums", windows.count * in.num_heads)};
+#pragma omp parallel for num_threads(in.threads(windows, num_threads)) schedule(dynamic, 16)
+  for (int64_t w = 0; w < windows.count; ++w) run_fma([&]() RECMILL_BODY { pool(windows, in, io, w); });
 }
 
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) void pool_avx2(const Windows& windows, const Pool& in, const Forward& io,
-                                                   int64_t w) {
-  pool(windows, in, io, w);
-}
-
-__attribute__((target("avx2,fma"))) void pool_back_avx2(const Windows& windows, const Pool& in, const Backward& io,
-                                                        int64_t w) {
-  pool_back(windows, in, io, w);
-}
-#endif
-
-int64_t count_work(const Windows& windows, const Pool& in) {
-  return windows.places[windows.count] * in.width * in.num_heads;
-}
-
-void pool_windows(Address rows, Address scores, int64_t num_rows, int64_t width, int64_t num_heads, Address starts,
-                  Address lengths, int64_t num_windows, Address out, Address log_sums, int num_threads) {
-  const Windows windows(starts, lengths, num_windows, num_rows);
-  const Pool in{pointer<const float>(rows), pointer<const float>(scores), width, num_heads};
-  const Forward io{pointer<float>(out), pointer<float>(log_sums)};
-  auto run = pool_portable;
-#if defined(__x86_64__)
-  if (has_avx2()) run = pool_avx2;
-#endif
-  const int threads = choose_threads(num_threads, count_work(windows, in), kWorkPerThread);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 16)
-  for (int64_t w = 0; w < num_windows; ++w) run(windows, in, io, w);
-}
-
-void pool_windows_backward(Address rows, Address scores, int64_t num_rows, int64_t width, int64_t num_heads,
-                           Address starts, Address lengths, int64_t num_windows, Address out, Address log_sums,
-                           Address gradient, Address row_gradient, Address score_gradient, int num_threads) {
-  const Windows windows(starts, lengths, num_windows, num_rows);
+void pool_windows_backward(const Input& rows, const OptionalInput& scores, const Input& starts, const Input& lengths,
+                           const Input& out, const Input& log_sums, const Input& gradient, const Output& row_gradient,
+                           const Output& score_gradient, int num_threads) {
+  const Windows windows(starts, lengths, rows.dim(0));
   const Clusters clusters(windows);
-  const Pool in{pointer<const float>(rows), pointer<const float>(scores), width, num_heads};
-  const Backward io{pointer<const float>(out), pointer<const float>(log_sums), pointer<const float>(gradient),
-                    pointer<float>(row_gradient), pointer<float>(score_gradient)};
-  auto run = pool_back_portable;
-#if defined(__x86_64__)
-  if (has_avx2()) run = pool_back_avx2;
-#endif
-  const int threads = choose_threads(num_threads, count_work(windows, in), kWorkPerThread);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
+  const Pool in(rows, scores, log_sums.dim(1));
+  const int64_t num_out = windows.count * in.num_heads * in.width;
+  const Backward io{out.as<const float>("out", num_out),
+                    log_sums.as<const float>("log_sums", windows.count * in.num_heads),
+                    gradient.as<const float>("gradient", num_out),
+                    row_gradient.as<float>("row_gradient", rows.num_items()),
+                    score_gradient.as<float>("score_gradient", scores ? scores->num_items() : 0)};
+#pragma omp parallel for num_threads(in.threads(windows, num_threads)) schedule(dynamic, 4)
   for (int64_t c = 0; c < clusters.count(); ++c)
-    for (int64_t at = clusters.begins[c]; at < clusters.begins[c + 1]; ++at) run(windows, in, io, clusters.order[at]);
+    for (int64_t at = clusters.begins[c]; at < clusters.begins[c + 1]; ++at)
+      run_fma([&]() RECMILL_BODY { pool_back(windows, in, io, clusters.order[at]); });
 }
 
 }  // namespace
 
 void bind_pool_windows(nb::module_& m) {
-  m.def("pool_windows", &pool_windows, nb::call_guard<nb::gil_scoped_release>());
-  m.def("pool_windows_backward", &pool_windows_backward, nb::call_guard<nb::gil_scoped_release>());
+  add_function(m, "pool_windows", &pool_windows);
+  add_function(m, "pool_windows_backward", &pool_windows_backward);
 }
 
 }  // namespace recmill

@@ -1,8 +1,5 @@
-// Rows of many logical tables out of one shared array: hashed, gathered and pooled in one pass, and the way back.
-// No index is stored: an int64 index of a row of 64 floats would be 512 bytes, twice the row itself.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
-
+// Rows of many logical tables in one shared array: hashed, gathered and pooled in one pass, and the gradient back.
+// No index is stored: an int64 index for a row of 64 floats would take 512 bytes, twice the row itself.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -10,48 +7,88 @@
 #include "jagged.h"
 #include "shared_lookup/pieces.h"
 
-namespace nb = nanobind;
-
 namespace recmill {
 namespace {
 
 using namespace shared;
 
 constexpr int64_t kBytesPerThread = 1 << 19;
-constexpr int64_t kColumns = 9;
+constexpr int64_t kColumns = 9;  // of the features: see SharedFeatures in layout.py
 
-// size, key, block, is randomfold, is signed
-using LayoutArgument = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
-// ids, number of ids, offsets, number of samples, weights (0: none)
-using ListsOfIds = std::tuple<Address, int64_t, Address, int64_t, Address>;
-// features x 9: key, base, dim, mode, column, first exact id, number of exact ids, first slot of the exact rows, own
-// weights of each; number of features, exact ids, width of a vector of the output, whether lists are pooled
-using FeaturesArgument = std::tuple<Address, int64_t, Address, int64_t, bool>;
+int64_t count_lines(int64_t num_slots) { return (num_slots + kLine - 1) / kLine; }
 
-template <typename Value>
-Job<Value> read_job(const LayoutArgument& layout, const ListsOfIds& lists, const FeaturesArgument& features) {
-  Job<Value> job;
-  const auto [size, key, block, is_fold, is_signed] = layout;
-  job.layout = {static_cast<uint64_t>(size), static_cast<uint64_t>(key), block, is_fold, is_signed};
-  const auto [ids, num_values, offsets, num_samples, weights] = lists;
-  job.ids = pointer<const int64_t>(ids);
-  job.offsets = pointer<const int64_t>(offsets);
-  job.num_samples = num_samples;
-  job.num_values = num_values;
-  job.weights = pointer<const Value>(weights);
-  const auto [rows, num_features, exact, width, is_pooled] = features;
-  job.width = width;
-  job.is_pooled = is_pooled;
-  job.max_segments = 1;
-  for (int64_t f = 0; f < num_features; ++f) {
-    const int64_t* row = pointer<const int64_t>(rows) + f * kColumns;
-    job.features.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), row[2], row[3], row[4],
-                            pointer<const int64_t>(exact) + row[5], row[6], row[7], row[8]});
-    job.max_segments = std::max(job.max_segments, count_segments(job.layout, job.features.back()));
+// The lists of ids of a lookup and the features they belong to. Keeps the arrays alive; built once for all passes.
+class SharedLists {
+ public:
+  // `layout`: size, key, block, is randomfold, is signed.
+  SharedLists(Input ids, Input offsets, OptionalInput weights, Input features, Input exact_ids,
+              const std::vector<int64_t>& layout, int64_t width, bool is_pooled)
+      : ids_(std::move(ids)), offsets_(std::move(offsets)), weights_(std::move(weights)),
+        exact_ids_(std::move(exact_ids)), width(width), is_pooled(is_pooled) {
+    if (layout.size() != 5) refuse("layout: expected five numbers");
+    layout_ = {static_cast<uint64_t>(layout[0]), static_cast<uint64_t>(layout[1]), layout[2], layout[3] != 0,
+               layout[4] != 0};
+    const int64_t num_features = features.dim(0), num_offsets = offsets_.num_items();
+    if (num_features == 0 || offsets_.ndim() != 1 || num_offsets == 0 || (num_offsets - 1) % num_features)
+      refuse("offsets: received " + std::to_string(num_offsets) + " for " + std::to_string(num_features) +
+             " features, expected F * B + 1 of them");
+    num_samples_ = (num_offsets - 1) / num_features;
+    if (weights_ && weights_->num_items() != ids_.num_items())
+      refuse("weights: received " + std::to_string(weights_->num_items()) + " for " + std::to_string(ids_.num_items()) +
+             " ids, expected one per id");
+    read_features(features.as<const int64_t>("features", num_features * kColumns), num_features);
+    check_offsets({nullptr, 1, ids_.num_items(), offsets_.as<const int64_t>("offsets")}, num_offsets - 1);
   }
-  check_offsets({{nullptr, 1, num_values, job.offsets}}, num_features * num_samples);
-  return job;
-}
+
+  template <typename Value>
+  Job<Value> job() const {
+    return {layout_,       features_,        ids_.as<const int64_t>("ids"),
+            offsets_.as<const int64_t>("offsets"), num_samples_, ids_.num_items(),
+            width,         max_segments_,    is_pooled, as_or_null<Value>(weights_, "weights", ids_.num_items())};
+  }
+
+  int64_t num_rows() const { return is_pooled ? num_samples_ : ids_.num_items(); }
+  int64_t num_ids() const { return ids_.num_items(); }
+  int64_t num_out() const { return num_rows() * width; }
+  bool has_max() const { return has_max_ && is_pooled; }
+
+  // Nothing outside of the array is read: it must hold the shared slots and all exact rows.
+  template <typename Array>
+  void check_size(const Array& array) const {
+    if (array.ndim() != 1 || array.num_items() < needed_)
+      refuse("array: has " + std::to_string(array.num_items()) + " slots, expected one dimension of at least " +
+             std::to_string(needed_) + " slots");
+  }
+
+ private:
+  void read_features(const int64_t* row, int64_t num_features) {
+    const int64_t* exact = exact_ids_.as<const int64_t>("exact_ids");
+    needed_ = static_cast<int64_t>(layout_.size);
+    for (int64_t f = 0; f < num_features; ++f, row += kColumns) {
+      const int64_t dim = row[2], column = row[4], start = row[5], count = row[6], base = row[7], own = row[8];
+      if (dim < 1 || own < 1 || count < 0 || start < 0 || start + count > exact_ids_.num_items() || base < 0 ||
+          column < 0 || (is_pooled ? column + dim : dim) > width)
+        refuse("features: row " + std::to_string(f) + " does not fit the exact ids or the width");
+      features_.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), dim, row[3], column,
+                           exact + start, count, base, own});
+      if (count) needed_ = std::max(needed_, base + count * own);
+      has_max_ |= row[3] == kMax;
+      max_segments_ = std::max(max_segments_, count_segments(layout_, features_.back()));
+    }
+  }
+
+  const Input ids_, offsets_;
+  const OptionalInput weights_;
+  const Input exact_ids_;
+  Layout layout_;
+  std::vector<Feature> features_;
+  int64_t num_samples_, needed_, max_segments_ = 1;
+  bool has_max_ = false;
+
+ public:
+  const int64_t width;
+  const bool is_pooled;
+};
 
 template <typename Value>
 int count_threads(const Job<Value>& job, int requested) {
@@ -59,99 +96,83 @@ int count_threads(const Job<Value>& job, int requested) {
   return choose_threads(requested, job.num_values * row_bytes, kBytesPerThread);
 }
 
-// Visitors are made by `make(thread)`; each walks its share of the samples.
+// Each thread's visitor, made by `make()`, walks its share of the samples.
 template <typename Value, typename Make>
-void walk_samples(const Job<Value>& job, int threads, bool allow_avx2, Make make) {
+void walk_samples(const Job<Value>& job, int num_threads, bool allow_avx2, Make make) {
+  const int threads = count_threads(job, num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int thread = 0; thread < threads; ++thread) {
-    auto visit = make(thread);
+    auto visit = make();
     run(job, job.num_samples * thread / threads, job.num_samples * (thread + 1) / threads, visit, allow_avx2);
   }
 }
 
-template <typename Value>
-struct Plain {
-  using Argument = Address;
-  using Array = const Value*;
-  static Array read(Argument array) { return pointer<const Value>(array); }
-};
-
-struct InBytes {
-  using Argument = std::tuple<Address, Address>;  // codes, exponents
-  using Array = Packed;
-  static Array read(Argument array) {
-    return {pointer<const int8_t>(std::get<0>(array)), pointer<const int8_t>(std::get<1>(array))};
-  }
-};
-
-template <typename Value, typename Form = Plain<Value>>
-void lookup(typename Form::Argument array, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features,
-            Address out, Address winners, int num_threads, bool allow_avx2) {
-  using Visitor = Pool<Value, typename Form::Array>;
-  const Job<Value> job = read_job<Value>(layout, lists, features);
-  walk_samples(job, count_threads(job, num_threads), allow_avx2, [&](int) {
-    return Visitor{job, Form::read(array), pointer<Value>(out), pointer<int32_t>(winners), {}};
+// Calls run(Value{}, weights) with the array as float, double or, with exponents, packed bytes.
+template <typename Run>
+void with_weights(const SharedLists& lists, const Input& array, const OptionalInput& exponents, Run run) {
+  lists.check_size(array);
+  if (exponents)
+    return run(float{}, Packed{array.as<const int8_t>("array"),
+                               exponents->as<const int8_t>("exponents", count_lines(array.num_items()))});
+  array.with_dtype<float, double>("array", [&](auto value) {
+    run(value, array.as<const decltype(value)>("array"));
   });
 }
 
-template <typename Value, typename Form = Plain<Value>>
-void weigh(typename Form::Argument array, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features,
-           Address gradient, Address out, int num_threads, bool allow_avx2) {
-  using Visitor = Weigh<Value, typename Form::Array>;
-  const Job<Value> job = read_job<Value>(layout, lists, features);
-  walk_samples(job, count_threads(job, num_threads), allow_avx2, [&](int) {
-    return Visitor{job, Form::read(array), pointer<const Value>(gradient), pointer<Value>(out), {}};
+void shared_lookup(const SharedLists& lists, const Input& array, const OptionalInput& exponents, const Output& out,
+                   const Output& winners, int num_threads, bool allow_avx2) {
+  int32_t* winners_out = winners.as<int32_t>("winners", lists.has_max() ? lists.num_out() : 0);
+  with_weights(lists, array, exponents, [&](auto value, auto weights) {
+    using Value = decltype(value);
+    const Job<Value> job = lists.job<Value>();
+    Value* vectors = out.as<Value>("out", lists.num_out());
+    walk_samples(job, num_threads, allow_avx2,
+                 [&] { return Pool<Value, decltype(weights)>{job, weights, vectors, winners_out, {}}; });
   });
 }
 
-// Threads own samples and add into arrays of their own, which are summed at the end: no thread hashes what another
-// does, but the bits depend on the number of threads.
-template <typename Value>
-void scatter_apart(const Job<Value>& job, const Scatter<Value>& whole, int threads, bool allow_avx2) {
-  std::vector<std::vector<Value>> own(threads);
-  walk_samples(job, threads, allow_avx2, [&](int thread) {
-    Scatter<Value> part = whole;
-    part.touched = nullptr;
-    if (thread > 0) {
-      own[thread].assign(whole.high, Value{0});
-      part.target = own[thread].data();
-    }
-    return part;
+void shared_weigh(const SharedLists& lists, const Input& array, const OptionalInput& exponents, const Input& gradient,
+                  const Output& out, int num_threads, bool allow_avx2) {
+  with_weights(lists, array, exponents, [&](auto value, auto weights) {
+    using Value = decltype(value);
+    const Job<Value> job = lists.job<Value>();
+    const Value* vectors = gradient.as<const Value>("gradient", lists.num_out());
+    Value* found = out.as<Value>("out", lists.num_ids());
+    walk_samples(job, num_threads, allow_avx2,
+                 [&] { return Weigh<Value, decltype(weights)>{job, weights, vectors, found, {}}; });
   });
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t slot = 0; slot < whole.high; ++slot)
-    for (int thread = 1; thread < threads; ++thread) whole.target[slot] += own[thread][slot];
-  if (whole.touched) std::fill(whole.touched, whole.touched + (whole.high + kLine - 1) / kLine, 1);
 }
 
 // target += scale * (gradient of the array): zeros give the gradient, the array itself with -lr a step of SGD.
-template <typename Value>
-void scatter(Address target, int64_t num_slots, LayoutArgument layout, ListsOfIds lists, FeaturesArgument features,
-             Address gradient, Address winners, Address touched, double scale, int num_threads, bool is_deterministic,
-             bool allow_avx2) {
-  const Job<Value> job = read_job<Value>(layout, lists, features);
-  const int threads = count_threads(job, num_threads);
-  const Scatter<Value> whole{job,
-                             pointer<const Value>(gradient),
-                             pointer<const int32_t>(winners),
-                             pointer<Value>(target),
-                             pointer<uint8_t>(touched),
-                             static_cast<Value>(scale),
-                             0,
-                             num_slots};
-  if (!is_deterministic && threads > 1) return scatter_apart(job, whole, threads, allow_avx2);
-  const int64_t num_lines = (num_slots + kLine - 1) / kLine;
+void shared_scatter(const SharedLists& lists, const Output& target, const Input& gradient, const OptionalInput& winners,
+                    const OptionalOutput& touched, double scale, int num_threads, bool allow_avx2) {
+  lists.check_size(target);
+  if (lists.has_max() && !winners) refuse("winners: expected those of the lookup with max");
+  const int64_t num_slots = target.num_items(), num_lines = count_lines(num_slots);
+  target.with_dtype<float, double>("array", [&](auto value) {
+    using Value = decltype(value);
+    const Job<Value> job = lists.job<Value>();
+    const Scatter<Value> whole{job,
+                               gradient.as<const Value>("gradient", lists.num_out()),
+                               lists.has_max() ? winners->as<const int32_t>("winners", lists.num_out()) : nullptr,
+                               target.as<Value>("array"),
+                               touched ? touched->as<uint8_t>("touched", num_lines) : nullptr,
+                               static_cast<Value>(scale),
+                               0,
+                               num_slots};
+    const int threads = count_threads(job, num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int thread = 0; thread < threads; ++thread) {
-    Scatter<Value> part = whole;
-    part.low = num_lines * thread / threads * kLine;
-    part.high = std::min(num_slots, num_lines * (thread + 1) / threads * kLine);
-    run(job, 0, job.num_samples, part, allow_avx2);
-  }
+    for (int thread = 0; thread < threads; ++thread) {
+      Scatter<Value> part = whole;
+      part.low = num_lines * thread / threads * kLine;
+      part.high = std::min(num_slots, num_lines * (thread + 1) / threads * kLine);
+      run(job, 0, job.num_samples, part, allow_avx2);
+    }
+  });
 }
 
 template <typename Value>
-INLINE void adagrad_line(Value* array, Value* momentum, Value* gradient, int64_t length, bool is_grouped, Value lr,
+RECMILL_INLINE void adagrad_line(Value* array, Value* momentum, Value* gradient, int64_t length, bool is_grouped, Value lr,
                          Value eps) {
   if (is_grouped) {
     Value squares = 0;
@@ -168,65 +189,67 @@ INLINE void adagrad_line(Value* array, Value* momentum, Value* gradient, int64_t
   std::fill(gradient, gradient + length, Value{0});
 }
 
-// A step of Adagrad on the lines that were touched; leaves gradient and touched all zero for the next one. Grouped:
-// one momentum a line, from the mean of its squares, as row-wise Adagrad keeps one a row.
+enum StepKind { kPlainStep, kAdagradStep, kGroupedStep };
+
+// One step on a line of weights, which leaves its gradient zero.
 template <typename Value>
-void adagrad(Address array, Address momentum, Address gradient, Address touched, int64_t num_slots, bool is_grouped,
-             double lr, double eps, int num_threads) {
-  uint8_t* lines = pointer<uint8_t>(touched);
-  const int64_t num_lines = (num_slots + kLine - 1) / kLine;
-  const int threads = choose_threads(num_threads, num_slots * static_cast<int64_t>(sizeof(Value)), kBytesPerThread);
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t line = 0; line < num_lines; ++line) {
-    if (!lines[line]) continue;
-    const int64_t start = line * kLine;
-    adagrad_line(pointer<Value>(array) + start, pointer<Value>(momentum) + (is_grouped ? line : start),
-                 pointer<Value>(gradient) + start, std::min(kLine, num_slots - start), is_grouped,
-                 static_cast<Value>(lr), static_cast<Value>(eps));
-    lines[line] = 0;
-  }
+RECMILL_INLINE void step_line(StepKind kind, Value* weights, Value* momentum, Value* gradient, int64_t length, Value lr,
+                              Value eps) {
+  if (kind != kPlainStep) return adagrad_line(weights, momentum, gradient, length, kind == kGroupedStep, lr, eps);
+  for (int64_t i = 0; i < length; ++i) weights[i] -= lr * gradient[i];
+  std::fill(gradient, gradient + length, Value{0});
 }
 
-enum PackedStep { kPlainStep = 0, kAdagradStep = 1, kGroupedStep = 2 };
-
-// A step of SGD, Adagrad or row-wise Adagrad on the touched lines of an array of bytes. `key`: of this step's rounding.
-void step_bytes(InBytes::Argument array, Address momentum, Address gradient, Address touched, int64_t num_slots,
-                int kind, double lr, double eps, int64_t key, int num_threads) {
-  uint8_t* lines = pointer<uint8_t>(touched);
-  int8_t* codes = pointer<int8_t>(std::get<0>(array));
-  int8_t* exponents = pointer<int8_t>(std::get<1>(array));
-  const int64_t num_lines = (num_slots + kLine - 1) / kLine;
-  const int threads = choose_threads(num_threads, num_slots * static_cast<int64_t>(sizeof(float)), kBytesPerThread);
+// A step on the touched lines of an array, which leaves gradient and touched zero. The size of `momentum` decides: none is
+// SGD, one element per slot Adagrad, one per line row-wise Adagrad with the mean of the line's squares. With exponents the
+// array is packed, and `key` determines this step's rounding.
+void shared_step(const Output& array, const OptionalOutput& exponents, const Output& momentum, const Output& gradient,
+                 const Output& touched, double lr, double eps, int64_t key, int num_threads) {
+  const int64_t num_slots = array.num_items(), num_lines = count_lines(num_slots), num_momentum = momentum.num_items();
+  if (num_momentum != 0 && num_momentum != num_slots && num_momentum != num_lines)
+    refuse("momentum: has " + std::to_string(num_momentum) + " elements, expected 0, " + std::to_string(num_slots) +
+           " or " + std::to_string(num_lines));
+  const StepKind kind = num_momentum == 0 ? kPlainStep : num_momentum == num_slots ? kAdagradStep : kGroupedStep;
+  uint8_t* lines = touched.as<uint8_t>("touched", num_lines);
+  int8_t* exponent = exponents ? exponents->as<int8_t>("exponents", num_lines) : nullptr;
+  if (exponents) gradient.as<float>("gradient");  // packed weights are trained in float32
+  gradient.with_dtype<float, double>("gradient", [&](auto value) {
+    using Value = decltype(value);
+    Value* slope = gradient.as<Value>("gradient", num_slots);
+    Value* history = momentum.as<Value>("momentum");
+    Value* weights = exponents ? nullptr : array.as<Value>("array");
+    int8_t* codes = exponents ? array.as<int8_t>("array") : nullptr;
+    const int threads = choose_threads(num_threads, num_slots * static_cast<int64_t>(sizeof(Value)), kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t line = 0; line < num_lines; ++line) {
-    if (!lines[line]) continue;
-    const int64_t start = line * kLine, length = std::min(kLine, num_slots - start);
-    float* slope = pointer<float>(gradient) + start;
-    float values[kLine];
-    const float unit = power_of_two(exponents[line]);
-    for (int64_t i = 0; i < length; ++i) values[i] = unit * static_cast<float>(codes[start + i]);
-    if (kind == kPlainStep) {
-      for (int64_t i = 0; i < length; ++i) values[i] -= static_cast<float>(lr) * slope[i];
-      std::fill(slope, slope + length, 0.0f);
-    } else {
-      const bool is_grouped = kind == kGroupedStep;
-      adagrad_line(values, pointer<float>(momentum) + (is_grouped ? line : start), slope, length, is_grouped,
-                   static_cast<float>(lr), static_cast<float>(eps));
+    for (int64_t line = 0; line < num_lines; ++line) {
+      if (!lines[line]) continue;
+      const int64_t start = line * kLine, length = std::min(kLine, num_slots - start);
+      Value* own = history + (kind == kGroupedStep ? line : kind == kAdagradStep ? start : 0);
+      const Value rate = static_cast<Value>(lr), small = static_cast<Value>(eps);
+      if (codes == nullptr) {
+        step_line(kind, weights + start, own, slope + start, length, rate, small);
+      } else {
+        Value values[kLine];
+        const float unit = power_of_two(exponent[line]);
+        for (int64_t i = 0; i < length; ++i) values[i] = unit * static_cast<float>(codes[start + i]);
+        step_line(kind, values, own, slope + start, length, rate, small);
+        if constexpr (std::is_same_v<Value, float>)
+          pack_line(values, length, static_cast<uint64_t>(key), line, codes + start, exponent + line);
+      }
+      lines[line] = 0;
     }
-    pack_line(values, length, static_cast<uint64_t>(key), line, codes + start, exponents + line);
-    lines[line] = 0;
-  }
+  });
 }
 
-// Random rows of 10 MB in pages of 4 KiB miss the TLB: huge pages took a row from 48 to 36 ns in one run on a busy
-// machine. Only advice: a system that does not know or want it says no, and nothing else changes.
-bool advise_huge_pages(Address address, int64_t num_bytes) {
+// Random rows of a 10 MB array in pages of 4 KiB miss the TLB: huge pages reduced the time per row from 48 to 36 ns in one
+// run on a busy machine. This is only advice: where the system does not support it, it returns false and changes nothing.
+bool advise_huge_pages([[maybe_unused]] const Output& array) {
 #if defined(MADV_HUGEPAGE)
-  constexpr Address kPage = Address{1} << 21;
-  const Address start = (address + kPage - 1) / kPage * kPage, stop = (address + num_bytes) / kPage * kPage;
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const auto address = reinterpret_cast<uintptr_t>(array.bytes("array"));
+  const uintptr_t start = (address + kPage - 1) / kPage * kPage, stop = (address + array.nbytes()) / kPage * kPage;
   return start < stop && madvise(reinterpret_cast<void*>(start), stop - start, MADV_HUGEPAGE) == 0;
 #else
-  (void)address, (void)num_bytes;
   return false;
 #endif
 }
@@ -234,18 +257,14 @@ bool advise_huge_pages(Address address, int64_t num_bytes) {
 }  // namespace
 
 void bind_shared_lookup(nb::module_& m) {
-  m.def("advise_huge_pages", &advise_huge_pages);
-  m.def("shared_lookup_float32", &lookup<float>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_lookup_float64", &lookup<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_scatter_float32", &scatter<float>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_scatter_float64", &scatter<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_weigh_float32", &weigh<float>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_weigh_float64", &weigh<double>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_lookup_int8", &lookup<float, InBytes>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_weigh_int8", &weigh<float, InBytes>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_step_int8", &step_bytes, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_adagrad_float32", &adagrad<float>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("shared_adagrad_float64", &adagrad<double>, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<SharedLists>(m, "SharedLists")
+      .def(nb::init<Input, Input, OptionalInput, Input, Input, std::vector<int64_t>, int64_t, bool>())
+      .def_prop_ro("num_rows", &SharedLists::num_rows);
+  add_function(m, "shared_lookup", &shared_lookup);
+  add_function(m, "shared_weigh", &shared_weigh);
+  add_function(m, "shared_scatter", &shared_scatter);
+  add_function(m, "shared_step", &shared_step);
+  add_function(m, "advise_huge_pages", &advise_huge_pages);
 }
 
 }  // namespace recmill

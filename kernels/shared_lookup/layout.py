@@ -1,4 +1,4 @@
-"""How logical tables are laid over a shared array, in plain numbers that every backend computes with."""
+"""How logical tables map to a shared array, in plain numbers that every backend uses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WORD = (1 << 64) - 1
 ID_FACTOR = 0x9E3779B97F4A7C15
 BLOCK_FACTOR = 0xD1B54A32D192ED03
 MIX_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-FLAT_IDS = 1 << 40  # randomfold lines up this many rows a table; ids beyond (and below 0) are hashed one by one
-MAX_SIZE = 1 << 46  # what the reference's arithmetic holds: 281 TB of float32
+FLAT_IDS = 1 << 40  # randomfold lines up this many rows per table; ids beyond (and below 0) are hashed one by one
+MAX_SIZE = 1 << 46  # the limit of the reference's arithmetic: 281 TB of float32
 MAPPINGS = ("robe", "randomfold")
 MODES = ("sum", "mean", "max")
 
@@ -35,11 +35,11 @@ def signed(word: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedLayout:
-    """Where each weight lives in `size` shared slots.
+    """Where each weight is in `size` shared slots.
 
-    robe        a row is cut into blocks of `block_size`; each starts where hash(table, id, block) says
+    robe        a row is cut into blocks of `block_size`; each starts at hash(table, id, block)
     randomfold  all tables form one line, cut into pieces of `size`; each piece is rotated by a multiple of
-                `block_size` slots, so every slot carries as many weights as any other, and at 1x exactly one
+                `block_size` slots, so that every slot holds equally many weights, and without compression exactly one
     """
 
     size: int
@@ -60,27 +60,27 @@ class SharedLayout:
             )
 
     def table_key(self, table: int) -> int:
-        """What a table adds to the hash of its rows."""
+        """The number that a table adds to the hash of its rows."""
         return signed(mix_bits(mix_bits(self.seed) + ID_FACTOR * (table + 1)))
 
     def numbers(self) -> list[int]:
-        """size, key, block, is randomfold, is signed: as the ops take it."""
+        """size, key, block, is randomfold, is signed: as the kernels take it."""
         is_fold = self.mapping == "randomfold"
         return [self.size, signed(mix_bits(self.seed)), self.block_size, int(is_fold), int(self.sign)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFeature:
-    """One feature's table. `base`: its first weight in the line of all tables (randomfold)."""
+    """One feature's table. `base` is the position of its first weight in the line of all tables (randomfold)."""
 
     key: int
     dim: int
     mode: str = "sum"
     base: int = 0
-    exact_start: int = 0  # its ids that are kept exactly are exact_ids[exact_start : exact_start + num_exact]
+    exact_start: int = 0  # its exact rows have the ids exact_ids[exact_start : exact_start + num_exact]
     num_exact: int = 0
-    exact_base: int = 0  # the slot of the first of them
-    exact_width: int = 0  # weights each of them owns, repeated over the row; 0: as many as the row is wide
+    exact_base: int = 0  # the slot of the first exact row
+    exact_width: int = 0  # weights that each exact row owns, repeated over the row; 0: the width of the row
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -119,7 +119,7 @@ class SharedFeatures:
         return self.rows.shape[0]
 
     def unpooled_width(self) -> int:
-        """The width all features have in common."""
+        """The width that all features share."""
         dims = {int(dim) for dim in self.rows[:, 2]}
         if len(dims) != 1:
             raise ValueError(f"rows of widths {sorted(dims)} do not fit into one tensor, expected one width")

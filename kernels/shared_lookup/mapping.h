@@ -1,32 +1,31 @@
-// Where a logical row lives in the shared array: the same numbers on every machine, never stored, always recomputed.
+// Where a logical row is in the shared array: the same on every machine, never stored, always recomputed.
 //
-//   robe        the row is cut into blocks; each starts where its hash says
-//   randomfold  all tables in one line, cut into pieces as long as the array; each piece is rotated by its hash
+//   robe        a row is cut into blocks; each starts at its hash
+//   randomfold  all tables form one line, cut into pieces as long as the array; each piece is rotated by its hash
 //
-// Rows that are kept exactly stand behind the shared part, in the order of their ids. They may own fewer weights than a
-// row is wide, which then repeat.
+// Exact rows are stored after the shared part, in the order of their ids. They may own fewer weights than the width of a
+// row, which then repeat.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
+#include "parallel.h"
 
 namespace recmill {
 
 constexpr uint64_t kIdFactor = 0x9E3779B97F4A7C15ULL;
 constexpr uint64_t kBlockFactor = 0xD1B54A32D192ED03ULL;
 constexpr uint64_t kMixFactors[2] = {0xBF58476D1CE4E5B9ULL, 0x94D049BB133111EBULL};
-constexpr int64_t kFlatIds = int64_t{1} << 40;  // randomfold lines up this many rows; ids beyond are hashed one by one
+constexpr int64_t kFlatIds = int64_t{1} << 40;  // randomfold lines up this many rows; other ids are hashed one by one
 
 struct Layout {
-  uint64_t size;  // slots that are shared
-  uint64_t key;   // of the seed
+  uint64_t size;  // shared slots
+  uint64_t key;   // hash of the seed
   int64_t block;
   bool is_fold;
   bool is_signed;
 };
 
 struct Feature {
-  uint64_t key, base;  // of its table: what is hashed along, and where its first weight stands in the line of all
+  uint64_t key, base;  // of its table: added to hashes, and the position of its first weight in the line of all tables
   int64_t dim, mode, column;
   const int64_t* exact;  // ascending ids
   int64_t num_exact, exact_base, exact_width;
@@ -38,18 +37,18 @@ struct Segment {
   int32_t is_negative;
 };
 
-inline __attribute__((always_inline)) uint64_t mix_bits(uint64_t x) {
+RECMILL_INLINE uint64_t mix_bits(uint64_t x) {
   x = (x ^ (x >> 30)) * kMixFactors[0];
   x = (x ^ (x >> 27)) * kMixFactors[1];
   return x ^ (x >> 31);
 }
 
-inline __attribute__((always_inline)) uint64_t scale_hash(uint64_t hash, uint64_t range) {
+RECMILL_INLINE uint64_t scale_hash(uint64_t hash, uint64_t range) {
   return static_cast<uint64_t>((static_cast<__uint128_t>(hash) * range) >> 64);
 }
 
-// The rank of `id` among the exact rows, or -1. Written without branches on the ids: they are random.
-inline __attribute__((always_inline)) int64_t find_exact(const Feature& feature, int64_t id) {
+// The rank of `id` among the exact rows, or -1. No branches on the ids, which are random.
+RECMILL_INLINE int64_t find_exact(const Feature& feature, int64_t id) {
   const int64_t* base = feature.exact;
   for (int64_t left = feature.num_exact; left > 1;) {
     const int64_t half = left / 2;
@@ -66,7 +65,7 @@ inline int64_t count_segments(const Layout& layout, const Feature& feature) {
   return std::max(exact, 2 * (dim / static_cast<int64_t>(layout.size) + 2));
 }
 
-inline __attribute__((always_inline)) int64_t exact_segments(const Feature& feature, int64_t rank, Segment* out) {
+RECMILL_INLINE int64_t exact_segments(const Feature& feature, int64_t rank, Segment* out) {
   const int64_t width = feature.exact_width;
   int64_t count = 0;
   for (int64_t at = 0; at < feature.dim; at += width)
@@ -74,7 +73,7 @@ inline __attribute__((always_inline)) int64_t exact_segments(const Feature& feat
   return count;
 }
 
-inline __attribute__((always_inline)) int64_t fold_segments(const Layout& layout, const Feature& feature, int64_t id,
+RECMILL_INLINE int64_t fold_segments(const Layout& layout, const Feature& feature, int64_t id,
                                                             Segment* out) {
   const bool is_flat = id >= 0 && id < kFlatIds;
   uint64_t piece = 0, place = 0;
@@ -102,8 +101,8 @@ inline __attribute__((always_inline)) int64_t fold_segments(const Layout& layout
   return count;
 }
 
-// The parts of the array that make up a row; gives their number.
-inline __attribute__((always_inline)) int64_t find_segments(const Layout& layout, const Feature& feature, int64_t id,
+// The parts of the array that make up a row; returns their number.
+RECMILL_INLINE int64_t find_segments(const Layout& layout, const Feature& feature, int64_t id,
                                                             Segment* out) {
   const int64_t exact = find_exact(feature, id);
   if (exact >= 0) return exact_segments(feature, exact, out);

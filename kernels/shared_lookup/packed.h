@@ -1,6 +1,6 @@
-// Weights of one byte: each is a whole number, -127 to 127, times a power of two that the 16 slots of its line share.
-// A step rounds up or down at random, by the fraction that is lost, so that steps far smaller than a unit still add up;
-// the random bits are a hash of step and slot, so they are the same on every machine and any number of threads.
+// Weights of one byte: an integer from -127 to 127 times a power of two that the 16 slots of a line share. Steps round up
+// or down at random with the probability of the lost fraction, so that steps far smaller than a unit still add up. The
+// random bits are a hash of step and slot: the same on every machine and at any number of threads.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ constexpr float kTop = 127;
 constexpr int kNotFinite = -128;  // the exponent of a line that holds an infinity or NaN: all of it reads as NaN
 constexpr int kMinExponent = -120, kMaxExponent = 120;
 
-INLINE float power_of_two(int exponent) {
+RECMILL_INLINE float power_of_two(int exponent) {
   if (exponent == kNotFinite) return std::numeric_limits<float>::quiet_NaN();
   const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
   float value;
@@ -26,13 +26,13 @@ INLINE float power_of_two(int exponent) {
 
 struct Packed {
   const int8_t* codes;
-  const int8_t* exponents;  // one a line
+  const int8_t* exponents;  // one per line
 };
 
-INLINE const int8_t* first_slot(const Packed& array) { return array.codes; }
+RECMILL_INLINE const int8_t* first_slot(const Packed& array) { return array.codes; }
 
 // The weights of a segment, unpacked into `row`.
-INLINE const float* read_slots(const Packed& array, const Segment& segment, std::vector<float>& row) {
+RECMILL_INLINE const float* read_slots(const Packed& array, const Segment& segment, std::vector<float>& row) {
   if (static_cast<int64_t>(row.size()) < segment.length) row.resize(segment.length);
   const int64_t stop = segment.start + segment.length;
   float* to = row.data();
@@ -44,8 +44,8 @@ INLINE const float* read_slots(const Packed& array, const Segment& segment, std:
   return row.data();
 }
 
-// The smallest exponent whose units reach `largest`; one that is kept where all is zero.
-INLINE int choose_exponent(float largest, int kept) {
+// The smallest exponent with which 127 units reach `largest`; a line of zeros keeps its exponent.
+RECMILL_INLINE int choose_exponent(float largest, int kept) {
   if (!std::isfinite(largest)) return kNotFinite;
   if (largest == 0) return kept == kNotFinite ? 0 : kept;
   int exponent;
@@ -53,12 +53,12 @@ INLINE int choose_exponent(float largest, int kept) {
   return std::max(kMinExponent, std::min(kMaxExponent, exponent));
 }
 
-// Packs the values of a line. `key` and the line's number decide the rounding, sixteen bits a slot.
-INLINE void pack_line(const float* values, int64_t length, uint64_t key, int64_t line, int8_t* codes, int8_t* exponent) {
+// Packs the values of a line. `key` and the line's number determine the rounding, with sixteen bits per slot.
+RECMILL_INLINE void pack_line(const float* values, int64_t length, uint64_t key, int64_t line, int8_t* codes, int8_t* exponent) {
   float largest = 0;
   for (int64_t i = 0; i < length; ++i) {
     const float size = std::fabs(values[i]);
-    largest = size <= largest ? largest : size;  // a NaN is taken, and stays: nothing is smaller or equal
+    largest = size <= largest ? largest : size;  // a NaN stays: no comparison with it is true
     if (size != size) break;
   }
   *exponent = static_cast<int8_t>(choose_exponent(largest, *exponent));

@@ -157,6 +157,7 @@ def shared_lookup(
     layout: Sequence[int],
     width: int,
     is_pooled: bool,
+    *,
     has_max: bool,
 ) -> tuple[Tensor, Tensor]:
     num_samples = (len(offsets) - 1) // len(features)
@@ -219,7 +220,9 @@ def shared_weigh(
         bounds = offsets[f * num_samples : (f + 1) * num_samples + 1]
         first, last = int(bounds[0]), int(bounds[-1])
         own, inside = features[f : f + 1].clone(), torch.tensor([0, last - first], device=ids.device)
-        rows, _ = shared_lookup(array, ids[first:last], inside, None, own, exact_ids, layout, feature[2], False, False)
+        rows, _ = shared_lookup(
+            array, ids[first:last], inside, None, own, exact_ids, layout, feature[2], False, has_max=False
+        )
         if not is_pooled:
             out[first:last] = (rows * gradient[first:last]).sum(1)
             continue

@@ -1,21 +1,21 @@
-// What is done with every id of a batch: pool its row, add its gradient to the array, weigh it.
+// What to do with every id of a batch: pool its row, add its gradient to the array, compute its weight's gradient.
 #pragma once
 
 #include "shared_lookup/walk.h"
 
 namespace recmill::shared {
 
-constexpr int64_t kLine = 16;  // slots whose first touch is noted together, and that share a row-wise momentum
+constexpr int64_t kLine = 16;  // slots that share a touched flag, a row-wise momentum and, if packed, an exponent
 enum Mode { kSum = 0, kMean = 1, kMax = 2 };
 
-// An array of plain weights; packed.h has another kind.
+// An array of plain weights; packed.h defines the other kind.
 template <typename Value>
-INLINE const Value* first_slot(const Value* array) {
+RECMILL_INLINE const Value* first_slot(const Value* array) {
   return array;
 }
 
 template <typename Value>
-INLINE const Value* read_slots(const Value* array, const Segment& segment, std::vector<Value>&) {
+RECMILL_INLINE const Value* read_slots(const Value* array, const Segment& segment, std::vector<Value>&) {
   return array + segment.start;
 }
 
@@ -25,19 +25,19 @@ struct Pool {
   const Job<Value>& job;
   Array array;
   Value* out;
-  int32_t* winners;        // of max: which id of the list
-  std::vector<Value> row;  // where weights are unpacked
+  int32_t* winners;        // for max: the position in its list of the id with the largest element
+  std::vector<Value> row;  // scratch for unpacked weights
 
-  INLINE bool needs(const Segment&) const { return true; }
+  RECMILL_INLINE bool needs(const Segment&) const { return true; }
 
-  INLINE void empty(const Feature& feature, int64_t sample) {
+  RECMILL_INLINE void empty(const Feature& feature, int64_t sample) {
     if (!job.is_pooled) return;
     const int64_t at = sample * job.width + feature.column;
     std::fill(out + at, out + at + feature.dim, Value{0});
     if (feature.mode == kMax) std::fill(winners + at, winners + at + feature.dim, -1);
   }
 
-  INLINE void operator()(const Item& item, const Segment* segments) {
+  RECMILL_INLINE void operator()(const Item& item, const Segment* segments) {
     const Feature& feature = *item.feature;
     const int64_t vector = job.vector_at(feature, item.sample, item.position);
     const bool is_first = !job.is_pooled || item.position == item.begin;
@@ -60,7 +60,7 @@ struct Pool {
       for (int64_t i = vector; i < vector + feature.dim; ++i) out[i] /= static_cast<Value>(count);
   }
 
-  INLINE void take_larger(const Value* from, Value factor, int64_t at, int64_t length, bool is_first, int32_t which) {
+  RECMILL_INLINE void take_larger(const Value* from, Value factor, int64_t at, int64_t length, bool is_first, int32_t which) {
     for (int64_t i = 0; i < length; ++i) {
       const Value value = factor * from[i];
       // A NaN wins and stays, as in torch.
@@ -71,8 +71,8 @@ struct Pool {
   }
 };
 
-// target[slots of an id] += scale * gradient of its list, for the slots in [low, high): each slot sums in the order of
-// the walk whatever the number of threads, because each thread owns slots, not samples.
+// target[slots of an id] += scale * gradient of its list, for the slots in [low, high). Each thread owns slots, not
+// samples, so that a slot's sum has the same order at any number of threads.
 template <typename Value>
 struct Scatter {
   static constexpr int kWrites = 1;
@@ -80,18 +80,18 @@ struct Scatter {
   const Value* gradient;
   const int32_t* winners;
   Value* target;
-  uint8_t* touched;  // a byte a line, or null
+  uint8_t* touched;  // a byte per line, or null
   Value scale;
   int64_t low, high;
 
-  // Another thread's lines must not be fetched for writing.
-  INLINE bool needs(const Segment& segment) const {
+  // Lines of other threads must not be prefetched for writing.
+  RECMILL_INLINE bool needs(const Segment& segment) const {
     return segment.start < high && segment.start + segment.length > low;
   }
 
-  INLINE void empty(const Feature&, int64_t) {}
+  RECMILL_INLINE void empty(const Feature&, int64_t) {}
 
-  INLINE void operator()(const Item& item, const Segment* segments) {
+  RECMILL_INLINE void operator()(const Item& item, const Segment* segments) {
     const Feature& feature = *item.feature;
     int64_t at = job.vector_at(feature, item.sample, item.position);
     Value weight = job.weights ? scale * job.weights[item.position] : scale;
@@ -113,13 +113,13 @@ struct Scatter {
     }
   }
 
-  INLINE void add_won(int64_t start, int64_t from, Value factor, int64_t length, int32_t which) {
+  RECMILL_INLINE void add_won(int64_t start, int64_t from, Value factor, int64_t length, int32_t which) {
     for (int64_t i = 0; i < length; ++i)
       if (winners[from + i] == which) target[start + i] += factor * gradient[from + i];
   }
 };
 
-// out[id] = row of the id . gradient of its list, the derivative by the id's weight.
+// out[id] = row of the id . gradient of its list: the gradient of the id's weight.
 template <typename Value, typename Array = const Value*>
 struct Weigh {
   static constexpr int kWrites = 0;
@@ -129,11 +129,11 @@ struct Weigh {
   Value* out;
   std::vector<Value> row;
 
-  INLINE bool needs(const Segment&) const { return true; }
+  RECMILL_INLINE bool needs(const Segment&) const { return true; }
 
-  INLINE void empty(const Feature&, int64_t) {}
+  RECMILL_INLINE void empty(const Feature&, int64_t) {}
 
-  INLINE void operator()(const Item& item, const Segment* segments) {
+  RECMILL_INLINE void operator()(const Item& item, const Segment* segments) {
     const Feature& feature = *item.feature;
     const Value* from = gradient + job.vector_at(feature, item.sample, item.position);
     Value total = 0;

@@ -1,4 +1,4 @@
-// Every id of a batch with the parts of the array that make up its row, read ahead of their use.
+// Visits every id of a batch with the parts of the array that make up its row, which are prefetched.
 #pragma once
 
 #include <cstring>
@@ -8,12 +8,9 @@
 
 namespace recmill::shared {
 
-#define INLINE inline __attribute__((always_inline))
+constexpr int64_t kAhead = 16;  // rows between prefetching and use; chosen without a sweep
 
-constexpr int64_t kAhead = 16;  // rows on their way into the cache; chosen without a sweep
-
-// What all passes know: B samples of F lists each; list f of sample b is
-// ids[offsets[f * B + b] : offsets[f * B + b + 1]].
+// B samples of F lists each; list f of sample b is ids[offsets[f * B + b] : offsets[f * B + b + 1]].
 template <typename Value>
 struct Job {
   Layout layout;
@@ -41,7 +38,7 @@ struct Vector {
 };
 
 template <typename Value, bool kAdd>
-INLINE void scale_vector(Value* to, const Value* from, const typename Vector<Value>::Type& factor) {
+RECMILL_INLINE void scale_vector(Value* to, const Value* from, const typename Vector<Value>::Type& factor) {
   typename Vector<Value>::Type a, b;
   std::memcpy(&b, from, 32);
   b *= factor;
@@ -52,9 +49,9 @@ INLINE void scale_vector(Value* to, const Value* from, const typename Vector<Val
   std::memcpy(to, &b, 32);
 }
 
-// to = factor * from, or added to it. Multiplied and added apart on every CPU, so all give the same bits.
+// to = factor * from, or to += factor * from. Without FMA, so that all CPUs give the same bits.
 template <typename Value, bool kAdd>
-INLINE void scale_into(Value* to, const Value* from, Value factor, int64_t length) {
+RECMILL_INLINE void scale_into(Value* to, const Value* from, Value factor, int64_t length) {
   constexpr int64_t kSize = Vector<Value>::kSize;
   const typename Vector<Value>::Type factors = typename Vector<Value>::Type{} + factor;
   int64_t i = 0;
@@ -69,11 +66,11 @@ INLINE void scale_into(Value* to, const Value* from, Value factor, int64_t lengt
   }
 }
 
-// Calls visit(item, segments) for every id in the order sample, feature, list, with the memory of the next ones already
-// on its way; visit.empty(feature, sample) for lists without ids. The order of samples never depends on how they are
-// spread over processes, so neither do the bits of what is summed.
+// Calls visit(item, segments) for every id in the order sample, feature, list, while the memory of the next ids is
+// prefetched, and visit.empty(feature, sample) for lists without ids. The order of samples does not depend on how they are
+// spread over processes, so neither do the bits of sums.
 template <typename Value, typename Slot, typename Visit>
-INLINE void walk(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit) {
+RECMILL_INLINE void walk(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit) {
   std::vector<Segment> segments(kAhead * job.max_segments);
   Item items[kAhead];
   const int64_t num_features = static_cast<int64_t>(job.features.size());
@@ -117,25 +114,8 @@ INLINE void walk(const Job<Value>& job, int64_t first, int64_t last, const Slot*
 }
 
 template <typename Value, typename Slot, typename Visit>
-void run_portable(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit) {
-  walk(job, first, last, memory, visit);
-}
-
-#if defined(__x86_64__)
-template <typename Value, typename Slot, typename Visit>
-__attribute__((target("avx2"))) void run_avx2(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory,
-                                              Visit& visit) {
-  walk(job, first, last, memory, visit);
-}
-#endif
-
-template <typename Value, typename Slot, typename Visit>
 void run(const Job<Value>& job, int64_t first, int64_t last, const Slot* memory, Visit& visit, bool allow_avx2) {
-#if defined(__x86_64__)
-  if (allow_avx2 && __builtin_cpu_supports("avx2")) return run_avx2(job, first, last, memory, visit);
-#endif
-  (void)allow_avx2;
-  run_portable(job, first, last, memory, visit);
+  run_avx2([&]() RECMILL_BODY { walk(job, first, last, memory, visit); }, allow_avx2);
 }
 
 }  // namespace recmill::shared

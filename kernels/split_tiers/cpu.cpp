@@ -1,13 +1,8 @@
-// Which tier of a table a row lives in, and where there; and the distinct keys of a batch in ascending order.
-#include <nanobind/nanobind.h>
-
-#include <stdexcept>
-#include <string>
+// The tier of a table that holds a row, and its slot there; and the distinct keys of a batch in ascending order.
 #include <vector>
 
+#include "arrays.h"
 #include "parallel.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
@@ -19,14 +14,13 @@ constexpr int kTierBits = 3;  // a moved row is stored as slot << 3 | tier
 template <typename Id>
 struct TierMap {
   const uint64_t* bits;   // bit r % 64 of word r / 64: row r is not in the common tier
-  const int32_t* ranks;   // such rows before each word
-  const int64_t* moved;   // slot << 3 | tier of each of them, in row order
-  int64_t num_rows;
-  int64_t common_tier;
+  const int32_t* ranks;   // number of such rows before each word
+  const int64_t* moved;   // slot << 3 | tier of each such row, in row order
+  int64_t num_rows, common_tier;
 
-  // Both outcomes are computed and a mask chooses: whether a row is hot is a coin toss for the branch predictor, and
-  // written with ?: the compiler branches. Without moved rows there is one harmless entry to read.
-  __attribute__((always_inline)) void split(Id id, uint8_t& tier, int64_t& slot) const {
+  // Both outcomes are computed and a mask selects one: the branch predictor cannot know whether a row is hot, and with ?:
+  // the compiler branches. Without moved rows there is one unused entry to read.
+  RECMILL_BODY void split(Id id, uint8_t& tier, int64_t& slot) const {
     const uint64_t row = static_cast<uint64_t>(id);
     const uint64_t word = bits[row >> 6];
     const int64_t below = ranks[row >> 6] + __builtin_popcountll(word & ((1ull << (row & 63)) - 1));
@@ -44,38 +38,16 @@ struct TierMap {
 };
 
 template <typename Id>
-void split_block(const TierMap<Id>& map, const Id* ids, int64_t begin, int64_t end, uint8_t* tiers, int64_t* slots) {
-  for (int64_t i = begin; i < end; ++i) map.split(ids[i], tiers[i], slots[i]);
-}
-
-#if defined(__x86_64__)
-// The same with the popcnt instruction, which the baseline of x86-64 lacks.
-template <typename Id>
-__attribute__((target("popcnt"))) void split_block_popcnt(const TierMap<Id>& map, const Id* ids, int64_t begin,
-                                                          int64_t end, uint8_t* tiers, int64_t* slots) {
-  for (int64_t i = begin; i < end; ++i) map.split(ids[i], tiers[i], slots[i]);
-}
-#endif
-
-template <typename Id>
-void split_tiers(Address ids_address, int64_t num_ids, Address bits, Address ranks, Address moved, int64_t num_rows,
-                 int64_t common_tier, Address tiers_address, Address slots_address, int num_threads) {
-  const Id* ids = pointer<const Id>(ids_address);
-  const TierMap<Id> map{pointer<const uint64_t>(bits), pointer<const int32_t>(ranks), pointer<const int64_t>(moved),
-                        num_rows, common_tier};
-  uint8_t* tiers = pointer<uint8_t>(tiers_address);
-  int64_t* slots = pointer<int64_t>(slots_address);
-  auto split = split_block<Id>;
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("popcnt")) split = split_block_popcnt<Id>;
-#endif
+void split_ids(const TierMap<Id>& map, const Id* ids, int64_t num_ids, uint8_t* tiers, int64_t* slots, int num_threads) {
   FirstError error;
   const int threads = choose_threads(num_threads, num_ids, kIdsPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t block = 0; block < (num_ids + kBlock - 1) / kBlock; ++block) {
     const int64_t begin = block * kBlock, end = std::min(num_ids, begin + kBlock);
     if (map.holds(ids, begin, end)) {
-      split(map, ids, begin, end, tiers, slots);
+      run_avx2([&]() RECMILL_BODY {  // for the popcnt instruction
+        for (int64_t i = begin; i < end; ++i) map.split(ids[i], tiers[i], slots[i]);
+      });
       continue;
     }
     for (int64_t i = begin; i < end; ++i)
@@ -85,9 +57,23 @@ void split_tiers(Address ids_address, int64_t num_ids, Address bits, Address ran
       }
   }
   if (error.found())
-    throw std::invalid_argument("ids[" + std::to_string(error.position()) + "] is " +
-                                std::to_string(ids[error.position()]) + ", expected a row in [0, " +
-                                std::to_string(num_rows) + ")");
+    refuse("ids[" + std::to_string(error.position()) + "] is " + std::to_string(ids[error.position()]) +
+           ", expected a row in [0, " + std::to_string(map.num_rows) + ")");
+}
+
+// `moved` has at least one entry.
+void split_tiers(const Input& ids, const Input& bits, const Input& ranks, const Input& moved, int64_t num_rows,
+                 int64_t common_tier, const Output& tiers, const Output& slots, int num_threads) {
+  const int64_t num_ids = ids.num_items(), num_words = (num_rows + 63) / 64;
+  if (moved.num_items() < 1) refuse("moved: expected at least one entry");
+  ids.with_dtype<int64_t, int32_t>("ids", [&](auto id) {
+    using Id = decltype(id);
+    const TierMap<Id> map{reinterpret_cast<const uint64_t*>(bits.as<const int64_t>("bits", num_words)),
+                          ranks.as<const int32_t>("ranks", num_words), moved.as<const int64_t>("moved"),
+                          num_rows, common_tier};
+    split_ids(map, ids.as<const Id>("ids"), num_ids, tiers.as<uint8_t>("tiers", num_ids),
+              slots.as<int64_t>("slots", num_ids), num_threads);
+  });
 }
 
 struct Entry {
@@ -95,7 +81,7 @@ struct Entry {
   int64_t position;
 };
 
-// Least significant digit first, stable; as many passes as the bound has digits (3 for a billion rows).
+// A stable radix sort, least significant digit first, with as many passes as the bound has digits (3 for a billion rows).
 constexpr int kDigitBits = 11;
 constexpr int64_t kDigits = 1 << kDigitBits;
 
@@ -110,16 +96,17 @@ void sort_entries(std::vector<Entry>& entries, int64_t bound) {
   }
 }
 
-int64_t distinct_keys(Address keys_address, int64_t num_keys, int64_t bound, Address distinct_address,
-                      Address inverse_address) {
-  const int64_t* keys = pointer<const int64_t>(keys_address);
-  int64_t* distinct = pointer<int64_t>(distinct_address);
-  int64_t* inverse = pointer<int64_t>(inverse_address);
+// Returns the number of distinct keys.
+int64_t distinct_keys(const Input& all_keys, int64_t bound, const Output& distinct_out, const Output& inverse_out) {
+  const int64_t num_keys = all_keys.num_items();
+  const int64_t* keys = all_keys.as<const int64_t>("keys");
+  int64_t* distinct = distinct_out.as<int64_t>("distinct", num_keys);
+  int64_t* inverse = inverse_out.as<int64_t>("inverse", num_keys);
   std::vector<Entry> entries(num_keys);
   for (int64_t i = 0; i < num_keys; ++i) {
     if (static_cast<uint64_t>(keys[i]) >= static_cast<uint64_t>(bound))
-      throw std::invalid_argument("keys[" + std::to_string(i) + "] is " + std::to_string(keys[i]) +
-                                  ", expected one in [0, " + std::to_string(bound) + ")");
+      refuse("keys[" + std::to_string(i) + "] is " + std::to_string(keys[i]) + ", expected one in [0, " +
+             std::to_string(bound) + ")");
     entries[i] = {keys[i], i};
   }
   sort_entries(entries, bound);
@@ -134,9 +121,8 @@ int64_t distinct_keys(Address keys_address, int64_t num_keys, int64_t bound, Add
 }  // namespace
 
 void bind_split_tiers(nb::module_& m) {
-  m.def("split_tiers_int64", &split_tiers<int64_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("split_tiers_int32", &split_tiers<int32_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("distinct_keys", &distinct_keys, nb::call_guard<nb::gil_scoped_release>());
+  add_function(m, "split_tiers", &split_tiers);
+  add_function(m, "distinct_keys", &distinct_keys);
 }
 
 }  // namespace recmill

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kernels import _cpu
-from kernels.buffers import address_of
-from kernels.jagged import count_jagged_rows, describe_lists, item_bytes, pick_backend
+from kernels.backends import count_jagged_rows, pick_backend
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BACKENDS = ("reference", "cpu")
 
 
 # F = features, U = rows taken, N = values taken, W = windows
@@ -26,23 +23,21 @@ def take_rows(
 ) -> tuple[Tensor, Tensor]:
     """The lists `rows_U` of every feature, feature by feature, as `(values_N, lengths_FU)`.
 
-    That is the layout of a KeyedJaggedTensor with stride U. All values must have one dtype; lengths are int64.
+    This is the layout of a KeyedJaggedTensor with stride U. All values must have one dtype; lengths are int64.
     """
     import torch
 
     num_rows = count_jagged_rows(values, offsets)
     if any(own.dtype != values[0].dtype or own.shape[1:] != values[0].shape[1:] for own in values):
         raise ValueError(f"values: expected one dtype and width, received {[str(own.dtype) for own in values]}")
-    if pick_backend(kernel, values[0], BACKENDS) == "reference":
+    if pick_backend(kernel, values[0]) == "reference":
         from kernels.take_rows import reference
 
         return reference.take_rows(values, offsets, rows_U)
-    features = describe_lists(values, offsets)
-    rows_address = address_of(rows_U, name="rows_U", dtypes=("int64",))
     lengths_FU = torch.empty(len(values) * len(rows_U), dtype=torch.int64)
-    total = _cpu.take_lengths(features, num_rows, rows_address, len(rows_U), lengths_FU.data_ptr())
+    total = _cpu.take_lengths(values, offsets, num_rows, rows_U, lengths_FU)
     values_N = values[0].new_empty(total, *values[0].shape[1:])
-    _cpu.take_values(features, rows_address, len(rows_U), lengths_FU.data_ptr(), values_N.data_ptr(), num_threads)
+    _cpu.take_values(values, offsets, num_rows, rows_U, lengths_FU, values_N, num_threads)
     return values_N, lengths_FU
 
 
@@ -55,24 +50,14 @@ def take_windows(
     kernel: str | None = None,
     num_threads: int = 0,
 ) -> Tensor:
-    """values[start : start + length] of every window, one after another; `num_values`, if known, is their number."""
+    """values[start : start + length] of every window in sequence; `num_values`, if known, is their total length."""
     if starts_W.shape != lengths_W.shape or starts_W.dim() != 1:
         raise ValueError(f"received starts of shape {tuple(starts_W.shape)}, lengths of shape {tuple(lengths_W.shape)}")
-    if pick_backend(kernel, values, BACKENDS) == "reference":
+    if pick_backend(kernel, values) == "reference":
         from kernels.take_rows import reference
 
         return reference.take_windows(values, starts_W, lengths_W)
     total = int(lengths_W.sum()) if num_values is None else num_values
     out = values.new_empty(max(total, 0), *values.shape[1:])
-    _cpu.take_windows(
-        address_of(values, name="values"),
-        item_bytes(values),
-        len(values),
-        address_of(starts_W, name="starts_W", dtypes=("int64",)),
-        address_of(lengths_W, name="lengths_W", dtypes=("int64",)),
-        len(starts_W),
-        out.data_ptr(),
-        total,
-        num_threads,
-    )
+    _cpu.take_windows(values, starts_W, lengths_W, out, num_threads)
     return out

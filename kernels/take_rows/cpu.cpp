@@ -1,24 +1,18 @@
 // Copies of chosen lists, one after another.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include "jagged.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 20;
 
-// Lengths of the lists `rows` of every feature, feature by feature; returns how many values they hold.
-int64_t take_lengths(const std::vector<ListsArgument>& arguments, int64_t num_rows, Address rows_address,
-                     int64_t num_taken, Address lengths_address) {
-  const std::vector<Lists> features = read_lists(arguments);
-  const int64_t* rows = pointer<const int64_t>(rows_address);
-  int64_t* lengths = pointer<int64_t>(lengths_address);
-  check_offsets(features, num_rows);
+// Fills the lengths of the lists `rows` of every feature, feature by feature; returns how many values they hold.
+int64_t take_lengths(const std::vector<Input>& values, const std::vector<Input>& offsets, int64_t num_rows,
+                     const Input& taken_rows, const Output& lengths_out) {
+  const std::vector<Lists> features = read_lists(values, offsets, num_rows);
+  const int64_t num_taken = taken_rows.num_items();
+  const int64_t* rows = taken_rows.as<const int64_t>("rows_U");
+  int64_t* lengths = lengths_out.as<int64_t>("lengths", static_cast<int64_t>(features.size()) * num_taken);
   check_rows("rows", rows, num_taken, num_rows);
   int64_t total = 0;
   for (const Lists& lists : features)
@@ -26,7 +20,7 @@ int64_t take_lengths(const std::vector<ListsArgument>& arguments, int64_t num_ro
   return total;
 }
 
-// Copies values[starts[i] : starts[i] + lengths[i]] for every i, in order. `from` may differ a window (by feature).
+// Copies lengths[i] items from source(i), for every i in order.
 template <typename Source>
 void copy_windows(Source source, const int64_t* lengths, int64_t num_windows, char* out, int64_t item_bytes,
                   int num_threads) {
@@ -38,43 +32,55 @@ void copy_windows(Source source, const int64_t* lengths, int64_t num_windows, ch
     copy_bytes(out + ends[i] * item_bytes, source(i), lengths[i] * item_bytes);
 }
 
-// `lengths` as take_lengths gave them, `out` of the size it returned.
-void take_values(const std::vector<ListsArgument>& arguments, Address rows_address, int64_t num_taken,
-                 Address lengths, Address out, int num_threads) {
-  const std::vector<Lists> features = read_lists(arguments);
-  const int64_t* rows = pointer<const int64_t>(rows_address);
+// Copies the lists `rows` of every feature. `lengths` are those that take_lengths filled after it checked all offsets,
+// and `out` has the size that it returned.
+void take_values(const std::vector<Input>& values, const std::vector<Input>& offsets, int64_t num_rows,
+                 const Input& taken_rows, const Input& lengths_of_lists, const Output& out, int num_threads) {
+  const std::vector<Lists> features = read_lists(values, offsets, num_rows, false);
+  const int64_t num_taken = taken_rows.num_items();
+  const int64_t* rows = taken_rows.as<const int64_t>("rows_U");
+  check_rows("rows", rows, num_taken, num_rows);
   if (features.empty() || num_taken == 0) return;
+  const int64_t num_lists = static_cast<int64_t>(features.size()) * num_taken;
+  const int64_t* lengths = lengths_of_lists.as<const int64_t>("lengths", num_lists);
+  int64_t total = 0;
+  for (int64_t i = 0; i < num_lists; ++i) {
+    if (lengths[i] != features[i / num_taken].length(rows[i % num_taken])) refuse("lengths: are not those of the lists");
+    total += lengths[i];
+  }
+  if (out.dim(0) != total || out.row_bytes() != features[0].item_bytes) refuse("out: has another size than the lists");
   const auto source = [&](int64_t i) { return features[i / num_taken].begin(rows[i % num_taken]); };
-  copy_windows(source, pointer<const int64_t>(lengths), static_cast<int64_t>(features.size()) * num_taken,
-               pointer<char>(out), features[0].item_bytes, num_threads);
+  copy_windows(source, lengths, num_lists, out.bytes("out"), features[0].item_bytes, num_threads);
 }
 
-void take_windows(Address values_address, int64_t item_bytes, int64_t num_values, Address starts_address,
-                  Address lengths_address, int64_t num_windows, Address out, int64_t num_out, int num_threads) {
-  const char* values = pointer<const char>(values_address);
-  const int64_t* starts = pointer<const int64_t>(starts_address);
-  const int64_t* lengths = pointer<const int64_t>(lengths_address);
+void take_windows(const Input& values, const Input& starts_of_windows, const Input& lengths_of_windows,
+                  const Output& out, int num_threads) {
+  const int64_t num_windows = starts_of_windows.num_items(), num_values = values.dim(0), num_out = out.dim(0);
+  const int64_t* starts = starts_of_windows.as<const int64_t>("starts");
+  const int64_t* lengths = lengths_of_windows.as<const int64_t>("lengths", num_windows);
   int64_t total = 0;
   for (int64_t i = 0; i < num_windows; ++i) {
     if (starts[i] < 0 || lengths[i] < 0 || starts[i] > num_values || lengths[i] > num_values - starts[i])
-      throw std::invalid_argument("window " + std::to_string(i) + " starts at " + std::to_string(starts[i]) +
-                                  " and has " + std::to_string(lengths[i]) + " values, expected it inside [0, " +
-                                  std::to_string(num_values) + ")");
+      refuse("window " + std::to_string(i) + " starts at " + std::to_string(starts[i]) + " and has " +
+             std::to_string(lengths[i]) + " values, expected it inside [0, " + std::to_string(num_values) + ")");
     total += lengths[i];
   }
   if (total != num_out)
-    throw std::invalid_argument("the windows hold " + std::to_string(total) + " values, received " +
-                                std::to_string(num_out) + " as their number");
-  const auto source = [&](int64_t i) { return values + starts[i] * item_bytes; };
-  copy_windows(source, lengths, num_windows, pointer<char>(out), item_bytes, num_threads);
+    refuse("the windows hold " + std::to_string(total) + " values, received " + std::to_string(num_out) +
+           " as their number");
+  const int64_t item_bytes = values.row_bytes();
+  const char* from = values.bytes("values");
+  if (total > 0 && out.row_bytes() != item_bytes) refuse("out: has another dtype or width than the values");
+  const auto source = [&](int64_t i) { return from + starts[i] * item_bytes; };
+  copy_windows(source, lengths, num_windows, out.bytes("out"), item_bytes, num_threads);
 }
 
 }  // namespace
 
 void bind_take_rows(nb::module_& m) {
-  m.def("take_lengths", &take_lengths, nb::call_guard<nb::gil_scoped_release>());
-  m.def("take_values", &take_values, nb::call_guard<nb::gil_scoped_release>());
-  m.def("take_windows", &take_windows, nb::call_guard<nb::gil_scoped_release>());
+  add_function(m, "take_lengths", &take_lengths);
+  add_function(m, "take_values", &take_values);
+  add_function(m, "take_windows", &take_windows);
 }
 
 }  // namespace recmill

@@ -1,50 +1,36 @@
-// The way of a gradient from bags of lookups to rows of a table: which rows, their sums, one optimiser step.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
+// From gradients of bags of lookups to an optimiser step of table rows: which rows, the sums of their gradients, the step.
 #include <cmath>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 #include <vector>
 
-#include "parallel.h"
+#include "arrays.h"
 #include "vectors.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 20;
-constexpr int64_t kAhead = 8;  // rows whose weights are fetched before their turn
+constexpr int64_t kAhead = 8;  // rows between prefetching weights and using them
 
 void check_ends(const char* name, const int64_t* ends, int64_t count, int64_t total) {
   bool good = ends[0] == 0 && ends[count] == total;
   for (int64_t i = 0; i < count; ++i) good &= ends[i] <= ends[i + 1];
   if (!good)
-    throw std::invalid_argument(std::string(name) + ": expected ascending numbers from 0 to " + std::to_string(total));
+    refuse(std::string(name) + ": expected ascending numbers from 0 to " + std::to_string(total));
 }
 
-// Writes the distinct rows in ascending order and for every id its place among them; returns how many there are.
 // Rows are marked, not sorted: hot rows are few.
 template <typename Id>
-int64_t find_rows(Address ids_address, int64_t num_ids, Address edges_address, Address bases_address, int64_t num_features,
-                  int64_t num_rows, Address rows_address, Address inverse_address) {
-  const Id* ids = pointer<const Id>(ids_address);
-  const int64_t* edges = pointer<const int64_t>(edges_address);
-  const int64_t* bases = pointer<const int64_t>(bases_address);
-  int32_t* rows = pointer<int32_t>(rows_address);
-  int32_t* inverse = pointer<int32_t>(inverse_address);
+int64_t mark_rows(const Id* ids, int64_t num_ids, const int64_t* edges, const int64_t* bases, int64_t num_features,
+                  int64_t num_rows, int32_t* rows, int32_t* inverse) {
   check_ends("edges", edges, num_features, num_ids);
   std::vector<int32_t> place(num_rows, 0);
   for (int64_t f = 0; f < num_features; ++f)
     for (int64_t n = edges[f]; n < edges[f + 1]; ++n) {
       const int64_t row = static_cast<int64_t>(ids[n]) + bases[f];
-      if (ids[n] < 0 || row >= num_rows)
-        throw std::invalid_argument("ids[" + std::to_string(n) + "] is " + std::to_string(ids[n]) +
-                                    ", expected a row in [0, " + std::to_string(num_rows - bases[f]) + ")");
+      if (ids[n] < 0 || row < 0 || row >= num_rows)
+        refuse("ids[" + std::to_string(n) + "] is " + std::to_string(ids[n]) + ", expected a row in [0, " +
+               std::to_string(num_rows - bases[f]) + ")");
       inverse[n] = static_cast<int32_t>(row);
       place[row] = 1;
     }
@@ -58,18 +44,31 @@ int64_t find_rows(Address ids_address, int64_t num_ids, Address edges_address, A
   return count;
 }
 
-using Gradient = std::tuple<Address, int64_t>;  // of one feature: where it starts, floats from one bag to the next
+// Writes the distinct rows in ascending order and the place of every id among them; returns their number.
+int64_t find_rows(const Input& ids, const Input& edges, const Input& bases, int64_t num_rows, const Output& rows,
+                  const Output& inverse) {
+  const int64_t num_ids = ids.num_items(), num_features = bases.num_items();
+  int32_t* found = rows.as<int32_t>("rows", std::min(num_ids, num_rows));
+  int64_t count = 0;
+  ids.with_dtype<int64_t, int32_t>("ids_N", [&](auto id) {
+    count = mark_rows(ids.as<const decltype(id)>("ids_N"), num_ids, edges.as<const int64_t>("edges_F", num_features + 1),
+                      bases.as<const int64_t>("bases_F"), num_features, num_rows, found,
+                      inverse.as<int32_t>("inverse", num_ids));
+  });
+  return count;
+}
 
 struct Bags {
-  std::vector<Gradient> gradients;
-  const int64_t* offsets;  // feature-major; null: every bag has one id
+  std::vector<const float*> gradients;
+  std::vector<int64_t> steps;  // floats from one bag to the next, per feature
+  const int64_t* offsets;      // feature-major; null: every bag has one id
   const int32_t* inverse;
   int64_t num_bags, width;
   bool is_mean;
 };
 
-// Bag by bag, features inside: gradients are read as they lie. A thread takes the sums of rows [begin, end) from all
-// bags, so a sum has the same order at any number of threads.
+// Bag by bag, and feature by feature inside: gradients are read in the order of memory. A thread adds up rows [begin, end)
+// over all bags, so the order of a sum does not depend on the number of threads.
 RECMILL_INLINE void add_bags(const Bags& bags, float* out, int64_t begin, int64_t end) {
   const int64_t num_features = static_cast<int64_t>(bags.gradients.size());
   for (int64_t bag = 0; bag < bags.num_bags; ++bag)
@@ -77,8 +76,7 @@ RECMILL_INLINE void add_bags(const Bags& bags, float* out, int64_t begin, int64_
       const int64_t place = f * bags.num_bags + bag;
       const int64_t first = bags.offsets ? bags.offsets[place] : place;
       const int64_t last = bags.offsets ? bags.offsets[place + 1] : place + 1;
-      const auto& [address, step] = bags.gradients[f];
-      const float* from = pointer<const float>(address) + bag * step;
+      const float* from = bags.gradients[f] + bag * bags.steps[f];
       const float weight = bags.is_mean && last > first ? 1.0f / static_cast<float>(last - first) : 1.0f;
       for (int64_t n = first; n < last; ++n) {
         const int64_t row = bags.inverse[n];
@@ -91,23 +89,21 @@ RECMILL_INLINE void add_bags(const Bags& bags, float* out, int64_t begin, int64_
     }
 }
 
-void add_bags_portable(const Bags& bags, float* out, int64_t begin, int64_t end) { add_bags(bags, out, begin, end); }
-
-enum Optimiser { kSgd = 0, kAdagrad = 1, kRowWiseAdagrad = 2 };
+enum OptimiserKind { kSgd = 0, kAdagrad = 1, kRowWiseAdagrad = 2 };
 
 struct Table {
   float* weights;
-  float* state;  // a float an element, a row, or none, by optimiser
+  float* state;  // a float per element, per row, or none, depending on the optimiser
   int64_t width;
   int optimiser;
   double lr, eps, scale;
 };
 
-// Gradients of one row: the first, and where the next one lies.
+// A gradient of a row, and the position of the row's next gradient.
 struct Chain {
   const float* gradient;
   int64_t row;
-  int64_t next;  // -1: no other
+  int64_t next;  // -1: none
 };
 
 typedef double WideVec __attribute__((vector_size(64)));
@@ -127,7 +123,7 @@ RECMILL_INLINE double square_sum(const double* from, int64_t width) {
   return sum;
 }
 
-// In double until a weight or state is stored, as FBGEMM's update of single rows computes.
+// Computed in double until a weight or state is stored, as FBGEMM's update of single rows does.
 RECMILL_INLINE void step_row(const Table& table, int64_t row, const double* gradient) {
   float* weights = table.weights + row * table.width;
   if (table.optimiser == kAdagrad) {
@@ -163,72 +159,61 @@ RECMILL_INLINE void step_rows(const Table& table, const std::vector<Chain>& chai
   }
 }
 
-void step_rows_portable(const Table& table, const std::vector<Chain>& chains, const std::vector<int64_t>& firsts,
-                        int64_t begin, int64_t end, double* sum) {
-  step_rows(table, chains, firsts, begin, end, sum);
-}
-
-#if defined(__x86_64__)
-// Without FMA: a product is rounded before it is added, here as in the portable loops, so both give the same bits.
-__attribute__((target("avx2"))) void add_bags_avx2(const Bags& bags, float* out, int64_t begin, int64_t end) {
-  add_bags(bags, out, begin, end);
-}
-
-__attribute__((target("avx2"))) void step_rows_avx2(const Table& table, const std::vector<Chain>& chains,
-                                                    const std::vector<int64_t>& firsts, int64_t begin, int64_t end,
-                                                    double* sum) {
-  step_rows(table, chains, firsts, begin, end, sum);
-}
-#endif
-
-auto choose_add() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return &add_bags_avx2;
-#endif
-  return &add_bags_portable;
-}
-
-auto choose_step() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return &step_rows_avx2;
-#endif
-  return &step_rows_portable;
-}
-
-void sum_bags(const std::vector<Gradient>& gradients, Address offsets, Address inverse, int64_t num_ids,
-              int64_t num_bags, int64_t width, bool is_mean, Address out_address, int64_t num_distinct,
-              int num_threads) {
-  const Bags bags{gradients, pointer<const int64_t>(offsets), pointer<const int32_t>(inverse), num_bags, width, is_mean};
-  if (offsets) check_ends("offsets", bags.offsets, static_cast<int64_t>(gradients.size()) * num_bags, num_ids);
-  float* out = pointer<float>(out_address);
-  const auto add = choose_add();
-  const int64_t work = static_cast<int64_t>(gradients.size()) * num_bags * width * static_cast<int64_t>(sizeof(float));
+// Without FMA: products are rounded before they are added, so all CPUs give the same bits.
+void sum_bags(const std::vector<Input>& gradients, const OptionalInput& offsets, const Input& inverse, bool is_mean,
+              const Output& out, int num_threads) {
+  const int64_t num_distinct = out.dim(0), width = out.dim(1), num_ids = inverse.num_items();
+  const int64_t num_features = static_cast<int64_t>(gradients.size());
+  Bags bags{{}, {}, as_or_null<int64_t>(offsets, "offsets"), inverse.as<const int32_t>("inverse_N"),
+            gradients.empty() ? 0 : gradients[0].dim(0), width, is_mean};
+  for (const Input& own : gradients) {
+    if (own.ndim() != 2 || own.dim(0) != bags.num_bags || own.dim(1) != width || own.dtype() != nb::dtype<float>())
+      refuse("gradients: expected float32 matrices of one shape");
+    bags.gradients.push_back(own.rows_as<const float>("gradients"));
+    bags.steps.push_back(own.stride(0));
+  }
+  const int64_t num_ends = offsets ? offsets->num_items() : num_ids + 1;
+  if (num_ends != num_features * bags.num_bags + 1) refuse("offsets: expected one more than bags");
+  if (offsets) check_ends("offsets", bags.offsets, num_features * bags.num_bags, num_ids);
+  float* sums = out.as<float>("out");
+  const int64_t work = num_features * bags.num_bags * width * static_cast<int64_t>(sizeof(float));
   const int threads = choose_threads(num_threads, work, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread) {
     const int64_t begin = num_distinct * thread / threads, end = num_distinct * (thread + 1) / threads;
-    std::fill(out + begin * width, out + end * width, 0.0f);
-    add(bags, out, begin, end);
+    std::fill(sums + begin * width, sums + end * width, 0.0f);
+    run_avx2([&]() RECMILL_BODY { add_bags(bags, sums, begin, end); });
   }
 }
 
-using Block = std::tuple<Address, Address, int64_t>;  // rows (int32), gradients, how many
+// An optimiser and its settings, as Python passes them.
+struct Optimiser {
+  int kind;
+  double lr, eps, scale;
+};
 
-// Gradients of the same row are chained in the order in which they come, so that a row is stepped once, by one thread.
-void update_rows(Address weights, Address state, int64_t num_rows, int64_t width, int optimiser, double lr, double eps,
-                 double scale, const std::vector<Block>& blocks, int num_threads) {
-  const Table table{pointer<float>(weights), pointer<float>(state), width, optimiser, lr, eps, scale};
+// Gradients of the same row are chained in the order in which they arrive, so that one thread steps a row once.
+void update_rows(const Output& weights, const OptionalOutput& state, const Optimiser& optimiser,
+                 const std::vector<Input>& rows_of_blocks, const std::vector<Input>& gradients_of_blocks,
+                 int num_threads) {
+  const int64_t num_rows = weights.dim(0), width = weights.dim(1);
+  const int64_t state_size[] = {0, num_rows * width, num_rows};
+  if (optimiser.kind < kSgd || optimiser.kind > kRowWiseAdagrad || state.has_value() != (optimiser.kind != kSgd))
+    refuse("state: does not fit the optimiser");
+  const Table table{weights.as<float>("weights_HD"), state ? state->as<float>("state", state_size[optimiser.kind]) : nullptr,
+                    width, optimiser.kind, optimiser.lr, optimiser.eps, optimiser.scale};
+  if (rows_of_blocks.size() != gradients_of_blocks.size()) refuse("blocks: expected as many rows as gradients");
   std::vector<Chain> chains;
   std::vector<int64_t> firsts;
   std::vector<int32_t> last(num_rows, -1);
-  for (size_t block = 0; block < blocks.size(); ++block) {
-    const auto& [rows_address, gradients_address, count] = blocks[block];
-    const int32_t* rows = pointer<const int32_t>(rows_address);
-    const float* gradients = pointer<const float>(gradients_address);
+  for (size_t block = 0; block < rows_of_blocks.size(); ++block) {
+    const int64_t count = rows_of_blocks[block].num_items();
+    const int32_t* rows = rows_of_blocks[block].as<const int32_t>("rows");
+    const float* gradients = gradients_of_blocks[block].as<const float>("gradient", count * width);
     for (int64_t i = 0; i < count; ++i) {
       if (rows[i] < 0 || rows[i] >= num_rows)
-        throw std::invalid_argument("rows of block " + std::to_string(block) + "[" + std::to_string(i) + "] is " +
-                                    std::to_string(rows[i]) + ", expected a row in [0, " + std::to_string(num_rows) + ")");
+        refuse("rows of block " + std::to_string(block) + "[" + std::to_string(i) + "] is " + std::to_string(rows[i]) +
+               ", expected a row in [0, " + std::to_string(num_rows) + ")");
       const int32_t place = static_cast<int32_t>(chains.size());
       chains.push_back({gradients + i * width, rows[i], -1});
       if (last[rows[i]] < 0) firsts.push_back(place);
@@ -236,24 +221,24 @@ void update_rows(Address weights, Address state, int64_t num_rows, int64_t width
       last[rows[i]] = place;
     }
   }
-  const auto step = choose_step();
   const int64_t distinct = static_cast<int64_t>(firsts.size());
   const int64_t work = static_cast<int64_t>(chains.size()) * width * static_cast<int64_t>(sizeof(float));
   const int threads = choose_threads(num_threads, work, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread) {
     std::vector<double> sum(width);
-    step(table, chains, firsts, distinct * thread / threads, distinct * (thread + 1) / threads, sum.data());
+    const int64_t begin = distinct * thread / threads, end = distinct * (thread + 1) / threads;
+    run_avx2([&]() RECMILL_BODY { step_rows(table, chains, firsts, begin, end, sum.data()); });
   }
 }
 
 }  // namespace
 
 void bind_update_rows(nb::module_& m) {
-  m.def("find_rows_int64", &find_rows<int64_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("find_rows_int32", &find_rows<int32_t>, nb::call_guard<nb::gil_scoped_release>());
-  m.def("sum_bags", &sum_bags, nb::call_guard<nb::gil_scoped_release>());
-  m.def("update_rows", &update_rows, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<Optimiser>(m, "Optimiser").def(nb::init<int, double, double, double>());
+  add_function(m, "find_rows", &find_rows);
+  add_function(m, "sum_bags", &sum_bags);
+  add_function(m, "update_rows", &update_rows);
 }
 
 }  // namespace recmill

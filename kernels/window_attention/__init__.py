@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.jagged import pick_backend
+from kernels.backends import pick_backend
 from kernels.windows import check_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BACKENDS = ("reference", "cpu")
 
 
 # N = rows of the buffer, D = width of all heads, W = windows, T = rows of all windows
@@ -24,22 +22,22 @@ def window_attention(
     kernel: str | None = None,
     num_threads: int = 0,
 ) -> Tensor:
-    """What each row of each window attends to inside its window: [T, D], window after window.
+    """The attention of each row of each window to the rows of its window: [T, D], window after window.
 
     `packed_NE` is [N, 3 * D]: queries, keys and values of a row, each of them head by head. Windows may overlap, so a
-    row is projected once however many windows hold it. `num_values` is T, if known. float32 on the CPU runs compiled;
-    the bits of the gradient do not depend on the number of threads. Everything else runs the reference.
+    row is projected once, however many windows contain it. `num_values` is T, if known. float32 on the CPU runs
+    compiled, and the bits of the gradient do not depend on the number of threads. All other tensors use the reference.
     """
     check_windows(starts_W, lengths_W)
     if packed_NE.dim() != 2 or packed_NE.shape[1] % (3 * num_heads):
         raise ValueError(f"packed_NE: shape is {tuple(packed_NE.shape)}, expected [N, 3 * D] with {num_heads} heads")
     total = int(lengths_W.sum()) if num_values is None else num_values
-    backend = pick_backend(kernel, packed_NE, BACKENDS)
+    backend = pick_backend(kernel, packed_NE)
     if backend == "reference" or str(packed_NE.dtype) != "torch.float32":
         from kernels.window_attention import reference
 
         return reference.window_attention(packed_NE, starts_W, lengths_W, num_heads, total)
     from kernels.window_attention import ops
 
-    attended_TD: Tensor = ops.quick_window_attention(packed_NE, starts_W, lengths_W, num_heads, total, num_threads)[0]
+    attended_TD: Tensor = ops.window_attention(packed_NE, starts_W, lengths_W, num_heads, total, num_threads)[0]
     return attended_TD

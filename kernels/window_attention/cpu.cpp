@@ -1,27 +1,23 @@
-// Self-attention inside windows of a buffer of rows, and the pooling of windows, forward and backward.
+// Self-attention inside windows of a buffer of rows, forward and backward.
 //
-// Windows may overlap: their rows are projected once and read where they lie. A window's queries, keys and values of one
-// head are copied into scratch that stays in the L1 cache, and everything else is products of small matrices.
-#include <nanobind/nanobind.h>
-
+// Windows may overlap: their rows are projected once and read in place. The queries, keys and values of one head of a
+// window are copied into scratch that stays in the L1 cache; the rest consists of products of small matrices.
 #include <initializer_list>
 #include <type_traits>
 
 #include "window_attention/window.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
 constexpr int64_t kWorkPerThread = 1 << 18;  // multiplications
 
-// Windows that overlap have the same scores where they overlap: exp(score - highest of the row over all of them) is
-// computed once a pair of rows, and each window sums its own part. A window whose scores all lie this far below the
-// highest would lose its digits and is computed alone.
+// Windows have the same scores where they overlap: exp(score - highest score of the row in all windows) is computed once
+// per pair of rows, and each window sums its own part. A window whose sum is smaller than this would lose precision and
+// is computed alone.
 constexpr float kSmallest = 1e-25f;
 
-struct Pairs {  // scratch of a chunk: everything about its rows and pairs of rows
+struct Pairs {  // scratch of a chunk, for its rows and pairs of rows
   int64_t wide;
   float *query, *key, *key_across, *value_across, *value, *sums, *key_sums, *value_sums, *own, *core, *exps, *changes;
   float *part, *highest, *core_totals, *core_agreements, *factors;
@@ -52,7 +48,7 @@ struct Range {
   int64_t length() const { return last - first; }
 };
 
-// What all windows of the chunk hold: most of it where windows shift by a row or two. May be empty.
+// The rows that all windows of the chunk contain: most of them if windows shift by a row or two. May be empty.
 Range find_core(const Windows& windows, const int64_t* order, const Chunk& chunk) {
   Range core{0, chunk.length};
   for (int64_t at = chunk.first; at < chunk.last; ++at) {
@@ -63,7 +59,7 @@ Range find_core(const Windows& windows, const int64_t* order, const Chunk& chunk
   return core.first < core.last ? core : Range{0, 0};
 }
 
-// The rows of a window before and behind the core.
+// The rows of a window before and after the core.
 struct Outer {
   Range parts[2];
 
@@ -97,8 +93,8 @@ RECMILL_INLINE void sum_core(const Chunk& chunk, const Range& core, Pairs& pairs
     pairs.core_totals[row] = sum_row(pairs.exps + row * pairs.wide + core.first, core.length());
 }
 
-// 1 / (sum of exp(score) inside the window) of each of its rows. False if a sum is too small to be used. The backward
-// pass calls it, too: by way of the sums' logarithms the factors would lose a digit.
+// 1 / (sum of exp(score) inside the window) for each of its rows. False if a sum is too small. The backward pass also
+// calls it: computed from the logarithms of the sums, the factors would lose a digit.
 RECMILL_INLINE bool fill_factors(const Range& window, const Range& core, Pairs& pairs) {
   const float* exps = pairs.exps + window.first * pairs.wide;
   std::memcpy(pairs.factors, pairs.core_totals + window.first, sizeof(float) * window.length());
@@ -113,7 +109,7 @@ RECMILL_INLINE bool fill_factors(const Range& window, const Range& core, Pairs& 
   return is_good;
 }
 
-// A window of a chunk whose scores must be computed alone. Rare, and apart from the rest, which it would slow down.
+// A window of a chunk whose scores must be computed alone. Rare, and not inlined because it would slow down the rest.
 __attribute__((noinline)) void attend_alone(const Windows& windows, const Shape& shape, const Forward& io, int64_t w,
                                             int64_t head, float* room) {
   attend(windows, shape, io, w, head, room);
@@ -124,7 +120,7 @@ __attribute__((noinline)) void attend_alone(const Windows& windows, const Shape&
   attend_back(windows, shape, io, w, head, room);
 }
 
-// Sums over the core are taken once a row; a window adds what it has besides.
+// Sums over the core are computed once per row; each window adds its other rows.
 RECMILL_INLINE void attend_chunk(const Windows& windows, const int64_t* order, const Chunk& chunk, const Shape& shape,
                                  const Forward& io, int64_t head, float* room, float* other_room) {
   const int64_t step = 3 * shape.width;
@@ -172,8 +168,8 @@ RECMILL_INLINE void add_changes(const Range& rows, const Range& columns, const f
                  pairs.value_sums + columns.first * shape.padded, shape.padded);
 }
 
-// The gradient of exp(score) of each pair is summed over the windows that hold it, then taken back to rows once. Pairs
-// with a row of the core get the gradients of all windows at once, summed beforehand.
+// The gradient of exp(score) of each pair is summed over the windows that contain it, then propagated to the rows once.
+// For pairs with a row of the core, the gradients of all windows are summed beforehand.
 RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* order, const Chunk& chunk,
                                       const Shape& shape, const Backward& io, int64_t head, float* room,
                                       float* other_room) {
@@ -225,47 +221,10 @@ RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* ord
   add_rows(pairs.value_sums, chunk.length, shape, 1.0f, target + 2 * shape.width, step);
 }
 
-// What one task works on: the windows of a chunk, one head.
-template <typename Io>
-struct Task {
-  const Windows& windows;
-  const int64_t* order;
-  const Shape& shape;
-  const Io& io;
-  int64_t most_room;  // scratch of a window alone; the rest is for chunks
-
-  template <bool kShared>
-  RECMILL_INLINE void run(const Chunk& chunk, int64_t head, float* room) const {
-    if constexpr (kShared && std::is_same_v<Io, Forward>)
-      attend_chunk(windows, order, chunk, shape, io, head, room + most_room, room);
-    else if constexpr (kShared)
-      attend_chunk_back(windows, order, chunk, shape, io, head, room + most_room, room);
-    else
-      for (int64_t at = chunk.first; at < chunk.last; ++at)
-        if constexpr (std::is_same_v<Io, Forward>)
-          attend(windows, shape, io, order[at], head, room);
-        else
-          attend_back(windows, shape, io, order[at], head, room);
-  }
-};
-
-// Functions of their own for windows that share and for others: in one, the second took 1.3 times as long.
-template <typename Io, bool kShared>
-void run_portable(const Task<Io>& task, const Chunk& chunk, int64_t head, float* room) {
-  task.template run<kShared>(chunk, head, room);
-}
-
-#if defined(__x86_64__)
-template <typename Io, bool kShared>
-__attribute__((target("avx2,fma"))) void run_avx2(const Task<Io>& task, const Chunk& chunk, int64_t head,
-                                                  float* room) {
-  task.template run<kShared>(chunk, head, room);
-}
-#endif
-
-// Chunks of one cluster add to the same gradients and follow one another; forward, each is a task of its own.
+// Chunks of one cluster add to the same gradients, so one thread processes them in order; forward, each is a job.
 template <typename Io>
 void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t most_room, int num_threads) {
+  constexpr bool kForward = std::is_same_v<Io, Forward>;
   const Clusters clusters(windows);
   std::vector<std::vector<Chunk>> jobs;
   int64_t longest = 0;
@@ -273,50 +232,73 @@ void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t m
     std::vector<Chunk> chunks = find_chunks(windows, clusters, cluster);
     for (const Chunk& chunk : chunks)
       if (chunk.is_shared) longest = std::max(longest, chunk.length);
-    if (std::is_same_v<Io, Forward>)
+    if (kForward)
       for (const Chunk& chunk : chunks) jobs.push_back({chunk});
     else
       jobs.push_back(std::move(chunks));
   }
-  auto run_apart = run_portable<Io, false>, run_shared = run_portable<Io, true>;
-#if defined(__x86_64__)
-  if (has_avx2()) run_apart = run_avx2<Io, false>, run_shared = run_avx2<Io, true>;
-#endif
-  const Task<Io> task{windows, clusters.order.data(), shape, io, most_room};
+  const int64_t* order = clusters.order.data();
   const int threads = choose_threads(num_threads, windows.work(shape.width), kWorkPerThread);
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> room(most_room + Pairs::room(longest, shape), 0.0f);
+    float *alone = room.data(), *shared = alone + most_room;
 #pragma omp for schedule(dynamic)
     for (int64_t job = 0; job < static_cast<int64_t>(jobs.size()) * shape.num_heads; ++job)
-      for (const Chunk& chunk : jobs[job / shape.num_heads])
-        (chunk.is_shared ? run_shared : run_apart)(task, chunk, job % shape.num_heads, room.data());
+      for (const Chunk& chunk : jobs[job / shape.num_heads]) {
+        const int64_t head = job % shape.num_heads;
+        // Two functions: in one, windows that do not share took 1.3 times as long.
+        if (chunk.is_shared)
+          run_fma([=, &windows, &chunk, &shape, &io]() RECMILL_BODY {
+            if constexpr (kForward) attend_chunk(windows, order, chunk, shape, io, head, shared, alone);
+            else attend_chunk_back(windows, order, chunk, shape, io, head, shared, alone);
+          });
+        else
+          run_fma([=, &windows, &chunk, &shape, &io]() RECMILL_BODY {
+            for (int64_t at = chunk.first; at < chunk.last; ++at)
+              if constexpr (kForward) attend(windows, shape, io, order[at], head, alone);
+              else attend_back(windows, shape, io, order[at], head, alone);
+          });
+      }
   }
 }
 
-void window_attention(Address packed, int64_t num_rows, int64_t num_heads, int64_t width, Address starts,
-                      Address lengths, int64_t num_windows, Address out, Address log_sums, int num_threads) {
-  const Windows windows(starts, lengths, num_windows, num_rows);
-  const Shape shape(num_heads, width);
-  const Forward io{pointer<const float>(packed), pointer<float>(out), pointer<float>(log_sums)};
+Shape read_shape(const Input& packed, int64_t num_heads) {
+  if (packed.ndim() != 2 || num_heads < 1 || packed.dim(1) % (3 * num_heads))
+    refuse("packed: expected [rows, 3 * width] for " + std::to_string(num_heads) + " heads");
+  return Shape(num_heads, packed.dim(1) / 3);
+}
+
+void window_attention(const Input& packed, const Input& starts, const Input& lengths, const Output& out,
+                      const Output& log_sums, int num_threads) {
+  const Windows windows(starts, lengths, packed.dim(0));
+  const Shape shape = read_shape(packed, log_sums.dim(0));
+  const int64_t total = windows.places[windows.count];
+  if (out.dim(0) != total)
+    refuse("num_values is " + std::to_string(out.dim(0)) + ", the windows hold " + std::to_string(total) + " rows");
+  const Forward io{packed.as<const float>("packed"), out.as<float>("out", total * shape.width),
+                   log_sums.as<float>("log_sums", total * shape.num_heads)};
   run_all(windows, shape, io, forward_room(windows, shape), num_threads);
 }
 
-void window_attention_backward(Address packed, int64_t num_rows, int64_t num_heads, int64_t width, Address starts,
-                               Address lengths, int64_t num_windows, Address out, Address log_sums, Address gradient,
-                               Address packed_gradient, int num_threads) {
-  const Windows windows(starts, lengths, num_windows, num_rows);
-  const Shape shape(num_heads, width);
-  const Backward io{pointer<const float>(packed), pointer<const float>(out), pointer<const float>(log_sums),
-                    pointer<const float>(gradient), pointer<float>(packed_gradient)};
+void window_attention_backward(const Input& packed, const Input& starts, const Input& lengths, const Input& out,
+                               const Input& log_sums, const Input& gradient, const Output& packed_gradient,
+                               int num_threads) {
+  const Windows windows(starts, lengths, packed.dim(0));
+  const Shape shape = read_shape(packed, log_sums.dim(0));
+  const int64_t total = windows.places[windows.count];
+  const Backward io{packed.as<const float>("packed"), out.as<const float>("out", total * shape.width),
+                    log_sums.as<const float>("log_sums", total * shape.num_heads),
+                    gradient.as<const float>("gradient", total * shape.width),
+                    packed_gradient.as<float>("packed_gradient", packed.num_items())};
   run_all(windows, shape, io, backward_room(windows, shape), num_threads);
 }
 
 }  // namespace
 
 void bind_window_attention(nb::module_& m) {
-  m.def("window_attention", &window_attention, nb::call_guard<nb::gil_scoped_release>());
-  m.def("window_attention_backward", &window_attention_backward, nb::call_guard<nb::gil_scoped_release>());
+  add_function(m, "window_attention", &window_attention);
+  add_function(m, "window_attention_backward", &window_attention_backward);
 }
 
 }  // namespace recmill

@@ -1,4 +1,4 @@
-// Attention inside one window, one head: its rows are copied into scratch, the rest is products of small matrices.
+// Attention inside one window for one head: rows are copied into scratch, the rest is products of small matrices.
 #pragma once
 
 #include <cmath>
@@ -9,14 +9,14 @@
 namespace recmill {
 namespace {
 
-constexpr int64_t kBlock = 64;  // queries at once: with 64 keys, their scores take 16 KiB
+constexpr int64_t kBlock = 64;  // queries processed together: with 64 keys, their scores take 16 KiB
 
 int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-// Where the heads lie: a row of `packed` is the queries of all heads, then the keys, then the values.
+// A row of `packed` holds the queries of all heads, then the keys, then the values.
 struct Shape {
   int64_t num_heads, head_width, width;  // width = num_heads * head_width
-  int64_t padded;                        // head_width up to whole vectors
+  int64_t padded;                        // head_width rounded up to whole vectors
   float scale;
 
   Shape(int64_t num_heads, int64_t width)
@@ -44,10 +44,10 @@ RECMILL_INLINE void copy_transposed(const float* from, int64_t step, int64_t row
 struct Forward {
   const float* packed;
   float* out;
-  float* log_sums;  // of exp(score), one a head and result row: [heads, rows]; of windows that are computed alone
+  float* log_sums;  // logarithms of the sums of exp(score): [heads, rows]; only of windows that are computed alone
 };
 
-// exp(scores - highest) of one row in place; gives their sum and the highest.
+// exp(scores - highest) of one row in place; returns their sum and the highest score.
 RECMILL_INLINE void soften(float* scores, int64_t count, float& highest, float& sum) {
   Vec most = splat(scores[0]);
   int64_t at = 0;
@@ -66,7 +66,7 @@ RECMILL_INLINE void soften(float* scores, int64_t count, float& highest, float& 
   }
   sum = 0.0f;
   for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  if (at < count) {  // scores have room for whole vectors
+  if (at < count) {  // there is room for whole vectors
     store(scores + at, exp_vec(load(scores + at) - highest));
     for (; at < count; ++at) sum += scores[at];
   }
@@ -123,7 +123,7 @@ RECMILL_INLINE void add_rows(const float* from, int64_t rows, const Shape& shape
     for (int64_t i = 0; i < shape.head_width; ++i) to[row * step + i] += from[row * shape.padded + i] * factor;
 }
 
-// scores -> probabilities, and gradients of probabilities -> gradients of scores, for one query.
+// For one query: scores to probabilities, and gradients of probabilities to gradients of scores.
 RECMILL_INLINE void soften_back(float* scores, float* gradients, int64_t count, float log_sum, float agreement) {
   for (int64_t at = 0; at < count; at += kLanes) {
     const Vec probability = exp_vec(load(scores + at) - log_sum);

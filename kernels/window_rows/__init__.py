@@ -5,31 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels import _cpu
-from kernels.jagged import count_jagged_rows, describe_lists, pick_backend
+from kernels.backends import count_jagged_rows, pick_backend
 from kernels.take_rows import take_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BACKENDS = ("reference", "cpu")
 
 
 # B = rows, N = values of the buffer
 def window_rows(
     values: Tensor, offsets: Tensor, *, weights: Tensor | None = None, kernel: str | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """A buffer in which every list is a window: `(buffer_N, weights_N, starts_B)`; row b has its old length.
+    """A buffer in which every list is a window: `(buffer_N, weights_N, starts_B)`; lengths do not change.
 
         lists:   [a, b, c, d]  [b, c, d, e]  [x]  []
         buffer = [a, b, c, d, e, x]
         starts = [0, 1, 5, 6]
 
-    Each list is laid over the end of the buffer as far as it agrees with the one before it. Histories that grow at the
-    front overlap when read last to first: both ways are tried unless the first halves the values, the shorter is kept.
+    Each list overlaps the end of the buffer as far as it agrees with the previous list. Histories that grow at the
+    front overlap when read last to first: that order is tried too unless the first order halves the values, and the
+    shorter buffer is kept.
     """
     columns = [values] if weights is None else [values, weights]
     num_rows = count_jagged_rows(columns, [offsets] * len(columns))
-    if pick_backend(kernel, values, BACKENDS) == "reference" or values.device.type != "cpu":
+    if pick_backend(kernel, values) == "reference" or values.device.type != "cpu":
         from kernels.window_rows import reference
 
         find_windows = reference.find_windows
@@ -52,6 +51,5 @@ def window_rows(
 
 def _find_windows_on_cpu(columns: list[Tensor], offsets: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
     starts_B, added_B = offsets.new_empty(len(offsets) - 1), offsets.new_empty(len(offsets) - 1)
-    features = describe_lists(columns, [offsets] * len(columns))
-    _cpu.window_rows(features, len(offsets) - 1, starts_B.data_ptr(), added_B.data_ptr(), reverse)
+    _cpu.window_rows(columns, offsets, starts_B, added_B, reverse)
     return starts_B, added_B

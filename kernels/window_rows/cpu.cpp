@@ -1,16 +1,10 @@
 // Lists that shift, as windows into one shared buffer: [a,b,c,d], [b,c,d,e] -> [a..e], (0,4), (1,4).
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include "jagged.h"
-
-namespace nb = nanobind;
 
 namespace recmill {
 namespace {
 
-// Ids and, where there are weights, the weights beside them: an element repeats only if both do.
+// Ids and, if there are any, their weights: an element repeats only if both do.
 struct Elements {
   std::vector<Lists> columns;
 
@@ -24,7 +18,7 @@ struct Elements {
   }
 };
 
-// Ids of 8 bytes without weights: comparing two of them is one instruction, 10x faster than through the columns.
+// Ids of 8 bytes without weights: one comparison is one instruction, 10x faster than through the columns.
 struct PlainIds : Elements {
   const int64_t* ids;
 
@@ -34,14 +28,14 @@ struct PlainIds : Elements {
   bool equal(int64_t a, int64_t b) const { return ids[a] == ids[b]; }
 };
 
-// How far the list at `next` must be moved along the list at `last` until they agree as far as both reach; the smallest
-// such shift, `last_length` if they share nothing. Knuth-Morris-Pratt, so a list of one repeated id costs no more.
+// The smallest shift of the list at `next` along the list at `last` with which they agree wherever they overlap;
+// `last_length` if they share nothing. Knuth-Morris-Pratt, so that a list of one repeated id costs no more.
 template <typename Compare>
 int64_t find_shift(const Compare& elements, int64_t last, int64_t last_length, int64_t next, int64_t next_length,
                    std::vector<int64_t>& border) {
   const int64_t most = std::min(last_length, next_length);
   if (most == 0) return last_length;
-  for (int64_t shift = 0; shift <= 1; ++shift)  // unchanged or one step on: nearly always, and memcmp is 10x faster
+  for (int64_t shift = 0; shift <= 1; ++shift)  // unchanged or shifted by one: nearly always, and memcmp is 10x faster
     if (last_length - shift > 0 && elements.equal(last + shift, next, std::min(last_length - shift, next_length)))
       return shift;
   border.assign(next_length, 0);
@@ -63,7 +57,7 @@ template <typename Compare>
 int64_t lay_windows(const Compare& elements, int64_t num_rows, int64_t* starts, int64_t* added, bool reverse) {
   const Lists& lists = elements.columns[0];
   std::vector<int64_t> border;
-  int64_t size = 0, last = -1;  // `last`: the row whose window ends where the buffer ends
+  int64_t size = 0, last = -1;  // `last`: the row whose window ends at the buffer's end
   for (int64_t i = 0; i < num_rows; ++i) {
     const int64_t row = reverse ? num_rows - 1 - i : i;
     const int64_t length = lists.length(row);
@@ -78,15 +72,15 @@ int64_t lay_windows(const Compare& elements, int64_t num_rows, int64_t* starts, 
   return size;
 }
 
-// starts[b]: where row b's window begins in the buffer. added[b]: how many of the row's last values the buffer gets from
-// it. Rows are visited first to last, or last to first for histories that grow at the front; the buffer is the added
+// starts[b]: where row b's window begins in the buffer. added[b]: how many of the row's last values it adds to the buffer.
+// Rows are visited first to last, or last to first for histories that grow at the front; the buffer consists of the added
 // values in that order. Returns the buffer's length.
-int64_t window_rows(const std::vector<ListsArgument>& columns, int64_t num_rows, Address starts_address,
-                    Address added_address, bool reverse) {
-  const Elements elements{read_lists(columns)};
-  check_offsets(elements.columns, num_rows);
-  int64_t* starts = pointer<int64_t>(starts_address);
-  int64_t* added = pointer<int64_t>(added_address);
+int64_t window_rows(const std::vector<Input>& columns, const Input& offsets, const Output& starts_out,
+                    const Output& added_out, bool reverse) {
+  const int64_t num_rows = starts_out.num_items();
+  const Elements elements{read_lists(columns, std::vector<Input>(columns.size(), offsets), num_rows)};
+  int64_t* starts = starts_out.as<int64_t>("starts");
+  int64_t* added = added_out.as<int64_t>("added", num_rows);
   if (elements.columns.size() == 1 && elements.columns[0].item_bytes == 8)
     return lay_windows(PlainIds(elements), num_rows, starts, added, reverse);
   return lay_windows(elements, num_rows, starts, added, reverse);
@@ -94,8 +88,6 @@ int64_t window_rows(const std::vector<ListsArgument>& columns, int64_t num_rows,
 
 }  // namespace
 
-void bind_window_rows(nb::module_& m) {
-  m.def("window_rows", &window_rows, nb::call_guard<nb::gil_scoped_release>());
-}
+void bind_window_rows(nb::module_& m) { add_function(m, "window_rows", &window_rows); }
 
 }  // namespace recmill

@@ -118,14 +118,14 @@ def test_gradients_of_both_orders_are_right():
 
 def test_the_ops_keep_the_rules_of_torch_library():
     distinct, inverse, gradient = make_case(4, 7, (3,), torch.float32)
-    torch.library.opcheck(ops.expand_rows, (distinct.requires_grad_(), inverse, "cpu", 1))
-    torch.library.opcheck(ops.sum_rows, (gradient.requires_grad_(), inverse, 4, "cpu", 1))
+    torch.library.opcheck(ops.expand_rows.traced, (distinct.requires_grad_(), inverse, "cpu", 1))
+    torch.library.opcheck(ops.sum_rows.traced, (gradient.requires_grad_(), inverse, 4, "cpu", 1))
     values, offsets, lists = jagged_case([2, 0, 3], [2, 0, 0], (2,), torch.float32)
     expanded = reference.expand_offsets(offsets, lists)
     arguments = (offsets, lists, expanded)
-    torch.library.opcheck(ops.expand_jagged, (values.requires_grad_(), *arguments, int(expanded[-1]), "cpu", 1))
+    torch.library.opcheck(ops.expand_jagged.traced, (values.requires_grad_(), *arguments, int(expanded[-1]), "cpu", 1))
     gradient = torch.randn(int(expanded[-1]), 2, requires_grad=True)
-    torch.library.opcheck(ops.sum_jagged, (gradient, *arguments, len(values), "cpu", 1))
+    torch.library.opcheck(ops.sum_jagged.traced, (gradient, *arguments, len(values), "cpu", 1))
 
 
 def test_both_stay_in_one_graph_when_compiled():
@@ -154,7 +154,7 @@ def test_bad_arguments_are_named():
         ops.sum_rows(distinct, torch.tensor([5, 0]), 2, "cpu", 2)
     with pytest.raises(ValueError, match="the windows hold 2 values, received 9"):
         expand_jagged(torch.ones(3), torch.tensor([0, 2, 3]), torch.tensor([0]), num_values=9)
-    with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
+    with pytest.raises(ValueError, match="dtype is float16"):
         ops.sum_rows(distinct.half(), torch.tensor([0, 1]), 2, "cpu", 1)
     with pytest.raises(ValueError, match="row 1: its expanded list has another length"):
         ops.sum_jagged(torch.ones(3), torch.tensor([0, 2]), torch.tensor([0, 0]), torch.tensor([0, 2, 3]), 2, "cpu", 1)

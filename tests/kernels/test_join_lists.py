@@ -57,11 +57,11 @@ def test_a_block_without_features_joins():
     assert (len(values), lengths.shape, counts) == (0, (0, 2), [])
 
 
-def test_a_block_from_another_process_has_its_own_addresses():
+def test_a_block_from_another_process_reads_its_own_arrays():
     block = make_block(20, seed=3)
-    before = block.places_KX
+    before = block.compiled
     sent = pickle.loads(pickle.dumps(block))
-    assert not np.array_equal(sent.places_KX, before)
+    assert sent.compiled is not before
     assert np.array_equal(
         join_lists([(sent, 0, 20)], num_values=int(scan_lists(block)[0][-1]))[1],
         join_lists([(block, 0, 20)], num_values=int(scan_lists(block)[0][-1]))[1],
@@ -77,12 +77,12 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="expected 1000"):
         join_lists([(block, 0, 20)], num_values=1000)
     block.offsets[1][20] = 10**6
-    with pytest.raises(ValueError, match="feature 1: ids 0 to 1000000"):
+    with pytest.raises(ValueError, match="feature 1: its lists are the ids 0 to 1000000"):
         scan_lists(block)
-    with pytest.raises(ValueError, match="received 2 bounds for 3 features"):
+    with pytest.raises(ValueError, match="bounds: has 2 elements, expected 3"):
         scan_lists(block, [1, 2])
     wide = ListBlock(values=(np.zeros(3, np.int32),), offsets=(np.zeros(2, np.int32),), num_rows=1)
-    with pytest.raises(ValueError, match="received int32"):
+    with pytest.raises(ValueError, match="values of feature 0: dtype is int32"):
         scan_lists(wide)
-    with pytest.raises(ValueError, match="received 2 int32 offsets for 2 rows"):
+    with pytest.raises(ValueError, match="offsets of feature 0: has 2 elements, expected 3"):
         scan_lists(ListBlock(values=(np.zeros(3, np.int64),), offsets=(np.zeros(2, np.int32),), num_rows=2))

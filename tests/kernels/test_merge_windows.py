@@ -1,32 +1,38 @@
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import merge_windows, take_windows
+from kernels import merge_windows
 
 windows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 
 
+def make_source(values, pairs):
+    starts, lengths = ([pair[position] for pair in pairs] for position in range(2))
+    return np.array(values, np.int64), np.array(starts, np.int64), np.array(lengths, np.int32)
+
+
 def test_windows_are_merged_by_hand():
-    values = torch.arange(8) + 10
-    merged, starts = merge_windows(values, torch.tensor([5, 1, 2, 7]), torch.tensor([2, 3, 3, 0]))
+    merged, starts = merge_windows([make_source(range(10, 18), [(5, 2), (1, 3), (2, 3), (7, 0)])])
     assert merged.tolist() == [11, 12, 13, 14, 15, 16]
     assert starts.tolist() == [4, 0, 1, 0]
 
 
-@given(windows)
-def test_merged_windows_hold_the_same_values_and_nothing_else(pairs):
-    values = torch.arange(40) * 7
-    starts = torch.tensor([start for start, _ in pairs], dtype=torch.int64)
-    lengths = torch.tensor([length for _, length in pairs], dtype=torch.int64)
-    merged, new_starts = merge_windows(values, starts, lengths)
-    expected, expected_starts = merge_windows(values, starts, lengths, kernel="reference")
-    assert torch.equal(merged, expected)
-    assert torch.equal(new_starts, expected_starts)
-    assert torch.equal(take_windows(merged, new_starts, lengths), take_windows(values, starts, lengths))
+@given(st.lists(windows, max_size=3))
+def test_merged_windows_hold_the_same_values_and_nothing_else(windows_of_sources):
+    sources = [make_source([100 * s + 7 * i for i in range(40)], pairs) for s, pairs in enumerate(windows_of_sources)]
+    merged, new_starts = merge_windows(sources)
+    expected, expected_starts = merge_windows(sources, kernel="reference")
+    assert merged.tolist() == expected.tolist()
+    assert new_starts.tolist() == expected_starts.tolist()
+    wanted = [
+        values[start : start + length].tolist() for values, *own in sources for start, length in zip(*own, strict=True)
+    ]
+    lengths = [length for pairs in windows_of_sources for _, length in pairs]
+    assert [merged[a : a + n].tolist() for a, n in zip(new_starts, lengths, strict=True)] == wanted
 
 
 def test_windows_outside_of_the_values_are_refused():
     with pytest.raises(ValueError, match="lie outside"):
-        merge_windows(torch.arange(4), torch.tensor([2]), torch.tensor([3]))
+        merge_windows([make_source(range(4), [(2, 3)])])

@@ -69,7 +69,7 @@ def test_wrong_arguments_are_named():
         move_rows(matrix, matrix, source_rows_N=torch.tensor([0]), target_rows_N=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="one dtype of 4 bytes and one width"):
         find_changed([matrix], [torch.zeros(3, 5)])
-    with pytest.raises(ValueError, match="rows are in one piece"):
+    with pytest.raises(ValueError, match="elements of a row follow one another"):
         move_rows(torch.zeros(4, 4).t(), matrix, source_rows_N=torch.tensor([0]), target_rows_N=torch.tensor([0]))
     with pytest.raises(ValueError, match="kernel is 'gpu'"):
         move_rows(matrix, matrix, kernel="gpu")

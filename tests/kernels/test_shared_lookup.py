@@ -251,14 +251,6 @@ def test_adagrad_matches_the_reference_and_clears_up(num_slots, grouped):
     assert not touched.any()
 
 
-def test_without_determinism_sums_agree_to_rounding():
-    layout, features, array, ids, offsets = make_case(lengths=(9,) * 40, dtype=torch.float64)
-    common = {"layout": layout, "features": features}
-    expected = gradients(array, ids, offsets, **common)
-    found = gradients(array, ids, offsets, is_deterministic=False, num_threads=4, **common)
-    torch.testing.assert_close(found[1], expected[1])
-
-
 @pytest.mark.parametrize("lengths", [(0, 0), (0, 0, 0, 0)])
 def test_empty_lists_give_zeros(lengths):
     for mode in ("sum", "mean", "max"):
@@ -273,16 +265,12 @@ def test_empty_lists_give_zeros(lengths):
 def test_the_ops_keep_the_rules_of_torch_library():
     layout, features, array, ids, offsets = make_case(exact=True)
     weights = torch.rand(len(ids)).requires_grad_()
-    lists = (ids, offsets, weights, features.rows, features.exact_ids, layout.numbers(), features.width, True)
-    torch.library.opcheck(ops.shared_lookup, (array.requires_grad_(), *lists, False, "cpu", 1, True))
-    none = torch.empty(0, dtype=torch.int32)
+    lists = (ids, offsets, weights, features.rows, features.exact_ids, layout.numbers(), features.width, True, "cpu", 1)
+    torch.library.opcheck(ops.shared_lookup.traced, (array.requires_grad_(), None, False, *lists))
     output = torch.randn(3, features.width)
     plain = (ids, offsets, weights.detach(), *lists[3:])
-    torch.library.opcheck(ops.shared_gradient, (len(array), output, none, *plain, "cpu", 1, True))
-    touched = torch.zeros(count_lines(len(array)), dtype=torch.uint8)
-    torch.library.opcheck(
-        ops.shared_scatter, (array.detach().clone(), touched, output, none, 1.0, *plain, "cpu", 1, True)
-    )
+    torch.library.opcheck(ops.shared_gradient.traced, (output, None, len(array), *plain))
+    torch.library.opcheck(ops.shared_weigh.traced, (array.detach(), None, output, *plain))
 
 
 def test_it_stays_in_one_graph_when_compiled():
@@ -308,9 +296,9 @@ def test_bad_arguments_are_named():
         shared_lookup(array, ids, offsets.flip(0), **common)
     with pytest.raises(ValueError, match="at least 301 slots"):
         shared_lookup(array[:-1], ids, offsets, **common)
-    with pytest.raises(ValueError, match=r"dtype is torch\.float16"):
+    with pytest.raises(ValueError, match="dtype is float16"):
         shared_lookup(array.half(), ids, offsets, **common)
-    with pytest.raises(ValueError, match="weights: shape is"):
+    with pytest.raises(ValueError, match="weights: received 1"):
         shared_lookup(array, ids, offsets, weights_N=torch.ones(1), **common)
     with pytest.raises(ValueError, match="kernel is 'gpu'"):
         shared_lookup(array, ids, offsets, kernel="gpu", **common)

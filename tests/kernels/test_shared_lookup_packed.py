@@ -122,10 +122,10 @@ def test_what_is_not_finite_stays_visible():
 def test_bad_arguments_are_named():
     layout, features, ids, offsets = make_case()
     codes, exponents = packing.pack(make_array(330))
-    with pytest.raises(ValueError, match="expected int8 of both and 21 exponents"):
+    with pytest.raises(ValueError, match="exponents: has 3 elements, expected 21"):
         shared_lookup(codes, ids, offsets, layout=layout, features=features, exponents=exponents[:3])
-    with pytest.raises(ValueError, match=r"dtype is torch\.int8, expected"):
+    with pytest.raises(ValueError, match="dtype is int8, expected"):
         shared_lookup(codes, ids, offsets, layout=layout, features=features)
     touched = torch.ones(21, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="momentum has 5"):
+    with pytest.raises(ValueError, match="momentum: has 5"):
         shared_step_packed(codes, exponents, torch.zeros(5), torch.zeros(330), touched, lr=0.1)

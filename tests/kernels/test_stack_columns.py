@@ -27,7 +27,7 @@ def test_the_first_column_that_is_not_finite_is_found(number):
 def test_a_column_with_a_step_stacks_and_another_type_is_refused():
     wide = np.arange(20, dtype=np.float32)
     assert stack_columns([wide[::2], wide[1::2]], 10)[0].reshape(-1).tolist() == wide.tolist()
-    with pytest.raises(ValueError, match="received float64"):
+    with pytest.raises(ValueError, match="dtype is float64"):
         stack_columns([np.zeros(3)], 3)
-    with pytest.raises(ValueError, match="expected 4 numbers"):
+    with pytest.raises(ValueError, match="has 3 elements, expected 4"):
         stack_columns([np.zeros(3, np.float32)], 4)

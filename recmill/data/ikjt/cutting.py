@@ -14,7 +14,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from kernels.buffers import join_arrays
-from kernels.merge_windows import merge_sources
+from kernels.merge_windows import merge_windows
 from recmill.data.ikjt.build import MIN_FACTOR, GroupTensors
 from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, IdArray, LengthArray, Rows, take_lists
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
@@ -162,17 +162,13 @@ def _cut_windows(
             (group.values[position], group.starts_FU[position, rows], group.lengths_FU[position, rows])
             for group, rows in zip(groups, rows_of, strict=True)
         ]
-        piece, starts_U = merge_sources([_addresses(*source) for source in sources], lengths_FU.shape[1])
+        piece, starts_U = merge_windows(sources)
         pieces.append(piece)
         starts.append(starts_U + begin)
         begin += len(piece)
     if int(lengths_FU.sum()) < MIN_FACTOR * begin:
         return None
     return join_arrays(pieces), tuple(map(len, pieces)), join_arrays(starts)
-
-
-def _addresses(values: IdArray, starts_W: IdArray, lengths_W: LengthArray) -> tuple[int, int, int, int, int, int, int]:
-    return values.ctypes.data, 8, len(values), starts_W.ctypes.data, lengths_W.ctypes.data, 4, len(starts_W)
 
 
 def _empty_group(keys: Sequence[str]) -> GroupTensors:

@@ -295,5 +295,5 @@ def choose_size(num_logical: int, *, compression: float | None, memory_bytes: in
 def _empty_slots(num_slots: int, *, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
     slots = torch.empty(num_slots, device=device, dtype=dtype)
     if slots.device.type == "cpu":
-        _cpu.advise_huge_pages(slots.data_ptr(), slots.nbytes)  # before the first touch, or the pages exist already
+        _cpu.advise_huge_pages(slots)  # before the first touch, or the pages exist already
     return slots

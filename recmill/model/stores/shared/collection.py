@@ -81,8 +81,8 @@ def make_lists(
     is_pooled: bool,
 ) -> calls.Lists:
     width = features.width if is_pooled else features.unpooled_width()
-    numbers, dtype = array.layout.numbers(), array.value_dtype
-    return calls.Lists(ids_N, offsets, weights_N, features.rows, features.exact_ids, numbers, width, is_pooled, dtype)
+    tables = (features.rows, features.exact_ids, array.layout.numbers())
+    return calls.Lists(ids_N, offsets, weights_N, *tables, width, is_pooled, dtype=array.value_dtype)
 
 
 class SharedEmbeddingBagCollection(nn.Module):

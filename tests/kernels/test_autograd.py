@@ -16,30 +16,31 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_short_way_gives_the_same_bits_and_gradients(name):
+def test_direct_calls_give_the_bits_and_gradients_of_the_registered_op(name):
     module, arguments = CALLS[name]
     found = []
-    for op in (getattr(module, name), getattr(module, f"quick_{name}")):
+    op = getattr(module, name)
+    for call in (op.traced, op):
         rows = ROWS.clone().requires_grad_()
-        out = op(rows, *arguments)
+        out = call(rows, *arguments)
         first = out[0] if isinstance(out, tuple) else out
         first.square().sum().backward()
         with torch.no_grad():
-            plain = op(rows, *arguments)
+            plain = call(rows, *arguments)
         found.append((first.detach(), rows.grad, plain[0] if isinstance(plain, tuple) else plain))
-    for long_way, short_way in zip(*found, strict=True):
-        assert torch.equal(long_way, short_way)
+    for registered, direct in zip(*found, strict=True):
+        assert torch.equal(registered, direct)
 
 
-def test_gradients_of_gradients_go_the_short_way_too():
+def test_direct_calls_have_second_gradients():
     rows = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inverse = torch.tensor([0, 3, 3, 1])
-    assert torch.autograd.gradgradcheck(lambda rows: ops.quick_expand_rows(rows, inverse, "cpu", 1), (rows,))
+    assert torch.autograd.gradgradcheck(lambda rows: ops.expand_rows(rows, inverse, "cpu", 1), (rows,))
 
 
 def test_an_op_without_a_second_gradient_says_so():
     rows = ROWS.clone().requires_grad_()
-    out = attention_ops.quick_window_attention(rows, *WINDOWS, 2, 11, 1)[0]
+    out = attention_ops.window_attention(rows, *WINDOWS, 2, 11, 1)[0]
     (gradient,) = torch.autograd.grad(out.square().sum(), rows, create_graph=True)
     with pytest.raises(RuntimeError, match="window_attention_backward"):
         gradient.sum().backward()
@@ -47,7 +48,7 @@ def test_an_op_without_a_second_gradient_says_so():
 
 def test_compiled_code_holds_the_op_itself():
     def run(rows):
-        return ops.quick_expand_rows(rows, torch.tensor([0, 5, 5, 2]), "cpu", 1).sum()
+        return ops.expand_rows(rows, torch.tensor([0, 5, 5, 2]), "cpu", 1).sum()
 
     graphs = []
     torch.compile(run, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)(ROWS)
