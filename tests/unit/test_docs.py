@@ -8,6 +8,7 @@ import click
 import pytest
 
 from recmill.cli import cli
+from recmill.training.switches import Switch
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -73,6 +74,12 @@ def test_pages_write_rates_with_per(page):
 
 def test_the_readme_fits_two_screens():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def test_the_readme_names_the_five_switches_as_settings_do():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"\| `([a-z_]+)` \| \[docs/", text)
+    assert named == [switch.value for switch in Switch]
 
 
 def test_python_names_in_the_readme_can_be_imported():
