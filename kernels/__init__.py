@@ -1,7 +1,7 @@
-"""The hot loops: one folder an op, each with one public function that picks a backend by device.
+"""The hot loops: one folder per op, each with public functions that choose a backend by device.
 
-`kernel="reference" | "cpu" | "triton"` overrides the choice. An op loads torch when it is first called, so that
-counting numpy arrays does not.
+`kernel="reference" | "cpu" | "triton"` overrides the choice. Ops import torch when they are first called, so that
+counting numpy arrays does not. kernels/autograd.py lists what a call costs.
 """
 
 from kernels.count_rows import count_rows

@@ -1,4 +1,4 @@
-"""The definition of `count_rows` in torch; also what runs on CUDA, where bincount is a kernel already."""
+"""The definition of `count_rows` in torch; also used on CUDA, where bincount is a kernel already."""
 
 from __future__ import annotations
 

@@ -39,23 +39,12 @@ NUMBERS: dict[pa.DataType, tuple[str, int, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where a decoded column lies in memory: in which piece, and at which bytes of it."""
-
-    piece: int
-    values_at: int
-    offsets_at: int
-    offsets_bytes: int  # 0 if the column is no list
-    num_rows: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Layout:
     """The columns of a row group that the kernel decodes."""
 
     positions: list[int]  # among the requested columns
     columns_CX: npt.NDArray[np.int64]  # struct Column in cpu.cpp
-    places: list[_Place]
+    places: list[tuple[int, int, int, int]]  # in memory: which piece, where in it values and offsets begin, rows
     piece_bytes: list[int]
 
 
@@ -105,12 +94,12 @@ class GroupDecoder:
         counts_C = np.empty(len(columns_CX), np.int64)
         _cpu.decode_pages(data, columns_CX, pieces, counts_C)
         arrays = {}
-        for position, count, place in zip(layout.positions, counts_C.tolist(), layout.places, strict=True):
+        for position, count, (piece, *place) in zip(layout.positions, counts_C.tolist(), layout.places, strict=True):
             if count < 0:
                 self._for_arrow.add(position)
                 self._layouts = {}
             else:
-                arrays[position] = _array(self._types[position], count, pieces[place.piece], place)
+                arrays[position] = _array(self._types[position], count, pieces[piece], *place)
         return arrays
 
     def _describe(self, index: int) -> _Layout:
@@ -128,20 +117,12 @@ class GroupDecoder:
             piece = (0 if is_list else 1) if self._keeps_lists else len(piece_bytes) - 1
             values_at = piece_bytes[piece]
             values_bytes = chunk.num_values * item_bytes if item_bytes else (chunk.num_values + 7) // 8
-            offsets_at, offsets_bytes = values_at + _aligned(values_bytes), 4 * (num_rows + 1) if is_list else 0
-            piece_bytes[piece] = offsets_at + _aligned(offsets_bytes)
+            offsets_at = values_at + _aligned(values_bytes)
+            piece_bytes[piece] = offsets_at + (_aligned(4 * (num_rows + 1)) if is_list else 0)
             positions.append(position)
             bytes_read = (first_page(chunk), chunk.total_compressed_size, chunk.num_values, num_rows)
             columns.append((*bytes_read, *column, chunk.compression != "UNCOMPRESSED", piece, values_at, offsets_at))
-            places.append(
-                _Place(
-                    piece=piece,
-                    values_at=values_at,
-                    offsets_at=offsets_at,
-                    offsets_bytes=offsets_bytes,
-                    num_rows=num_rows,
-                )
-            )
+            places.append((piece, values_at, offsets_at, num_rows))
         columns_CX = np.array(columns, dtype=np.int64).reshape(len(columns), 13)
         return _Layout(positions=positions, columns_CX=columns_CX, places=places, piece_bytes=piece_bytes)
 
@@ -173,10 +154,10 @@ def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int
     return (sizes[0], sizes[1], most, empty, is_list) if is_known else None
 
 
-def _array(kind: pa.DataType, count: int, piece: pa.Buffer, place: _Place) -> pa.Array:
-    values = [None, piece.slice(place.values_at) if place.values_at else piece]
-    if not place.offsets_bytes:
+def _array(kind: pa.DataType, count: int, piece: pa.Buffer, values_at: int, offsets_at: int, num_rows: int) -> pa.Array:
+    values = [None, piece.slice(values_at) if values_at else piece]
+    if not pa.types.is_list(kind):
         return pa.Array.from_buffers(kind, count, values, null_count=0)
     items = pa.Array.from_buffers(kind.value_type, count, values, null_count=0)
-    offsets = [None, piece.slice(place.offsets_at, place.offsets_bytes)]
-    return pa.Array.from_buffers(kind, place.num_rows, offsets, null_count=0, children=[items])
+    offsets = [None, piece.slice(offsets_at, 4 * (num_rows + 1))]
+    return pa.Array.from_buffers(kind, num_rows, offsets, null_count=0, children=[items])

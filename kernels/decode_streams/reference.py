@@ -27,13 +27,13 @@ def decode_inverse(num_rows_S: IntArray, changed: npt.NDArray[np.bool_], again_C
             if next(changes):
                 older = next(events, None)
                 if older is None or not 0 <= older <= seen:
-                    raise ValueError(f"a change is to list {older} of {seen}")
+                    raise ValueError(f"a change names list {older} of {seen}")
                 current = older - 1 if older else seen
                 seen += not older
             inverse.append(base + current)
         num_distinct.append(seen)
     if next(events, None) is not None:
-        raise ValueError(f"{int(changed.sum())} rows changed, {len(again_C)} are told")
+        raise ValueError(f"{int(changed.sum())} rows changed, expected {len(again_C)} as listed")
     return np.array(inverse, np.int32), np.array(num_distinct, np.int64)
 
 
@@ -44,11 +44,11 @@ def decode_symbols(
     counts_N = num_rest[symbols_N]
     starts_N = np.cumsum(counts_N) - counts_N
     if int(counts_N.sum()) != len(rest):
-        raise ValueError(f"{int(counts_N.sum())} bytes follow the symbols, received {len(rest)}")
+        raise ValueError(f"the symbols need {int(counts_N.sum())} following bytes, received {len(rest)}")
     in_block = np.flatnonzero((counts_N > 0) & (symbols_N < first_escape))
     positions = ids_N[in_block] + rest[starts_N[in_block]]
     if (positions >= len(popular)).any():
-        raise ValueError(f"a symbol is popular id {int(positions.max())} of {len(popular)}")
+        raise ValueError(f"a symbol names popular id {int(positions.max())} of {len(popular)}")
     ids_N[in_block] = popular[positions]
     for byte in range(int(num_rest.max())):
         own = np.flatnonzero((counts_N > byte) & (symbols_N >= first_escape))
@@ -59,7 +59,7 @@ def decode_symbols(
 def decode_windows(
     values: IdArray, steps_U: IntArray, lengths: IntArray, num_distinct_S: IdArray, *, begins_S: IdArray | None
 ) -> tuple[IdArray, IdArray, IntArray]:
-    """P = parts that are used of shared sequences."""
+    """P = used parts of shared sequences."""
     num_windows, num_values = len(steps_U), len(values)
     if int(num_distinct_S.sum()) != num_windows or len(lengths) not in (1, num_windows):
         raise ValueError(f"received {num_windows} windows and {len(lengths)} lengths for {num_distinct_S.tolist()}")
@@ -85,7 +85,7 @@ def decode_windows(
 
 
 def _add_up(steps_U: npt.NDArray[Any], session_U: IdArray) -> IdArray:
-    """Sums of the steps, from each session's first on."""
+    """Running sums of the steps, which restart with each session."""
     sums_U = np.cumsum(steps_U, dtype=np.int64)
     first_U = np.searchsorted(session_U, session_U)
     sums_U += steps_U[first_U] - sums_U[first_U]

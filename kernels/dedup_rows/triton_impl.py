@@ -1,6 +1,6 @@
 """`dedup_rows` on CUDA: hash each row, sort the hashes, compare neighbours exactly.
 
-Tested with Triton's interpreter (TRITON_INTERPRET=1) only: it was never run on a GPU, and no speed is claimed for it.
+Tested with Triton's interpreter (TRITON_INTERPRET=1) only. It has never run on a GPU, and no speed is claimed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
 BLOCK = 128  # 64 ids of 8 bytes, the usual history, in one step
-MAX_ATTEMPTS = 8  # two different rows share a 64-bit hash about once in 2**64 pairs; another seed then parts them
+MAX_ATTEMPTS = 8  # two different rows share a 64-bit hash about once in 2**64 pairs; another seed then separates them
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

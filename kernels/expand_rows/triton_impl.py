@@ -1,6 +1,6 @@
 """The expansions on CUDA. Dense rows are lists of one vector, so two kernels serve all four ops.
 
-Tested with Triton's interpreter (TRITON_INTERPRET=1) only: it was never run on a GPU, and no speed is claimed for it.
+Tested with Triton's interpreter (TRITON_INTERPRET=1) only. It has never run on a GPU, and no speed is claimed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BLOCK = 256
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def copy_kernel(values, offsets, inverse, expanded, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]
-    """One program a sample: out[expanded[b]:] = the list inverse[b]."""
+    """One program per sample: out[expanded[b]:] = the list inverse[b]."""
     row = tl.program_id(0).to(tl.int64)
     source = tl.load(offsets + tl.load(inverse + row)) * width
     target = tl.load(expanded + row) * width
@@ -28,7 +28,7 @@ def copy_kernel(values, offsets, inverse, expanded, out, width, BLOCK: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def sum_kernel(gradient, offsets, starts, rows, expanded, out, width, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]
-    """One program a distinct list: its copies are rows[starts[u]:starts[u + 1]], added from the first to the last."""
+    """One program per distinct list: its copies are rows[starts[u]:starts[u + 1]], added from the first to the last."""
     u = tl.program_id(0).to(tl.int64)
     target = tl.load(offsets + u) * width
     size = tl.load(offsets + u + 1) * width - target

@@ -1,4 +1,4 @@
-"""Slow and obvious: the definition of correct."""
+"""The definition of `scan_lists` and `join_lists` in numpy."""
 
 from __future__ import annotations
 

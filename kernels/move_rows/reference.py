@@ -1,4 +1,4 @@
-"""The definition of `move_rows` and `find_changed` in torch; also what runs on CUDA."""
+"""The definition of `move_rows` and `find_changed` in torch; also used on CUDA."""
 
 from __future__ import annotations
 

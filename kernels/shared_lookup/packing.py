@@ -1,9 +1,9 @@
-"""Weights in one byte each, in plain torch: the definition of correct for the packed kernels.
+"""Weights of one byte each in plain torch: the definition of the packed kernels.
 
     line of 16 slots:   codes  [ 12 -127  3 ... ]  int8      exponent  -9  int8      weight = code * 2 ** exponent
 
-The exponent is the smallest that lets the largest weight of the line fit. Rounding is to the nearest, or at random: up
-with the probability of the fraction that is lost, from a hash of a key and the slot.
+The exponent is the smallest with which the line's largest weight fits. Weights are rounded to the nearest, or at
+random: up with the probability of the lost fraction, from a hash of a key and the slot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.shared_lookup.reference import adagrad, mix_bits, shift_right
 
 LINE = 16
 TOP = 127
-NOT_FINITE = -128  # the exponent of a line with an infinity or NaN, all of which reads as NaN
+NOT_FINITE = -128  # the exponent of a line with an infinity or NaN; all of its weights read as NaN
 EXPONENTS = (-120, 120)
 
 # L = lines
@@ -30,7 +30,7 @@ def unpack(codes: Tensor, exponents_L: Tensor) -> Tensor:
 
 
 def pack(values: Tensor, kept_L: Tensor | None = None, *, key: int | None = None) -> tuple[Tensor, Tensor]:
-    """(codes, exponents). Without a key rounded to the nearest; lines of zeros keep their exponent of `kept_L`."""
+    """(codes, exponents). Rounds to the nearest without a key; lines of zeros keep their exponent in `kept_L`."""
     num_slots, num_lines = len(values), -(-len(values) // LINE)
     lines = pad(values.float(), (0, num_lines * LINE - num_slots)).view(num_lines, LINE)
     kept_L = torch.zeros(num_lines, dtype=torch.int8) if kept_L is None else kept_L
@@ -44,7 +44,7 @@ def pack(values: Tensor, kept_L: Tensor | None = None, *, key: int | None = None
 
 
 def choose_exponents(largest_L: Tensor, kept_L: Tensor) -> Tensor:
-    """int64: the smallest whose 127 units reach the largest weight."""
+    """int64: the smallest exponents with which 127 units reach the largest weight."""
     fraction_L, exponents_L = torch.frexp(largest_L / TOP)
     exponents_L = (exponents_L.long() - (fraction_L == 0.5).long()).clamp(*EXPONENTS)
     kept_L = kept_L.long().masked_fill(kept_L == NOT_FINITE, 0)
@@ -66,7 +66,7 @@ def step_packed(
 
 
 def _fractions(num_lines: int, key: int) -> Tensor:
-    """[L, 16] in [0, 1): sixteen bits each, four of them from a word."""
+    """[L, 16] in [0, 1), sixteen bits each: a word makes four."""
     words = mix_bits(key + torch.arange(num_lines * LINE // 4) * signed(ID_FACTOR))
     bits = [(shift_right(words, shift) if shift else words) & 0xFFFF for shift in (0, 16, 32, 48)]
     return torch.stack(bits, 1).view(num_lines, LINE).float() / 65_536

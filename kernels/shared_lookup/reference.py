@@ -1,4 +1,4 @@
-"""Shared lookups in plain torch: the definition of correct. It builds the index tensor the kernels do without."""
+"""Shared lookups in plain torch: the definition of correct. It builds the index tensor that the kernels avoid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.shared_lookup.layout import BLOCK_FACTOR, FLAT_IDS, ID_FACTOR, MIX_
 
 
 def shift_right(words: Tensor, bits: int) -> Tensor:
-    """Of the 64 bits, without keeping the sign."""
+    """A logical shift of the 64 bits, which does not copy the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 

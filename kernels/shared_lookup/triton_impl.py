@@ -1,6 +1,6 @@
-"""Shared lookups on CUDA: one program a list, the hash of every element recomputed.
+"""Shared lookups on CUDA: one program per list, which recomputes the hash of every element.
 
-Tested with Triton's interpreter (TRITON_INTERPRET=1) only: it was never run on a GPU, and no speed is claimed for it.
+Tested with Triton's interpreter (TRITON_INTERPRET=1) only. It has never run on a GPU, and no speed is claimed.
 Sums into the array are atomic, so on a GPU their order, and with it the last bits, may change from run to run.
 """
 

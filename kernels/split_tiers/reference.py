@@ -1,4 +1,4 @@
-"""The definition of `split_tiers` and `distinct_keys` in torch; `distinct_keys` of it also runs on CUDA."""
+"""The definition of `split_tiers` and `distinct_keys` in torch; its `distinct_keys` is also used on CUDA."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`split_tiers` on CUDA: one thread an id, with the popcount written out.
+"""`split_tiers` on CUDA: one thread per id, with the population count written out.
 
-Tested with Triton's interpreter (TRITON_INTERPRET=1) only: it was never run on a GPU, and no speed is claimed for it.
+Tested with Triton's interpreter (TRITON_INTERPRET=1) only. It has never run on a GPU, and no speed is claimed.
 """
 
 from __future__ import annotations

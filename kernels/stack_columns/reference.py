@@ -1,4 +1,4 @@
-"""Slow and obvious: the definition of correct."""
+"""The definition of `stack_columns` in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of `take_rows` and `take_windows` in torch; also what runs on CUDA."""
+"""The definition of `take_rows` and `take_windows` in torch; also used on CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def take_rows(values: Sequence[Tensor], offsets: Sequence[Tensor], rows_U: Tenso
 
 
 def take_windows(values: Tensor, starts_W: Tensor, lengths_W: Tensor) -> Tensor:
-    """Position i of the output reads values[i + (start - place) of its window], place being where the window is put."""
+    """Position i of the output reads values[i + start - place], with start and output place of its window."""
     ends_W = torch.cumsum(lengths_W, 0)
     moves = torch.repeat_interleave(starts_W - (ends_W - lengths_W), lengths_W)
     return values[torch.arange(len(moves), device=values.device) + moves]

@@ -1,4 +1,4 @@
-"""The definition of `find_rows`, `sum_bags` and `update_rows` in torch; also what runs on CUDA."""
+"""The definition of `find_rows`, `sum_bags` and `update_rows` in torch; also used on CUDA."""
 
 from __future__ import annotations
 

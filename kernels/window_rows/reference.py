@@ -1,4 +1,4 @@
-"""The definition of the windows: try every shift of a list along the one before it, smallest first."""
+"""The definition of the windows: try every shift of a list along the previous one, smallest first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def find_windows(columns: list[Tensor], offsets: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
-    """Where each row's window starts in the buffer, and how many of its last values the buffer gets from it."""
+    """Where each row's window starts in the buffer, and how many of its last values it adds to the buffer."""
     num_rows = len(offsets) - 1
     bits = [column.view(torch.uint8).reshape(len(column), column.element_size()).tolist() for column in columns]
     elements = list(zip(*bits, strict=True))
