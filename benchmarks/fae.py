@@ -185,7 +185,7 @@ class Benchmark:
     def _describe(self, workload: Workload) -> dict[str, Any]:
         stated = record_json(workload.hot_set)
         return {key: stated[key] for key in stated if key != "tables"} | {
-            "measured_share": workload.laid_out.body["hot"]["sample_share"],
+            "measured_share": workload.laid_out.hot.sample_share,
         }
 
     def _shares(self, profile: AccessProfile) -> list[dict[str, float]]:
@@ -199,7 +199,7 @@ class Benchmark:
     def _measure_layout(self, workload: Workload) -> None:
         """Ids that the layout reads, looks up and writes per CPU second, files and manifest included."""
         schema = Schema.load(workload.data.path)
-        num_ids = sum(part["num_rows"] for part in workload.data.split_parts("train")) * len(schema.id_features)
+        num_ids = sum(part.num_rows for part in workload.data.split_parts("train")) * len(schema.id_features)
         rates, seconds = [], []
         for turn in range(3):
             start, used = time.perf_counter(), time.process_time()
@@ -256,7 +256,7 @@ class Benchmark:
 
     def _training(self, found: dict[str, Any], workload: Workload) -> Metric:
         own = found[f"train {workload.name}"]
-        share = workload.laid_out.body["hot"]["sample_share"]
+        share = workload.laid_out.hot.sample_share
         note = f"{workload.name}, {share:.0%} of the samples hot, swaps {own['swap_s']:.2f} s per epoch"
         others = [
             f"{name.removeprefix('train ')} {compare(entry['baseline'], entry['ours'], unit='')['ratio']:.2f}x"
@@ -267,7 +267,7 @@ class Benchmark:
 
     def _break_even(self, workload: Workload, own: dict[str, list[float]]) -> None:
         """Number of epochs after which the layout has paid off on the shaped network."""
-        num_samples = sum(part["num_rows"] for part in workload.data.split_parts("train"))
+        num_samples = sum(part.num_rows for part in workload.data.split_parts("train"))
         before, after = (num_samples / (sum(own[side]) / len(own[side])) for side in ("baseline", "ours"))
         saved = before - after
         self.series["break_even_epochs"] = min(self.series["layout_s"]) / saved if saved > 0 else None

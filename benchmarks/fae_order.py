@@ -116,7 +116,7 @@ def main() -> None:
                 seed=options.seed,
                 rows_per_group=ROWS_PER_GROUP,
             )
-            share = workload.laid_out.body["hot"]["sample_share"]
+            share = workload.laid_out.hot.sample_share
             say(f"train {3 * SEEDS} epochs; {share:.0%} of the samples are hot")
             aucs = measure_aucs(next(processes), workload, {**SETTINGS, "batch_size": sizes.batch_size})
         found["globo"] = aucs

@@ -46,7 +46,7 @@ def write_dataset(
         "row_group_rows": [rows_per_group] * num_groups,
     }
     body = {"layout": "session", "num_rows": num_rows, "num_sessions": num_rows, "source": {}, "parts": [part]}
-    Dataset(body=body).seal(folder)
+    Dataset.of_json(body).seal(folder)
     return Dataset.load(folder)
 
 

@@ -43,7 +43,7 @@ def load_group(index: int, *, path: str, batch_size: int, decodes_pages: bool) -
 
 
 def _groups(dataset: Dataset, epochs: int) -> list[int]:
-    return list(range(len(dataset.parts[0]["row_group_rows"]))) * epochs
+    return list(range(len(dataset.parts[0].row_group_rows))) * epochs
 
 
 def plain_loop(dataset: Dataset, batch_size: int, workers: int, epochs: int, decodes_pages: bool) -> Iterator[Batch]:
@@ -132,7 +132,7 @@ def tf_data(dataset: Dataset, batch_size: int, workers: int, epochs: int, decode
             )
         ]
 
-    rows = dataset.parts[0]["row_group_rows"][0]
+    rows = dataset.parts[0].row_group_rows[0]
     kinds = [tf.float32, tf.float32, tf.int64, tf.int32] * -(-rows // batch_size)
     calls = workers or tf.data.AUTOTUNE
     source = tf.data.Dataset.from_tensor_slices(_groups(dataset, epochs)).map(

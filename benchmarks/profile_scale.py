@@ -14,14 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from harness import Metric, finish, parse_options, plain_value, say, warn_if_busy
 
 from recmill.artifacts import AccessProfile, Dataset, write_folder
+from recmill.artifacts.dataset import DatasetPart
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import make_raw_log
 
@@ -60,16 +60,20 @@ print(json.dumps(found))
 
 def list_again(dataset: Dataset, out: Path, copies: int) -> Dataset:
     """A dataset whose parts are those of `dataset`, `copies` times."""
-    parts: list[dict[str, Any]] = []
+    parts: list[DatasetPart] = []
     with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
         for _ in range(copies):
             for part in dataset.parts:
                 name = f"part-{len(parts):05d}.parquet"
-                os.link(Path(dataset.path) / part["file"], folder / name)
-                parts.append({**part, "file": name})
+                os.link(Path(dataset.path) / part.file, folder / name)
+                parts.append(replace(part, file=name))
         (folder / "schema.json").write_bytes((Path(dataset.path) / "schema.json").read_bytes())
-        totals = {key: copies * dataset.body[key] for key in ("num_rows", "num_sessions")}
-        Dataset(body={**dataset.body, **totals, "parts": parts}).seal(folder)
+        replace(
+            dataset,
+            num_rows=copies * dataset.num_rows,
+            num_sessions=copies * dataset.num_sessions,
+            parts=tuple(parts),
+        ).seal(folder)
     return Dataset.load(out)
 
 

@@ -51,7 +51,7 @@ def measure_storage(layouts: Layouts, *names: str, thorough: bool = False) -> li
 
 
 def stored_bytes(dataset: Dataset) -> int:
-    return sum(int(part["bytes"]) for part in dataset.parts)
+    return dataset.data_bytes
 
 
 def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int, *, repeats: int) -> Metric:

@@ -152,10 +152,10 @@ def with_transforms(dataset: Dataset) -> Dataset:
     out = f"{dataset.path}-transformed"
     with write_folder(out, manifest_name=Dataset.manifest_name) as folder:
         for entry in dataset.files:
-            if entry["name"] != "schema.json":
-                os.link(join_path(dataset.path, entry["name"]), folder / entry["name"])
+            if entry.name != "schema.json":
+                os.link(join_path(dataset.path, entry.name), folder / entry.name)
         replace(schema, features=features).save(folder)
-        Dataset(body=dataset.body).seal(folder)
+        dataset.seal(folder)
     return Dataset.load(out)
 
 

@@ -94,7 +94,7 @@ def run(
     try:
         results = _run_tracked(arguments, no_tracking, as_json)
     except StepFailed as error:
-        click.echo(f"recmill: {error}; all it said is in {Path(arguments['workdir'], 'run.log')}", err=True)
+        click.echo(f"recmill: {error}; all it said is in {Path(_absolute(out), 'run.log')}", err=True)
         sys.exit(1)
     from pipelines.results import describe_results
 

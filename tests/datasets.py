@@ -83,5 +83,5 @@ def write_dataset(
         schema.save(folder)
         total = sum(count for _, count in rows)
         body = {"layout": "session", "num_rows": total, "num_sessions": -(-total // 4), "parts": parts, "source": {}}
-        Dataset(body=body).seal(folder)
+        Dataset.of_json(body).seal(folder)
     return Dataset.load(out)

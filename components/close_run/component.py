@@ -4,7 +4,7 @@ from components.images import DATA, image
 
 
 @dsl.component(base_image=image(DATA), install_kfp_package=False)
-def close_run(status: dsl.PipelineTaskFinalStatus, workdir: str, tracking_uri: str, parent_run_id: str):
+def close_run(status: dsl.PipelineTaskFinalStatus, workdir: str, tracking_uri: str, parent_run_id: str) -> None:
     """End the MLflow run of the pipeline with the status that the pipeline ended with."""
     import os
 

@@ -12,7 +12,7 @@ def compare_runs(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
-):
+) -> None:
     """Put trainings of the same data side by side: the first is the baseline."""
     import fsspec
 

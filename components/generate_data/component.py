@@ -19,7 +19,7 @@ def generate_data(
     engine: str = "duckdb",
     master: str = "",
     subfolder: str = "",
-):
+) -> None:
     """Make or read a raw log, cluster it by session and split it by time."""
     import json
 
@@ -54,4 +54,4 @@ def generate_data(
         step.record({"num_sessions": clustered.num_sessions, "data_bytes": clustered.data_bytes})
         step.log_dataset(clustered, context="training")
         publish(dataset, step.wrote("dataset", clustered))
-        write_table(summary, "Dataset", {part["file"]: part for part in clustered.parts})
+        write_table(summary, "Dataset", {part["file"]: part for part in clustered.to_json()["parts"]})

@@ -12,7 +12,7 @@ def merge_data(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
-):
+) -> None:
     """Join the datasets that partitions of a log became into one."""
     from components.merge_data.merging import merge_datasets
     from components.outputs import path_of, publish, write_table
@@ -30,4 +30,4 @@ def merge_data(
         step.count(merged.num_rows)
         step.record({"num_sessions": merged.num_sessions, "data_bytes": merged.data_bytes})
         publish(dataset, step.wrote("dataset", merged))
-        write_table(summary, "Dataset", {part["file"]: part for part in merged.parts})
+        write_table(summary, "Dataset", {part["file"]: part for part in merged.to_json()["parts"]})

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from recmill.artifacts import Dataset, InputError, explain_write_errors, is_remote, refuse_foreign_folder, write_folder
+from recmill.artifacts.dataset import DatasetPart
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 
@@ -28,27 +28,26 @@ def merge_datasets(paths: Sequence[str], *, out: str | Path, progress: Progress 
     _check_sessions(loaded, progress)
     refuse_foreign_folder(out, Dataset.manifest_name)
     with write_folder(out, manifest_name=Dataset.manifest_name) as folder, explain_write_errors(out):
-        parts: list[dict[str, Any]] = []
+        parts: list[DatasetPart] = []
         for split in loaded[0].splits:  # parts of a split lie together
             for dataset in loaded:
                 for part in dataset.split_parts(split):
                     name = f"part-{len(parts):05d}.parquet"
-                    _take(Path(dataset.path, part["file"]), folder / name)
-                    parts.append({**part, "file": name})
-        body = {
-            "layout": loaded[0].layout,
-            "num_rows": sum(dataset.num_rows for dataset in loaded),
-            "num_sessions": sum(dataset.num_sessions for dataset in loaded),
-            "parts": parts,
-            "source": {
-                "name": Path(str(out)).name,
-                "num_files": sum(int(dataset.body["source"]["num_files"]) for dataset in loaded),
-                "bytes": sum(int(dataset.body["source"]["bytes"]) for dataset in loaded),
-            },
-        }
+                    _take(Path(dataset.path, part.file), folder / name)
+                    parts.append(replace(part, file=name))
         _described(loaded[0]).save(folder)
-        inputs = {f"partition-{number:05d}": dataset.content_hash for number, dataset in enumerate(loaded)}
-        Dataset(body=body, inputs=inputs).seal(folder)
+        Dataset(
+            layout=loaded[0].layout,
+            num_rows=sum(dataset.num_rows for dataset in loaded),
+            num_sessions=sum(dataset.num_sessions for dataset in loaded),
+            parts=tuple(parts),
+            source={
+                "name": Path(str(out)).name,
+                "num_files": sum(int(dataset.source["num_files"]) for dataset in loaded),
+                "bytes": sum(int(dataset.source["bytes"]) for dataset in loaded),
+            },
+            inputs={f"partition-{number:05d}": dataset.content_hash for number, dataset in enumerate(loaded)},
+        ).seal(folder)
     return Dataset.load(out)
 
 
@@ -74,7 +73,7 @@ def _check_sessions(loaded: Sequence[Dataset], progress: Progress) -> None:
     """A session in two partitions would become two sessions."""
     seen = np.empty(0, dtype=np.int64)
     for number, dataset in enumerate(loaded):
-        columns = [pq.read_table(Path(dataset.path, part["file"]), columns=["session_id"]) for part in dataset.parts]
+        columns = [pq.read_table(Path(dataset.path, part.file), columns=["session_id"]) for part in dataset.parts]
         sessions = np.unique(np.concatenate([column["session_id"].to_numpy() for column in columns]))
         shared = np.intersect1d(seen, sessions)
         if len(shared):

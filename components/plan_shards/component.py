@@ -18,7 +18,7 @@ def plan_shards(
     num_nodes: int = 1,
     hot_budget_bytes: int = 0,
     compress: str = "",
-):
+) -> None:
     """Decide which rows live on which rank, which are hot (hot_budget_bytes) and which share parameters (compress)."""
     import json
     from dataclasses import asdict

@@ -12,7 +12,7 @@ def profile_access(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
-):
+) -> None:
     """Count how often every row of every table is read, and how much features repeat within a session."""
     from components.outputs import path_of, publish, write_table
     from recmill.profiling.access import profile_access as count_accesses

@@ -15,7 +15,7 @@ def report(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
-):
+) -> None:
     """Write the one page that shows the whole run. The inputs are what must be there before it can."""
     import fsspec
 

@@ -20,7 +20,7 @@ def train_model(
     num_nodes: int = 1,
     variant: dict = {},  # noqa: B006
     subfolder: str = "",
-):
+) -> None:
     """Train with torchrun in this pod, or on several nodes; evaluate on held-out sessions; register the model."""
     import json
 
@@ -46,7 +46,8 @@ def train_model(
         subfolder=subfolder,
     ) as step:
         step.log_dataset(data, context="training")
-        nodes = {"num_nodes": num_nodes, "placement": Placement.from_environment()}
+        placement = Placement.from_environment()
+        launcher = TrainJobLauncher(num_nodes=num_nodes, placement=placement, progress=step.progress)
         with explain_memory_limit():
             result = train(
                 data.path,
@@ -55,7 +56,7 @@ def train_model(
                 allocation=path_of(allocation),
                 nproc=num_nodes * nproc,
                 config=TrainConfig.from_overrides(json.loads(settings) | variant),
-                launcher=TrainJobLauncher(**nodes, progress=step.progress) if num_nodes > 1 else None,
+                launcher=launcher if num_nodes > 1 else None,
                 progress=step.progress,
             )
         step.record({**result["metrics"], **{name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}})

@@ -13,7 +13,7 @@ def tune_ingest(
     workdir: str,
     tracking_uri: str,
     parent_run_id: str,
-):
+) -> None:
     """Give each ingestion stage its number of workers."""
     import json
 

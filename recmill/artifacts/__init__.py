@@ -26,7 +26,7 @@ from recmill.artifacts.files import (
     write_text_atomically,
 )
 from recmill.artifacts.folders import local_folder, refuse_foreign_folder, write_folder
-from recmill.artifacts.manifest import FORMAT_VERSION, Artifact, check_fields, check_format_version
+from recmill.artifacts.manifest import FORMAT_VERSION, Artifact, check_format_version
 from recmill.artifacts.plan import ShardPlan, module_name
 from recmill.artifacts.profile import AccessProfile
 from recmill.artifacts.records import read_record, record_json
@@ -41,7 +41,6 @@ __all__ = [
     "InputError",
     "ShardPlan",
     "WorkerAllocation",
-    "check_fields",
     "check_format_version",
     "dump_json",
     "explain_write_errors",

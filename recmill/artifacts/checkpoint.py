@@ -1,22 +1,27 @@
-"""A trained model on disk."""
+"""checkpoint.json: a trained model on disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from recmill.artifacts.manifest import BodyArtifact
+from recmill.artifacts.manifest import Artifact
+from recmill.artifacts.plan import SharedParameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(BodyArtifact):
-    """A trained model: logical tables in row order, dense weights, optimiser state, ingest position.
-
-    body: step, config, schema, world_size, metrics.
-    """
+class Checkpoint(Artifact):
+    """A trained model: logical tables in row order, dense weights, optimiser state and ingest position."""
 
     kind: ClassVar[str] = "checkpoint"
     manifest_name: ClassVar[str] = "checkpoint.json"
 
-    def validate(self) -> None:
-        self.require(step=int, config=dict, schema=dict)
+    step: int
+    config: Mapping[str, Any]  # the settings of TrainConfig
+    schema: Mapping[str, Any]
+    sharing: SharedParameters | None
+    world_size: int
+    run: Mapping[str, Any] = field(default_factory=dict)  # counters of the training loop
+    ingest: Mapping[str, Any] = field(default_factory=dict)  # position of the reader
+    metrics: Mapping[str, Any] | None = None  # of a finished model

@@ -37,6 +37,11 @@ class Artifact:
     inputs: Mapping[str, str] = field(default_factory=dict)  # name of the input -> its content hash
     files: tuple[FileEntry, ...] = ()
 
+    @classmethod
+    def of_json(cls, body: Mapping[str, Any], *, inputs: Mapping[str, str] | None = None) -> Self:
+        """A new artifact from the JSON form of its own fields."""
+        return read_record(cls, {**body, "inputs": dict(inputs or {})}, where=cls.manifest_name)
+
     def to_json(self) -> dict[str, Any]:
         """What the manifest says besides the entries that all kinds share."""
         return {name: value for name, value in record_json(self).items() if name not in _SHARED}
@@ -77,9 +82,9 @@ class Artifact:
         for name in ("content_hash", "inputs", "files"):
             if name not in manifest:
                 raise InputError(f"{where}: {name} is missing")
-        body = {name: value for name, value in manifest.items() if name not in _SHARED}
-        artifact = read_record(cls, {"body": body, **manifest, "path": str(path)}, where=where)
+        artifact = read_record(cls, {**manifest, "path": str(path)}, where=where)
         artifact.check_files(verify=verify)
+        body = {name: value for name, value in manifest.items() if name not in _SHARED}
         if verify and hash_json({"body": body, "files": manifest["files"]}) != artifact.content_hash:
             raise InputError(f"{where}: was changed after it was written")
         return artifact
@@ -103,41 +108,7 @@ class Artifact:
                     raise InputError(f"{self.path}/{entry.name}: its content is not what {self.manifest_name} recorded")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BodyArtifact(Artifact):
-    """An artifact whose fields are still a plain mapping."""
-
-    body: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.body)
-
-    def __post_init__(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        """Check what only this kind knows; raise InputError."""
-
-    def require(self, **types: type) -> None:
-        """Raise unless the body has these keys with values of these types."""
-        check_fields(self.body, types, where=join_path(self.path, self.manifest_name))
-
-
 _SHARED = {"format_version", "kind", *(entry.name for entry in fields(Artifact))}
-
-
-def check_fields(value: Any, types: Mapping[str, type], *, where: str) -> None:
-    """Raise unless `value` is a JSON object with these keys and types; whole numbers count from 0."""
-    if not isinstance(value, dict):
-        raise InputError(f"{where}: expected an object, found {value!r}")
-    words = {str: "a string", int: "a whole number of at least 0", float: "a number", dict: "an object", list: "a list"}
-    for key, wanted in types.items():
-        if key not in value:
-            raise InputError(f"{where}: {key!r} is missing")
-        found = value[key]
-        is_fine = isinstance(found, (int, float) if wanted is float else wanted) and not isinstance(found, bool)
-        if not is_fine or (wanted is int and found < 0):
-            raise InputError(f"{where}: {key!r} is {found!r}, expected {words[wanted]}")
 
 
 def check_format_version(loaded: Mapping[str, Any], path: str | Path) -> None:

@@ -91,7 +91,7 @@ def cluster(
             progress=progress_for(as_json),
         )
     seconds = time.perf_counter() - started
-    splits = {split: sum(part["num_rows"] for part in dataset.split_parts(split)) for split in dataset.splits}
+    splits = {split: sum(part.num_rows for part in dataset.split_parts(split)) for split in dataset.splits}
     result = {
         "dataset": str(out),
         "layout": layout,

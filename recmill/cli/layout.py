@@ -33,7 +33,7 @@ def layout(data: str, plan_path: str, out: str, sessions: str, as_json: bool) ->
     chosen = None if sessions == "auto" else sessions
     dataset = layout_hot(data, plan_path, out=out, sessions=chosen, progress=progress_for(as_json))
     seconds = time.perf_counter() - started
-    hot = dataset.body["hot"]
+    hot = dataset.to_json()["hot"]
     result = {
         "dataset": str(out),
         **hot,

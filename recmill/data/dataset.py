@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import fsspec
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import Dataset, InputError, join_path
+from recmill.artifacts.dataset import DatasetPart
 from recmill.data.log import read_file
 from recmill.data.schema import Schema
 
@@ -44,8 +45,8 @@ def read_rows(
     for part in select_parts(dataset, split):
         if row_groups is None:
             yield from read_part(dataset, part, wanted, None)
-        elif part["file"] in row_groups:
-            yield from read_part(dataset, part, wanted, row_groups[part["file"]])
+        elif part.file in row_groups:
+            yield from read_part(dataset, part, wanted, row_groups[part.file])
 
 
 def _read_range(
@@ -59,7 +60,7 @@ def _read_range(
     limits = {name: limit for name, limit in wanted.items() if limit}
     for part in select_parts(dataset, split):
         ranges = row_group_ranges(dataset, part)
-        chosen = range(len(ranges)) if row_groups is None else row_groups.get(part["file"], ())
+        chosen = range(len(ranges)) if row_groups is None else row_groups.get(part.file, ())
         near = [
             number
             for number in chosen
@@ -72,7 +73,7 @@ def _read_range(
         if not near:
             continue
         read = list(dict.fromkeys([*names, *limits]))
-        for batch in read_rows(dataset, columns=read, row_groups={part["file"]: near}):
+        for batch in read_rows(dataset, columns=read, row_groups={part.file: near}):
             inside = np.ones(batch.num_rows, np.bool_)
             for name, (first, last) in limits.items():
                 values = batch.column(name).to_numpy()
@@ -81,9 +82,9 @@ def _read_range(
                 yield batch.filter(pa.array(inside)).select(names)
 
 
-def row_group_ranges(dataset: Dataset, part: Mapping[str, Any]) -> list[dict[str, tuple[int, int]]]:
+def row_group_ranges(dataset: Dataset, part: DatasetPart) -> list[dict[str, tuple[int, int]]]:
     """Lowest and highest `session_id` and `timestamp` of each row group of a part, by the statistics in its footer."""
-    with fsspec.open(join_path(dataset.path, part["file"]), "rb") as source:
+    with fsspec.open(join_path(dataset.path, part.file), "rb") as source:
         footer = pq.read_metadata(source)
     ranges = []
     for number in range(footer.num_row_groups):
@@ -122,26 +123,26 @@ def row_schema(dataset: Dataset, columns: Sequence[str] | None = None) -> pa.Sch
     return pa.schema([schema.field(name) for name in columns])
 
 
-def select_parts(dataset: Dataset, split: str | None) -> list[dict[str, Any]]:
+def select_parts(dataset: Dataset, split: str | None) -> list[DatasetPart]:
     """The parts of a split, or all of them."""
     if split is None:
-        return dataset.parts
+        return list(dataset.parts)
     if split not in dataset.splits:
         raise InputError(f"{dataset.path}: no split {split!r}; the dataset has {', '.join(dataset.splits)}")
     return dataset.split_parts(split)
 
 
 def _read_plain_part(
-    dataset: Dataset, part: Mapping[str, Any], wanted: pa.Schema, row_groups: Sequence[int] | None
+    dataset: Dataset, part: DatasetPart, wanted: pa.Schema, row_groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
     """A part whose file holds the rows as they are (layouts time and session)."""
-    path = join_path(dataset.path, part["file"])
+    path = join_path(dataset.path, part.file)
     for batch in read_file(path, columns=wanted.names, row_groups=row_groups):
         yield batch.select(wanted.names).cast(wanted)
 
 
 def _read_deduplicated_part(
-    dataset: Dataset, part: Mapping[str, Any], wanted: pa.Schema, row_groups: Sequence[int] | None
+    dataset: Dataset, part: DatasetPart, wanted: pa.Schema, row_groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
     """A part whose file holds one record a session."""
     from recmill.data.storage.deduplicated import decode_rows  # with torch, which other layouts do without
@@ -150,8 +151,8 @@ def _read_deduplicated_part(
     schema = Schema.load(dataset.path)
     encoding = load_encoding(dataset, schema)
     columns = list(dict.fromkeys(c for name in ("label", *wanted.names) for c in columns_of(name, schema, encoding)))
-    path = join_path(dataset.path, part["file"])
-    for number in range(len(part["row_group_rows"])) if row_groups is None else row_groups:
+    path = join_path(dataset.path, part.file)
+    for number in range(len(part.row_group_rows)) if row_groups is None else row_groups:
         records = list(read_file(path, columns=columns, row_groups=[number]))
         yield decode_rows(pa.Table.from_batches(records), schema, encoding, columns=wanted.names)
 
@@ -161,7 +162,7 @@ def load_encoding(dataset: Dataset, schema: Schema | None = None) -> Encoding:
     from recmill.data.storage.encoding import Encoding
 
     where = join_path(dataset.path, dataset.manifest_name)
-    return Encoding.from_json(dataset.body.get("encoding"), schema or Schema.load(dataset.path), where=where)
+    return Encoding.from_json(dataset.encoding, schema or Schema.load(dataset.path), where=where)
 
 
 _PLAIN_RANGES = {name: (name, name) for name in ("session_id", "timestamp")}
@@ -174,7 +175,7 @@ RANGE_COLUMNS = {
         "timestamp": ("timestamp/first.list.element", "timestamp/last.list.element"),
     },
 }
-PartReader = Callable[[Dataset, Mapping[str, Any], pa.Schema, Sequence[int] | None], Iterator[pa.RecordBatch]]
+PartReader = Callable[[Dataset, DatasetPart, pa.Schema, Sequence[int] | None], Iterator[pa.RecordBatch]]
 READERS: dict[str, PartReader] = {
     "time": _read_plain_part,
     "session": _read_plain_part,

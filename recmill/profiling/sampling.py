@@ -19,7 +19,7 @@ SAMPLE_SEED = 0
 def row_groups(dataset: Dataset, split: str | None) -> list[Group]:
     """Every row group of a split in stored order."""
     parts = select_parts(dataset, split)
-    return [(part["file"], number, rows) for part in parts for number, rows in enumerate(part["row_group_rows"])]
+    return [(part.file, number, rows) for part in parts for number, rows in enumerate(part.row_group_rows)]
 
 
 def sample_groups(groups: Sequence[Group], sample: float) -> list[Group]:

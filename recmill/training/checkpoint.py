@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from recmill.artifacts import Checkpoint, InputError, explain_write_errors, read_record
+from recmill.artifacts import Checkpoint, InputError, explain_write_errors
 from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
 from recmill.model.ranker import RankerConfig
@@ -45,20 +45,20 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=str(folder))
         if rank == 0:
-            Checkpoint(body=body, inputs=inputs).seal(folder)
+            Checkpoint.of_json(body, inputs=inputs).seal(folder)
             if target.exists():
                 shutil.rmtree(target)
             os.rename(folder, target)
     dist.barrier()
 
 
-def load_checkpoint(path: Path, sharded: ShardedModel) -> Mapping[str, Any]:
-    """Load weights, optimiser state and, at the same world size, random state; gives the checkpoint's body."""
+def load_checkpoint(path: Path, sharded: ShardedModel) -> Checkpoint:
+    """Load weights, optimiser state and, at the same world size, random state; gives the checkpoint's manifest."""
     checkpoint = Checkpoint.load(path)
     table_states = sharded.table_states()
     state = _model_state(sharded, table_states)
     rank = str(dist.get_rank())
-    has_random_state = checkpoint.body["world_size"] == dist.get_world_size()
+    has_random_state = checkpoint.world_size == dist.get_world_size()
     if has_random_state:
         state["rng"] = {rank: _random_state()}
     with warnings.catch_warnings():
@@ -69,18 +69,17 @@ def load_checkpoint(path: Path, sharded: ShardedModel) -> Mapping[str, Any]:
     _load_dense_optimiser(sharded.dense_optimiser, state["dense_optimiser"])
     if has_random_state:
         torch.set_rng_state(state["rng"][rank])
-    return checkpoint.body
+    return checkpoint
 
 
 def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
     """The model of a checkpoint in this one process, unsharded, ready to predict."""
     checkpoint = Checkpoint.load(path)
-    schema = Schema.from_json(checkpoint.body["schema"], where=f"{path}/checkpoint.json")
-    saved = checkpoint.body.get("sharing")
-    sharing = read_record(SharedParameters, saved, where=f"{path}/checkpoint.json", key="sharing") if saved else None
+    schema = Schema.from_json(checkpoint.schema, where=f"{path}/checkpoint.json")
+    sharing = checkpoint.sharing
     model = RankingModel(
         schema,
-        RankerConfig.of(checkpoint.body["config"]),
+        RankerConfig.of(checkpoint.config),
         elsewhere=frozenset(sharing.tables) if sharing else frozenset(),
         table_device=torch.device("cpu"),
     )

@@ -39,7 +39,7 @@ def evaluate_checkpoint(
 
 
 def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -> None:
-    trained = Schema.from_json(checkpoint.body["schema"], where=checkpoint.path)
+    trained = Schema.from_json(checkpoint.schema, where=checkpoint.path)
     if trained.features != schema.features:
         differing = sorted({f.name for f in set(trained.features) ^ set(schema.features)})
         raise InputError(f"{where}: its features are not those the model was trained on ({', '.join(differing)})")

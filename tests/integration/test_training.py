@@ -212,5 +212,5 @@ def test_a_diverged_loss_stops_with_advice(dataset, tmp_path):
 def test_the_final_checkpoint_is_sealed(finished):
     out, result = finished
     checkpoint = Checkpoint.load(out / "checkpoint", verify=True)
-    assert checkpoint.body["step"] == result["num_steps"]
+    assert checkpoint.step == result["num_steps"]
     assert not (out / "checkpoints").exists()

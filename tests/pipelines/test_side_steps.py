@@ -79,7 +79,7 @@ def test_merged_partitions_are_one_dataset_with_all_their_rows(partitions: list[
     assert merged.num_rows == sum(part.num_rows for part in parts)
     assert merged.num_sessions == sum(part.num_sessions for part in parts)
     assert list(merged.splits) == ["train", "test"]
-    assert [part["split"] for part in merged.parts] == ["train", "train", "test", "test"]
+    assert [part.split for part in merged.parts] == ["train", "train", "test", "test"]
     assert set(merged.inputs.values()) == {part.content_hash for part in parts}
 
 

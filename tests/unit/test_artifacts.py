@@ -28,18 +28,12 @@ from recmill.artifacts import (
     write_text_atomically,
 )
 from recmill.artifacts.allocation import Throughput, TuningStep
+from recmill.artifacts.dataset import DatasetPart
 from recmill.artifacts.plan import IngestPlan, Shard, SharedParameters, SharedTable, TablePlan
 from recmill.artifacts.profile import CurvePoint, Drift, FeatureDuplication, TableProfile
 from recmill.artifacts.topology import Topology
 
-PART = {
-    "file": "part-00000.parquet",
-    "split": "train",
-    "num_rows": 5,
-    "num_sessions": 2,
-    "bytes": 4,
-    "row_group_rows": [3, 2],
-}
+PART = DatasetPart(file="part-00000.parquet", split="train", num_rows=5, num_sessions=2, bytes=4, row_group_rows=(3, 2))
 TABLE = TableProfile(
     num_rows=10,
     dim=4,
@@ -57,8 +51,7 @@ THROUGHPUT = Throughput(stages={"read": 1, "batch": 1}, rows_per_s=8.5, memory_b
 INPUTS = {"raw": "sha256:0"}
 EXAMPLES: dict[type[Artifact], Artifact] = {
     Dataset: Dataset(
-        body={"layout": "session", "num_rows": 5, "num_sessions": 2, "parts": [PART], "source": {"name": "raw"}},
-        inputs=INPUTS,
+        layout="session", num_rows=5, num_sessions=2, parts=(PART,), source={"name": "raw"}, inputs=INPUTS
     ),
     AccessProfile: AccessProfile(
         num_samples=5,
@@ -109,7 +102,9 @@ EXAMPLES: dict[type[Artifact], Artifact] = {
         history=(TuningStep(t=0.5, workers={"read": 1}, rows_per_s=8.0, stall=0.1, event=None),),
         inputs=INPUTS,
     ),
-    Checkpoint: Checkpoint(body={"step": 3, "config": {"lr": 0.1}, "schema": {}, "world_size": 1}, inputs=INPUTS),
+    Checkpoint: Checkpoint(
+        step=3, config={"lr": 0.1}, schema={}, sharing=None, world_size=1, run={"epoch": 1}, inputs=INPUTS
+    ),
 }
 KINDS = list(EXAMPLES)
 json_values = st.recursive(

@@ -41,7 +41,7 @@ def make_dataset(folder: Path) -> Dataset:
     counts = {"num_rows": 4, "num_sessions": 2}
     part = {"file": "part-00000.parquet", "split": "train", "bytes": 4, "row_group_rows": [4], **counts}
     body = {"layout": "session", "parts": [part], **counts}
-    Dataset(body=body).seal(folder)
+    Dataset.of_json(body).seal(folder)
     return Dataset.load(folder)
 
 

@@ -126,7 +126,7 @@ def cluster_sessions(
         }
         assert body["num_rows"] == log.num_rows, f"wrote {body['num_rows']} of {log.num_rows} rows"
         log.schema.save(folder)
-        Dataset(body=body, inputs={"raw": log.content_hash}).seal(folder)
+        Dataset.of_json(body, inputs={"raw": log.content_hash}).seal(folder)
     return Dataset.load(out)
 
 

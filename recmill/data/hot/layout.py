@@ -33,6 +33,7 @@ from recmill.artifacts import (
     explain_write_errors,
     is_remote,
     join_path,
+    record_json,
     refuse_foreign_folder,
     write_folder,
 )
@@ -104,7 +105,7 @@ def layout_hot(
             "num_rows": sum(part["num_rows"] for part in parts),
             "num_sessions": dataset.num_sessions,
             "parts": parts,
-            "source": dataset.body.get("source", {}),
+            "source": dict(dataset.source),
             "hot": {
                 "plan_hash": plan.content_hash,
                 "sessions": chosen,
@@ -117,7 +118,7 @@ def layout_hot(
         work.schema.save(folder)
         if hot_rows:
             _hot_schema(work.schema, work.remap.hot_rows).save(folder / HOT)
-        Dataset(body=body, inputs={"dataset": dataset.content_hash, "plan": plan.content_hash}).seal(folder)
+        Dataset.of_json(body, inputs={"dataset": dataset.content_hash, "plan": plan.content_hash}).seal(folder)
     return Dataset.load(out)
 
 
@@ -207,8 +208,8 @@ class _HotLayout:
                 parts += self._rewrite(folder, split, split_groups(self.dataset, split))
                 continue
             for part in self.dataset.split_parts(split):
-                _link(join_path(self.dataset.path, part["file"]), folder / part["file"])
-                parts.append(part)
+                _link(join_path(self.dataset.path, part.file), folder / part.file)
+                parts.append(record_json(part))
         return parts
 
     def _rewrite(self, folder: Path, split: str, groups: list[StoredGroup]) -> list[dict[str, Any]]:

@@ -51,10 +51,10 @@ def split_groups(dataset: Dataset, split: str) -> list[StoredGroup]:
 
 def _groups(dataset: Dataset, splits: Sequence[str]) -> list[StoredGroup]:
     return [
-        StoredGroup(file=part["file"], index=index, num_rows=int(num_rows))
+        StoredGroup(file=part.file, index=index, num_rows=num_rows)
         for part in dataset.parts
-        if part["split"] in splits
-        for index, num_rows in enumerate(part["row_group_rows"])
+        if part.split in splits
+        for index, num_rows in enumerate(part.row_group_rows)
         if num_rows
     ]
 

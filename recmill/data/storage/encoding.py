@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from kernels import dedup_rows, take_rows
-from recmill.artifacts import InputError, check_fields
+from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 
 # A group is stored once a distinct list if that takes at most this share of its bits...
@@ -67,7 +67,10 @@ class Encoding:
     def from_json(cls, loaded: Any, schema: Schema, *, where: str) -> Self:
         """`loaded` as dataset.json holds it, in schema order (JSON objects have none)."""
         names = [feature.name for feature in schema.features]
-        check_fields(loaded, dict.fromkeys(names, dict), where=f"{where}: encoding")
+        if not isinstance(loaded, dict):
+            raise InputError(f"{where}: encoding is {loaded!r}, expected an object")
+        if missing := [name for name in names if not isinstance(loaded.get(name), dict)]:
+            raise InputError(f"{where}: encoding: {missing[0]!r} is missing")
         features, keys, known_names = {}, {field.name for field in fields(FeatureEncoding)}, ("", *names)
         for name in names:
             entry = loaded[name]

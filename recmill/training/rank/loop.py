@@ -139,9 +139,9 @@ class TrainingRun:
         found = newest_checkpoint(self.out / "checkpoints")
         if found is None:
             return
-        body = load_checkpoint(found, self.sharded)
-        self.state = RunState.from_json(body["run"])
-        self.ingest.load_state_dict(body["ingest"])
+        saved = load_checkpoint(found, self.sharded)
+        self.state = RunState.from_json(saved.run)
+        self.ingest.load_state_dict(saved.ingest)
         if self.rank == 0:
             lines = (self.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             self.curve = [entry for entry in map(json.loads, lines) if entry["step"] <= self.state.step]

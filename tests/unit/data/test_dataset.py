@@ -36,10 +36,10 @@ def test_columns_come_in_the_order_asked(dataset: Dataset) -> None:
 
 def test_single_row_groups_can_be_read(dataset: Dataset) -> None:
     part = dataset.parts[1]
-    batches = list(read_rows(dataset, row_groups={part["file"]: [1]}))
-    before = dataset.parts[0]["num_rows"] + part["row_group_rows"][0]
+    batches = list(read_rows(dataset, row_groups={part.file: [1]}))
+    before = dataset.parts[0].num_rows + part.row_group_rows[0]
     found = [row for batch in batches for row in batch.to_pylist()]
-    assert found == read_table(dataset).slice(before, part["row_group_rows"][1]).to_pylist()
+    assert found == read_table(dataset).slice(before, part.row_group_rows[1]).to_pylist()
 
 
 def test_unknown_splits_and_columns_are_named(dataset: Dataset) -> None:
@@ -50,7 +50,7 @@ def test_unknown_splits_and_columns_are_named(dataset: Dataset) -> None:
 
 
 def test_a_damaged_part_is_named(dataset: Dataset) -> None:
-    victim = Path(dataset.path) / dataset.parts[0]["file"]
+    victim = Path(dataset.path) / dataset.parts[0].file
     victim.write_bytes(victim.read_bytes()[:-10])
     with pytest.raises(InputError, match=victim.name):
         Dataset.load(dataset.path)
@@ -86,7 +86,7 @@ def test_a_range_of_sessions_or_times_reads_only_the_row_groups_that_hold_it(tmp
 def damage_row_groups(dataset: Dataset, *, keep: Callable[[dict[str, tuple[int, int]]], bool]) -> None:
     """Overwrite all row groups but those to keep: whoever reads one fails."""
     for part in dataset.parts:
-        path = Path(dataset.path) / part["file"]
+        path = Path(dataset.path) / part.file
         content, footer = bytearray(path.read_bytes()), pq.read_metadata(path)
         for number, ranges in enumerate(row_group_ranges(dataset, part)):
             if not keep(ranges):

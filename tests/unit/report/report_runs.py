@@ -107,7 +107,7 @@ def write_dataset(path: Path, schema: Schema, *, data_bytes: int) -> None:
     }
     with write_folder(path, manifest_name="dataset.json") as folder:
         schema.save(folder)
-        Dataset(body=body).seal(folder)
+        Dataset.of_json(body).seal(folder)
 
 
 def write_profile(path: Path, schema: Schema) -> None:

@@ -43,7 +43,7 @@ def dataset(tmp_path_factory) -> Dataset:
         "row_group_rows": [500],
     }
     body = {"layout": "session", "num_rows": 500, "num_sessions": 500, "source": {}, "parts": [part]}
-    Dataset(body=body).seal(folder)
+    Dataset.of_json(body).seal(folder)
     return Dataset.load(folder)
 
 

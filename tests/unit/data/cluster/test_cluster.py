@@ -55,11 +55,11 @@ def test_every_row_comes_back_in_the_order_of_the_layout(
     assert dataset.num_sessions == len(set(session_of(rows)))
     start = 0
     for part in dataset.parts:
-        footer = pq.read_metadata(tmp_path / "out" / part["file"])
+        footer = pq.read_metadata(tmp_path / "out" / part.file)
         found = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-        assert found == part["row_group_rows"]
-        assert part["bytes"] == (tmp_path / "out" / part["file"]).stat().st_size
-        assert part["num_sessions"] == len(set(session_of(rows[start : start + part["num_rows"]])))
+        assert found == part.row_group_rows
+        assert part.bytes == (tmp_path / "out" / part.file).stat().st_size
+        assert part.num_sessions == len(set(session_of(rows[start : start + part.num_rows])))
         for size in found:
             group = rows[start : start + size]
             assert size <= rows_per_group or (layout == "session" and len(set(session_of(group))) == 1)
@@ -76,7 +76,7 @@ def test_a_session_never_crosses_a_row_group(
     dataset = cluster_sessions(raw, out=tmp_path / "out", rows_per_group=rows_per_group, rows_per_part=50)
     seen: set[int] = set()
     for part in dataset.parts:
-        file = pq.ParquetFile(tmp_path / "out" / part["file"])
+        file = pq.ParquetFile(tmp_path / "out" / part.file)
         for group in range(file.num_row_groups):
             sessions = set(file.read_row_group(group).column("session_id").to_pylist())
             assert not sessions & seen
@@ -91,7 +91,7 @@ def test_the_order_depends_on_the_rows_alone(tmp_path: Path) -> None:
         one = cluster_sessions(write_log(tmp_path / "a", table), out=tmp_path / "one", layout=layout)
         two = cluster_sessions(write_log(tmp_path / "b", shuffled), out=tmp_path / "two", layout=layout)
         assert read_table(one).equals(read_table(two))
-        assert [part["row_group_rows"] for part in one.parts] == [part["row_group_rows"] for part in two.parts]
+        assert [part.row_group_rows for part in one.parts] == [part.row_group_rows for part in two.parts]
 
 
 @pytest.mark.parametrize("layout", ["session", "time"])

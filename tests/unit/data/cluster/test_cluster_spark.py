@@ -65,7 +65,7 @@ def test_both_engines_give_the_same_dataset(tmp_path: Path, spark) -> None:
     assert Dataset.load(tmp_path / "there", verify=True).splits == ["train", "test"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "raw [1]", "there"]
     names = {path.name for path in (tmp_path / "there").iterdir()}
-    assert names == {"dataset.json", "schema.json", *(part["file"] for part in there.parts)}
+    assert names == {"dataset.json", "schema.json", *(part.file for part in there.parts)}
 
 
 def test_executors_write_beside_a_remote_output(tmp_path: Path, spark) -> None:

@@ -86,8 +86,8 @@ def test_hot_samples_hold_slots_and_all_others_stay_in_order(dataset, plan, tmp_
     assert read_table(laid, split="hot").to_pylist() == [as_slots(row) for row in rows if is_hot(row)]
     assert read_table(laid, split="cold").to_pylist() == [row for row in rows if not is_hot(row)]
     assert read_table(laid, split="test").equals(read_table(dataset, split="test"))
-    assert laid.body["hot"]["sample_share"] == pytest.approx(sum(map(is_hot, rows)) / len(rows))
-    assert 0 < laid.body["hot"]["num_hot"] < len(rows)
+    assert laid.hot.sample_share == pytest.approx(sum(map(is_hot, rows)) / len(rows))
+    assert 0 < laid.hot.num_hot < len(rows)
     Dataset.load(tmp_path / "out", verify=True)
 
 
@@ -103,7 +103,7 @@ def test_whole_sessions_are_hot_only_if_every_sample_is(dataset, plan, tmp_path)
 def test_sessions_stay_in_one_row_group(dataset, plan, tmp_path):
     laid = layout_hot(dataset, plan, out=tmp_path / "out", rows_per_group=64)
     for part in [*laid.split_parts("hot"), *laid.split_parts("cold")]:
-        file = pq.ParquetFile(Path(laid.path) / part["file"])
+        file = pq.ParquetFile(Path(laid.path) / part.file)
         seen: set[int] = set()
         for group in range(file.num_row_groups):
             sessions = set(file.read_row_group(group, columns=["session_id"])["session_id"].to_pylist())
@@ -115,13 +115,13 @@ def test_row_groups_that_are_nearly_full_keep_the_boundaries_of_their_source(dat
     schema = ranking_schema()
     every_row = {table.name: list(range(table.num_rows)) for table in schema.tables}
     plan = write_plan(tmp_path / "plan", every_row, schema)
-    stored = [rows for part in dataset.split_parts("train") for rows in part["row_group_rows"]]
+    stored = [rows for part in dataset.split_parts("train") for rows in part.row_group_rows]
     assert set(stored) == {200}
 
     def hot_groups(rows_per_group: int | None) -> list[int]:
         laid = layout_hot(dataset, plan, out=tmp_path / "out", rows_per_group=rows_per_group)
         assert "cold" not in laid.splits
-        return [rows for part in laid.split_parts("hot") for rows in part["row_group_rows"]]
+        return [rows for part in laid.split_parts("hot") for rows in part.row_group_rows]
 
     assert hot_groups(None) == stored  # as small as the source's, so that epochs mix samples as they did
     assert hot_groups(256) == stored  # 78% full: all samples are hot and come in the very order of the source
@@ -170,7 +170,7 @@ def test_what_readers_would_hold_out_becomes_a_split(tmp_path, plan):
     data = write_dataset(tmp_path / "data", rows=(("train", 1000),))
     laid = layout_hot(data, plan, out=tmp_path / "out")
     assert set(laid.splits) == {"hot", "cold", "test"}
-    assert sum(part["num_rows"] for part in laid.split_parts("test")) == 200  # the last row group
+    assert sum(part.num_rows for part in laid.split_parts("test")) == 200  # the last row group
     assert laid.num_rows == 1000
 
 
@@ -210,7 +210,7 @@ def test_a_plan_of_choose_hot_set_serves_the_share_it_promised(dataset, tmp_path
     rows = load_hot_rows(tmp_path / "plan")
     assert {name: own.tolist() for name, own in rows.items()} == {n: o.tolist() for n, o in chosen.rows.items()}
     laid = layout_hot(dataset, tmp_path / "plan", out=tmp_path / "out", sessions="split")
-    assert laid.body["hot"]["sample_share"] == pytest.approx(chosen.hot_set.sample_share, abs=0.08)
+    assert laid.hot.sample_share == pytest.approx(chosen.hot_set.sample_share, abs=0.08)
 
 
 def test_mistakes_are_named(dataset, plan, tmp_path):

@@ -68,5 +68,5 @@ def write_dataset(
             }
         )
     body = {"layout": layout, "num_rows": start, "num_sessions": start, "source": {}, "parts": parts}
-    Dataset(body=body).seal(folder)
+    Dataset.of_json(body).seal(folder)
     return Dataset.load(folder)

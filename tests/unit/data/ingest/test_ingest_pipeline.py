@@ -2,6 +2,7 @@ import gc
 import random
 import shutil
 import threading
+from dataclasses import replace
 
 import fsspec
 import pyarrow.parquet as pq
@@ -262,7 +263,7 @@ def spoil(dataset: Dataset, folder, change) -> Dataset:
     """A copy of the dataset in which `change` was applied to the middle part and the manifest knows nothing of it."""
     shutil.copytree(dataset.path, folder)
     change(folder / "part-00001.parquet")
-    return Dataset(path=str(folder), content_hash="", inputs={}, files=(), body=dataset.body)
+    return replace(dataset, path=str(folder), content_hash="", inputs={}, files=())
 
 
 def test_damaged_pages_reach_the_consumer_with_file_and_row_group(dataset, tmp_path):

@@ -211,7 +211,7 @@ def test_three_layouts_hold_the_same_rows(
         assert read_table(deduplicated, split=split).equals(read_table(session, split=split))
     everything = read_table(time).to_pylist()
     assert sorted(map(repr, everything)) == sorted(map(repr, read_table(deduplicated).to_pylist()))
-    assert [part["row_group_rows"] for part in deduplicated.parts] == [p["row_group_rows"] for p in session.parts]
+    assert [part.row_group_rows for part in deduplicated.parts] == [p.row_group_rows for p in session.parts]
     assert deduplicated.num_sessions == session.num_sessions == time.num_sessions
 
 
@@ -223,11 +223,11 @@ def dataset(tmp_path: Path) -> Dataset:
 
 def test_row_groups_say_which_sessions_and_times_they_hold(dataset: Dataset) -> None:
     for part in dataset.parts:
-        file = pq.ParquetFile(Path(dataset.path) / part["file"])
+        file = pq.ParquetFile(Path(dataset.path) / part.file)
         for number in range(file.num_row_groups):
-            rows = pa.Table.from_batches(read_rows(dataset, row_groups={part["file"]: [number]}))
+            rows = pa.Table.from_batches(read_rows(dataset, row_groups={part.file: [number]}))
             footer = file.metadata.row_group(number)
-            assert rows.num_rows == part["row_group_rows"][number]
+            assert rows.num_rows == part.row_group_rows[number]
             first, last = (footer.column(position).statistics for position in (1, 2))
             sessions, times = (rows.column(name).to_pylist() for name in ("session_id", "timestamp"))
             statistics = footer.column(0).statistics
@@ -240,9 +240,9 @@ def test_columns_and_row_groups_can_be_chosen(dataset: Dataset) -> None:
     for columns in (["history", "session_id"], ["timestamp"], ["age", "label"]):
         assert read_table(dataset, columns=columns).equals(whole.select(columns))
     part = dataset.parts[1]
-    (batch,) = read_rows(dataset, row_groups={part["file"]: [1]})
-    before = dataset.parts[0]["num_rows"] + part["row_group_rows"][0]
-    assert batch.to_pylist() == whole.slice(before, part["row_group_rows"][1]).to_pylist()
+    (batch,) = read_rows(dataset, row_groups={part.file: [1]})
+    before = dataset.parts[0].num_rows + part.row_group_rows[0]
+    assert batch.to_pylist() == whole.slice(before, part.row_group_rows[1]).to_pylist()
 
 
 def test_an_encoding_that_does_not_fit_the_schema_is_refused(dataset: Dataset) -> None:

@@ -98,7 +98,7 @@ def test_coded_datasets_read_back_whole_and_by_row_group(tmp_path: Path) -> None
     assert len(dataset.parts) == 3
     assert read_table(dataset).column("item").to_pylist() == [[own] for own in log.column("item").to_pylist()]
     assert read_table(dataset, columns=["shop"]).column("shop").to_pylist() == [[n] for n in log["shop"].to_pylist()]
-    last = pq.ParquetFile(tmp_path / "out" / dataset.parts[-1]["file"]).read_row_group(0)
+    last = pq.ParquetFile(tmp_path / "out" / dataset.parts[-1].file).read_row_group(0)
     assert len(load_popular_ids(last.schema.metadata, "items").ids) > 100
 
 

@@ -58,7 +58,7 @@ def zipf_dataset(
         }
         schema.save(folder)
         body = {"layout": "session", "num_rows": num_samples, "num_sessions": part["num_sessions"], "source": {}}
-        Dataset(body={**body, "parts": [part]}).seal(folder)
+        Dataset.of_json({**body, "parts": [part]}).seal(folder)
     return Dataset.load(out)
 
 

@@ -89,7 +89,7 @@ def test_training_from_disk_equals_training_in_memory(work, tmp_path, alone):
     assert memory.keys() == disk.keys()
     assert all(torch.equal(memory[name], disk[name]) for name in memory)
     assert not (tmp_path / "disk" / "tables").exists()
-    assert Checkpoint.load(tmp_path / "disk" / "checkpoint").body["step"] == 9
+    assert Checkpoint.load(tmp_path / "disk" / "checkpoint").step == 9
 
 
 def test_rows_of_the_next_batches_are_read_ahead(work, tmp_path, alone):
