@@ -1,4 +1,4 @@
-"""The folders the steps hand to one another: how they are written, loaded and checked.
+"""The folders that steps pass to one another: how they are written, loaded and checked.
 
 Every artifact is a folder with one JSON manifest, written last:
 

@@ -16,7 +16,7 @@ import fsspec
 
 
 class InputError(ValueError):
-    """Something the user gave us is wrong; the message is one sentence that says what, where and what was expected."""
+    """The user's input is wrong; the message is one sentence that says what, where and what was expected."""
 
 
 def is_remote(path: str | Path) -> bool:
@@ -35,7 +35,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
             loaded = json.load(file, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except ValueError as error:  # also what is no UTF-8
+    except ValueError as error:  # also raised for invalid UTF-8
         raise InputError(f"{path}: not valid JSON ({error})") from None
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
@@ -65,7 +65,7 @@ def hash_json(value: Any) -> str:
 
 @contextmanager
 def explain_write_errors(path: str | Path) -> Iterator[None]:
-    """Turn what the file system refuses while writing `path` into one sentence."""
+    """Turn errors of the file system while writing `path` into one sentence."""
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ from recmill.artifacts.files import InputError, explain_write_errors, is_remote,
 def write_folder(out: str | Path, *, manifest_name: str) -> Iterator[Path]:
     """A temporary folder that becomes `out` when the block ends without an error, and vanishes otherwise.
 
-    An `out` that exists is replaced only if it is empty or was written by us before (it holds `manifest_name`).
+    An `out` that exists is replaced only if it is empty or written by recmill before (it holds `manifest_name`).
     A remote `out` is uploaded at the end, the manifest last, so that a reader never finds a manifest without its files.
     """
     refuse_foreign_folder(out, manifest_name)
@@ -42,7 +42,7 @@ def write_folder(out: str | Path, *, manifest_name: str) -> Iterator[Path]:
 
 
 def refuse_foreign_folder(target: str | Path, manifest_name: str) -> None:
-    """Raise if `target` holds something that we did not write, so that no user's file is ever overwritten."""
+    """Raise if `target` holds files that recmill did not write, so that no user's file is ever overwritten."""
     foreign = f"exists, is not empty and holds no {manifest_name}; give another --out or empty it first"
     if is_remote(target):
         filesystem, root = fsspec.core.url_to_fs(str(target))
@@ -52,7 +52,7 @@ def refuse_foreign_folder(target: str | Path, manifest_name: str) -> None:
     folder = Path(target).absolute()
     try:
         if folder.is_file():
-            raise InputError(f"{folder}: exists and is a file; --out wants a folder")
+            raise InputError(f"{folder}: exists and is a file; --out must be a folder")
         if folder.is_dir() and any(folder.iterdir()) and not (folder / manifest_name).exists():
             raise InputError(f"{folder}: {foreign}")
     except PermissionError:

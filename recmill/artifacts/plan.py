@@ -1,4 +1,4 @@
-"""plan.json: where every embedding row lives, and what else a training run is told."""
+"""plan.json: where every embedding row lives, and the other choices for a training run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tier:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan:
-    """What holds a table. `sharding` and `shards` are a form that TorchRec takes, should a run ignore `placement`."""
+    """What holds a table. TorchRec holds it by `sharding` and `shards` if a run ignores `placement`."""
 
     collection: Literal["pooled", "sequence"]
     placement: Literal["torchrec", "tiered", "shared"]

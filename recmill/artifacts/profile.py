@@ -22,7 +22,7 @@ class CurvePoint:
 class DriftShare:
     """Reads of the later half that go to its own most read rows (`own`) and to those of the earlier half (`kept`).
 
-    `lost` is the part of `own` that `kept` misses; `lost_by_chance` is what the same reads lose when dealt at random.
+    `lost` is the part of `own` that `kept` misses; `lost_by_chance` is the loss if the same reads are split at random.
     """
 
     own: float

@@ -1,4 +1,4 @@
-"""The machines a model is planned for: nodes, ranks on each, and how fast they talk."""
+"""The machines of a training run: nodes, ranks per node, and how fast they communicate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Link:
 
 
 def _number(value: Any) -> Any:
-    """YAML takes 10e9 for text (it wants 10.0e+9); people mean a number."""
+    """YAML reads 10e9 as text (only 10.0e+9 is a number); people mean a number."""
     if isinstance(value, dict):
         return {name: _number(inner) for name, inner in value.items()}
     try:
@@ -44,7 +44,7 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """`nodes` machines with `ranks_per_node` training processes each. Bandwidths are bytes a second of one rank.
+    """`nodes` machines with `ranks_per_node` training processes each. Bandwidths are bytes per second of one rank.
 
     A rank's share of a node's uplink is its `inter_node_bytes_per_s`. `collectives` says where one kind of collective
     differs: {"all_gather": {"inter_node_bytes_per_s": 1e9}}.

@@ -13,7 +13,6 @@ __all__ = [
     "planner",
     "sharing",
     "tiers",
-    "topology",
     "torchrec_plan",
     "torchrec_planner",
 ]

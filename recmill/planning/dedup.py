@@ -1,4 +1,4 @@
-"""Which features are worth training once a distinct list, and in what layout the data should lie for it."""
+"""Which features are worth deduplicating in a batch, and in which layout to store the data."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from recmill.artifacts.plan import DedupPlan, FeatureDedup
 from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.schema import Feature, Schema
 
-MIN_FACTOR = 1.5  # samples a distinct list; below it the expansion eats what the lookup saves
-MIN_MEAN_LENGTH = 3.0  # a shorter bag costs no more to look up than its vector costs to copy
+MIN_FACTOR = 1.5  # samples per distinct list; below it, expanding costs more than the lookup saves
+MIN_MEAN_LENGTH = 3.0  # looking up a shorter bag costs no more than copying its vector
 
 
 def pays(factor: float, mean_length: float, *, is_sequence: bool) -> bool:
-    """Whether a feature is trained faster once a distinct list."""
+    """Whether training each distinct list of a feature once is faster."""
     return factor >= MIN_FACTOR and (is_sequence or mean_length >= MIN_MEAN_LENGTH)
 
 
 def choose_features(profile: AccessProfile, schema: Schema, *, batch_size: int) -> dict[str, FeatureDedup]:
-    """What the profile says of every feature with ids; nothing where it measured no duplication."""
+    """The verdict on every feature with ids whose duplication the profile measured."""
     duplication = profile.duplication
     return {
         feature.name: _judge(feature, duplication[feature.name], batch_size)
@@ -42,7 +42,7 @@ def _judge(feature: Feature, entry: FeatureDuplication, batch_size: int) -> Feat
 
 
 def _window_factor(entry: FeatureDuplication) -> float:
-    """Ids of a session's histories over those of the one sequence that holds them; 1 where sessions are apart."""
+    """Ids of a session's histories over the ids of the one sequence that contains them all."""
     same, shifted = entry.same_as_previous or 0.0, entry.shifted_by_one or 0.0
     pairs = max(entry.samples_per_session - 1, 0.0)
     left = entry.mean_length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
@@ -67,12 +67,12 @@ def _layout(features: Mapping[str, FeatureDedup], worth: list[str], profile: Acc
         best = max(features[name].session_factor for name in worth)
         named = worth[0] if len(worth) == 1 else f"{len(worth)} of {len(features)} features"
         return "deduplicated", (
-            f"{named} repeat inside sessions of {size:.1f} samples, up to {best:.1f} times: store each distinct list "
-            "once and train on it once"
+            f"{named} repeat inside sessions of {size:.1f} samples, up to {best:.1f} times: store and train each "
+            "distinct list once"
         )
     if size > 1.0:
         return "session", (
-            f"lists hardly repeat inside sessions of {size:.1f} samples: sessions side by side compress better, and "
-            "there is nothing to deduplicate"
+            f"lists hardly repeat inside sessions of {size:.1f} samples: storing sessions together compresses better, "
+            "and there is nothing to deduplicate"
         )
-    return "time", "sessions are of one sample: no order of the rows stores or trains better than time"
+    return "time", "sessions have one sample each, so no order stores or trains better than time order"

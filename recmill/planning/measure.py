@@ -1,8 +1,8 @@
-"""How fast ranks talk, timed on the ranks themselves.
+"""Measures how fast ranks communicate, on the ranks themselves.
 
 `torchrun ... -m recmill.planning.measure OUT.yaml` on the machines of a job times all-to-all, all-gather and all-reduce
 inside every node and between nodes, over messages of several sizes, and fits seconds = latency + bytes / bandwidth.
-All ranks of a node talk at once, as they do in training: a rank's bandwidth between nodes is its share of the uplink.
+All ranks of a node communicate at once, as in training: a rank's bandwidth between nodes is its share of the uplink.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from recmill.artifacts import InputError
 from recmill.artifacts.topology import COLLECTIVES, LEVELS, Link, Topology
 from recmill.progress import Progress, no_progress
 
-SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # that a rank sends
+SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # sent by one rank
 REPEATS = 5
 TIMEOUT_S = 120
 
 
 def measure_topology(topology: Topology, *, progress: Progress = no_progress) -> Topology:
-    """The topology with the speeds that as many ranks of this machine have."""
+    """The topology with speeds measured between as many ranks on this machine."""
     if topology.nodes > 1:
         raise InputError(
-            f"--measure starts ranks on this machine, the topology has {topology.nodes} nodes: run `torchrun --nnodes "
-            f"{topology.nodes} --nproc-per-node {topology.ranks_per_node} ... -m recmill.planning.measure "
-            "topology.yaml` on them and give --topology topology.yaml"
+            f"--measure starts ranks on one machine, but the topology has {topology.nodes} nodes: run "
+            f"`torchrun --nnodes {topology.nodes} --nproc-per-node {topology.ranks_per_node} ... "
+            "-m recmill.planning.measure topology.yaml` on them and pass --topology topology.yaml"
         )
     if topology.world_size == 1:
-        return topology  # nobody to talk to
+        return topology  # nothing to measure
     progress("time collectives", 0, len(COLLECTIVES))
     with tempfile.TemporaryDirectory(prefix="recmill-measure-") as scratch:
         out = Path(scratch) / "topology.yaml"
@@ -64,13 +64,13 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     (latency, per_byte), *_ = np.linalg.lstsq(weighted, np.ones(len(sizes_)), rcond=None)
     if latency < 0:  # a line through the origin
         latency, per_byte = 0.0, float((sizes_ / seconds_).sum() / (sizes_**2 / seconds_**2).sum())
-    if per_byte <= 0:  # times that do not grow with the size: the fastest message bounds the bandwidth
+    if per_byte <= 0:  # times do not grow with the size: take the best rate seen
         per_byte = float((seconds_ / sizes_).min())
     return Link(bytes_per_s=float(1 / per_byte), latency_s=float(latency))
 
 
 def run_rank(out: str) -> None:
-    """What every rank does: time the collectives of its groups; rank 0 writes the topology."""
+    """Time the collectives of this rank's groups; rank 0 writes the topology."""
     import torch
     import torch.distributed as dist
 
@@ -103,13 +103,13 @@ def run_rank(out: str) -> None:
 
 
 def _topology(nodes: int, per_node: int, speeds: Mapping[str, Mapping[str, float]], device: str) -> Topology:
-    """The topology whose plain figures are those of the all-to-all, which is what lookups use."""
+    """The topology; its general speeds are those of the all-to-all, which lookups use."""
     plain: dict[str, Any] = dict(speeds["all_to_all"])
     return Topology(nodes=nodes, ranks_per_node=per_node, device=device, collectives=speeds, **plain)
 
 
 def _collectives(size: int, group: Any, device: Any) -> dict[str, Callable[[int], None]]:
-    """The collectives as functions of the bytes that a rank sends to others."""
+    """Every collective as a function of the bytes that a rank sends to others."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""A plan by TorchRec's own planner: whole tables, or unpooled ones split by rows. No row statistics enter."""
+"""Plans by TorchRec's own planner, which uses no row statistics: whole tables, or unpooled tables split by rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plan_by_torchrec(
 
 
 def check_budget(schema: Schema, topology: Topology, memory_budget_bytes: int) -> None:
-    """Raise if the tables cannot fit into the ranks' memory together, or one cannot be placed whole."""
+    """Raise if the tables together, or one that must stay whole, exceed the memory of the ranks."""
     total = sum(table_bytes(table) for table in schema.tables)
     available = memory_budget_bytes * topology.world_size
     largest = sorted(schema.tables, key=table_bytes, reverse=True)[:3]

@@ -1,4 +1,4 @@
-"""TorchRec's embedding planner, asked for the tables of a schema."""
+"""Calls TorchRec's embedding planner for the tables of a schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema
 from recmill.data.tables import bag_configs, logical_names, row_configs
 
-MS_PER_S = 1e3  # TorchRec states bandwidth in bytes a millisecond and time in milliseconds
+MS_PER_S = 1e3  # TorchRec states bandwidth in bytes per millisecond and time in milliseconds
 
 
 class _Collections(nn.Module):
@@ -83,7 +83,7 @@ def plan_with_torchrec(
     except PlannerError as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"TorchRec's planner finds no placement within {memory_budget_bytes:,} B a rank on {topology.world_size} "
+            f"TorchRec's planner finds no placement within {memory_budget_bytes:,} B per rank on {topology.world_size} "
             f"ranks (it counts activations of {batch_size} samples too): {reason}"
         ) from error
     names = logical_names(schema)

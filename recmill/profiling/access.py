@@ -7,25 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, refuse_foreign_folder, write_folder
 from recmill.artifacts.profile import TableProfile
 from recmill.data.dataset import open_dataset, read_rows
-from recmill.data.ikjt.distinct import take_lists
 from recmill.data.schema import Schema, Table
 from recmill.data.transforms import Transforms
 from recmill.profiling.counting import RowCounter, count_out_of_core, write_counts
 from recmill.profiling.drift import drift_figures, middle_time
 from recmill.profiling.duplication import BATCH_SIZES, count_duplication
-from recmill.profiling.samples import write_samples
+from recmill.profiling.samples import rows_read, write_samples
 from recmill.profiling.sampling import Group, by_file, ratio_half_width, row_groups, sample_groups
 from recmill.profiling.skew import SkewSummary, top_ranks
 from recmill.profiling.steps import distinct_per_step
 from recmill.progress import Progress, no_progress
 
-# Rows of all tables together that are counted in arrays, 16 bytes a row for two slices of time and 8 more while one is
-# ranked: 1.6 GB. The tables beyond that are counted by DuckDB, which spills; what drifts in them is not seen.
+# Total rows of the tables that are counted in arrays: 16 bytes per row for two slices of time, 8 more while ranking, so
+# 1.6 GB. DuckDB counts the larger tables and spills to disk; their drift is not measured.
 MAX_ARRAY_ROWS = 100_000_000
 
 # Shares of the reads that the most read rows take, and the half-widths of their intervals.
@@ -47,9 +45,9 @@ def profile_access(
 
     With `sample` < 1 a seeded choice of row groups is read: counts and curve are those of the sample, and `top_share`,
     the share of accesses of the most read rows, is an estimate with the half-width of its interval at `confidence`.
-    Without, counts are exact, and `drift` says how far the later half of the time has other rows at the top. Tables
-    tell what batches of each of `batch_sizes` read (`accesses_per_step`, `distinct_per_step`). All of these are of ids
-    as the transforms leave them; `duplication` is of the lists as they are stored, because that is what is compared.
+    Otherwise counts are exact, and `drift` says how far the most read rows change over time. Tables also have what
+    batches of each of `batch_sizes` read (`accesses_per_step`, `distinct_per_step`). All of this is about ids after the
+    transforms; `duplication` is about lists as stored, because those are compared.
     """
     if not 0 < sample <= 1 or not 0 < confidence < 1:
         raise InputError(
@@ -118,7 +116,7 @@ class AccessCounter:
         small, large = choose_counting(self.schema.tables, max_array_rows)
         counters = {table.name: RowCounter(table.num_rows) for table in small}
         later: dict[str, RowCounter] = {}
-        if not self.is_sample:  # chance alone would make a sample drift
+        if not self.is_sample:  # a sample drifts by chance alone
             later = {table.name: RowCounter(table.num_rows) for table in small}
         estimates = self._count(small, counters, later, progress)
         steps = distinct_per_step(self.dataset, self.schema, self.groups, self.batch_sizes, self._lists_read)
@@ -163,12 +161,12 @@ class AccessCounter:
         later: dict[str, RowCounter],
         progress: Progress,
     ) -> dict[str, Estimate]:
-        """Count all groups; by table, what a sample says of the shares of the most read rows."""
+        """Count all groups; for a sample, also estimate by table the shares of the most read rows."""
         if not self.is_sample:
             self._add_groups(tables, counters, self.groups, progress, later=later)
             return {}
-        # The most read rows of one half of the sample are looked up in the other half: measured on the half that chose
-        # them, their share would come out too high.
+        # One half of the sample chooses the most read rows, the other half measures their share: measured on the half
+        # that chose them, it would be too high.
         half = len(self.groups) // 2
         self._add_groups(tables, counters, self.groups[:half], progress)
         ranks = {table.name: _rank_of_rows(counters[table.name]) for table in tables}
@@ -224,17 +222,7 @@ class AccessCounter:
                 yield self._lists_read(name, batch.column(name))[0]
 
     def _lists_read(self, name: str, lists: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of its table that a feature's lists read, and how many each list does.
-
-        They are the ids after the transforms that the schema declares.
-        """
-        ids: np.ndarray = lists.flatten().to_numpy()
-        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
-        if not self.schema.feature(name).transforms:
-            return ids, lengths
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        values, starts, lengths = self.transforms.lists(name, ids, starts, lengths)
-        return take_lists(values, starts, lengths), lengths
+        return rows_read(self.transforms, self.schema, name, lists)
 
 
 def choose_counting(tables: Sequence[Table], max_array_rows: int) -> tuple[list[Table], list[Table]]:
@@ -249,14 +237,14 @@ def choose_counting(tables: Sequence[Table], max_array_rows: int) -> tuple[list[
 def summarised(
     pieces: Iterator[tuple[np.ndarray, np.ndarray]], summary: SkewSummary
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pieces as they are, their counts shown to `summary` on the way."""
+    """The same pieces, after adding their counts to `summary`."""
     for rows, counts in pieces:
         summary.add(counts)
         yield rows, counts
 
 
 def _rank_of_rows(counter: RowCounter) -> np.ndarray:
-    """Where every row of the table stands, 0 for the most read; rows never read come last."""
+    """The rank of every row of the table, 0 for the most read; rows never read come last."""
     ranks, done = np.full(len(counter.counts), len(counter.counts), np.int64), 0
     for rows, _ in counter.ranked():
         ranks[rows] = np.arange(done, done + len(rows))

@@ -36,7 +36,7 @@ class RowCounter:
     def ranked(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The rows that were read and their counts, in pieces: most read first, ties by row.
 
-        Count and row are sorted as one number, in place: 8 bytes a row that was read, where an argsort takes 24.
+        Count and row are sorted as one number, in place: 8 bytes per row that was read, where an argsort takes 24.
         """
         row_bits = len(self.counts).bit_length()
         most = int(self.counts.max(initial=0))

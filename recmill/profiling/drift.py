@@ -1,4 +1,4 @@
-"""Whether the rows that were read most stay the most read ones: the earlier half of the time against the later."""
+"""How much the most read rows change from the earlier half of the time to the later half."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from recmill.profiling.sampling import Group, by_file
 from recmill.profiling.skew import top_ranks
 
 SEED = 0
-MAX_GROUPS = 16  # row groups whose timestamps tell where the middle lies
+MAX_GROUPS = 16  # row groups whose timestamps are read
 
 
 def middle_time(dataset: Dataset, groups: Sequence[Group]) -> int:
-    """About half of the rows are earlier than this: the median over evenly spaced row groups."""
+    """The median timestamp of evenly spaced row groups: about half of the rows are earlier."""
     step = max(1, len(groups) // MAX_GROUPS)
     wanted = by_file(groups[::step])
     batches = read_rows(dataset, columns=["timestamp"], row_groups=wanted)
     found = np.concatenate([batch.column("timestamp").to_numpy() for batch in batches])
-    # A time that occurs, so that both halves hold something unless all times are equal.
+    # A time that occurs, so that both halves hold rows unless all times are equal.
     return int(np.partition(found, len(found) // 2)[len(found) // 2])
 
 
 def drift_figures(earlier: RowCounter, later: RowCounter, num_rows: int) -> Drift:
-    """By share of the table's rows: what of the later reads its own most read rows take, and what the earlier ones do.
+    """How many of the later reads go to the most read rows of the later half, and to those of the earlier half.
 
-    `lost` is the part of the first that the second misses: 0 if popularity stands still, 1 if nothing stays. Where rows
-    are read a few times, chance reorders them too: `lost_by_chance` is what the same reads, dealt out at random, lose.
+    `lost` is the part of the first that the second misses: 0 if popularity is stable, 1 if nothing stays. Rows that are
+    read a few times also change order by chance: `lost_by_chance` is the loss when the same reads are split at random.
     """
     num_earlier, num_later = int(earlier.counts.sum()), int(later.counts.sum())
     if not num_earlier or not num_later:
@@ -47,12 +47,12 @@ def drift_figures(earlier: RowCounter, later: RowCounter, num_rows: int) -> Drif
 
 
 def covered(reads: RowCounter, chosen_by: RowCounter, top: int) -> float:
-    """The share of `reads` that go to the rows another counter has at the top."""
+    """The share of `reads` that go to the most read rows of `chosen_by`."""
     return float(reads.counts[chosen_by.most_read(top)].sum() / max(1, int(reads.counts.sum())))
 
 
 def deal_out(counts: np.ndarray, share: float) -> tuple[RowCounter, RowCounter]:
-    """The reads divided at random, this share of them to the first."""
+    """The reads split at random, with this share of them in the first counter."""
     first, second = RowCounter(0), RowCounter(0)
     first.counts = np.random.default_rng(SEED).binomial(counts, share)
     second.counts = counts - first.counts

@@ -1,4 +1,4 @@
-"""How much the lists of a session repeat: exact statistics a feature, in one pass and bounded memory.
+"""How much the lists of a session repeat: exact statistics per feature, in one pass and bounded memory.
 
 session          A        A        A        A        B
 list           [7, 9]   [7, 9]   [9, 4]   [7, 9]   [7, 9]
@@ -25,7 +25,7 @@ from recmill.data.cluster.duckdb_engine import connect
 from recmill.data.dataset import read_rows, row_schema
 from recmill.data.schema import Schema
 from recmill.data.storage.writer import cut_row_groups
-from recmill.profiling.list_compare import Lists, count_distinct, hash_lists, same_as_previous, shifted_by_one
+from recmill.profiling.list_compare import ListColumn, count_distinct, hash_lists, same_as_previous, shifted_by_one
 from recmill.profiling.sampling import Group, by_file
 from recmill.progress import Progress, no_progress
 
@@ -54,8 +54,8 @@ def count_duplication(
 ) -> Duplication:
     """Sessions, and how much the lists of every feature repeat, over the given row groups.
 
-    Rows stored in time order are put in session order first (on disk); a sample of them is one of sessions, because row
-    groups cut sessions there. In-batch factors are those of the stored order.
+    Rows stored in time order are put in session order first (on disk); a sample of them is a sample of
+    sessions, because row groups cut sessions there. In-batch factors are those of the stored order.
     """
     schema = Schema.load(dataset.path)
     total = sum(rows for _, _, rows in groups)
@@ -100,7 +100,7 @@ class DuplicationCounter:
         self, schema: Schema, *, batch_sizes: Sequence[int], counts_sessions: bool, chunk_rows: int = CHUNK_ROWS
     ) -> None:
         self.schema, self.counts_sessions = schema, counts_sessions
-        # Chunks end where batches of every size do; rows after that wait for the next chunk.
+        # Chunks end where batches of every size end; later rows wait for the next chunk.
         self.step = math.lcm(*batch_sizes)
         if self.step > MAX_CHUNK_ROWS:
             raise InputError(
@@ -130,7 +130,7 @@ class DuplicationCounter:
         table = pa.Table.from_batches(self._pending).combine_chunks()
         session = table.column("session_id").to_numpy()
         starts = np.flatnonzero(np.diff(session)) + 1
-        # The last session may go on in the next batch.
+        # The last session may continue in the next batch.
         closed = table.num_rows if is_end or not self.counts_sessions else int(starts[-1]) if len(starts) else 0
         complete = closed if is_end else closed // self.step * self.step
         follows = np.zeros(closed, bool)  # this row and the one before belong to one session
@@ -140,7 +140,7 @@ class DuplicationCounter:
         self.num_sessions += int((~follows[first:]).sum())
         self.num_pairs += int(follows[first:].sum())
         for feature in self.schema.features:
-            lists = Lists.from_arrow(table.column(feature.name).slice(0, closed))
+            lists = ListColumn.from_arrow(table.column(feature.name).slice(0, closed))
             self.sums[feature.name].add(
                 lists, follows, first=first, complete=complete, counts_sessions=self.counts_sessions
             )
@@ -167,13 +167,13 @@ class DuplicationCounter:
 
 
 class _Sums:
-    """What is counted of one feature."""
+    """Counts of one feature."""
 
     def __init__(self, batch_sizes: Sequence[int]) -> None:
         self.num_values = self.num_same = self.num_shifted = self.num_distinct = 0
         self.num_distinct_batch = dict.fromkeys(batch_sizes, 0)
 
-    def add(self, lists: Lists, follows: np.ndarray, *, first: int, complete: int, counts_sessions: bool) -> None:
+    def add(self, lists: ListColumn, follows: np.ndarray, *, first: int, complete: int, counts_sessions: bool) -> None:
         """Count rows [first:] inside sessions, and rows [:complete], where batches of all sizes end, inside batches."""
         if len(lists) == 0:
             return

@@ -1,4 +1,4 @@
-"""Compares the lists of neighbouring rows and counts distinct ones, a whole column at a time."""
+"""Compares the lists of neighbouring rows and counts distinct lists, one column at a time."""
 
 # N = rows, V = values of all lists
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True)
-class Lists:
+class ListColumn:
     """The lists of a column: row i is values_V[offsets[i]:offsets[i + 1]]."""
 
     values_V: np.ndarray  # int64
@@ -20,9 +20,9 @@ class Lists:
 
     @classmethod
     def from_arrow(cls, column: pa.ChunkedArray) -> Self:
-        """Of a list column, or of a plain one, which counts as lists of one; floats are compared by their bits."""
+        """From a list column, or from a plain one as lists of one value; floats are compared by their bits."""
         array = column.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk to give
+        if isinstance(array, pa.ChunkedArray):  # an empty column has no chunks
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
         if pa.types.is_list(array.type):
             return cls(array.values.to_numpy(), array.offsets.to_numpy().astype(np.int64))
@@ -51,7 +51,7 @@ def spans_equal(values_V: np.ndarray, left: np.ndarray, right: np.ndarray, lengt
     """Whether values[left:left + length] == values[right:right + length], for every span; empty ones are equal."""
     equal = np.ones(len(lengths), bool)
     some = np.flatnonzero(lengths)
-    # Most lists that differ do so at an end, and looking there first spares the rest of them.
+    # Most lists that differ do so at an end, so compare the ends first.
     left_end, right_end = left[some] + lengths[some] - 1, right[some] + lengths[some] - 1
     agree = (values_V[left[some]] == values_V[right[some]]) & (values_V[left_end] == values_V[right_end])
     equal[some[~agree]] = False
@@ -64,7 +64,7 @@ def spans_equal(values_V: np.ndarray, left: np.ndarray, right: np.ndarray, lengt
     return equal
 
 
-def same_as_previous(lists: Lists) -> np.ndarray:
+def same_as_previous(lists: ListColumn) -> np.ndarray:
     """For every row, whether its list equals that of the row before; False for the first."""
     same = np.zeros(len(lists), bool)
     lengths, starts = lists.lengths, lists.offsets[:-1]
@@ -73,8 +73,8 @@ def same_as_previous(lists: Lists) -> np.ndarray:
     return same
 
 
-def shifted_by_one(lists: Lists, rows: np.ndarray, *, first: int = 0) -> int:
-    """How many of `rows` (from `first` on) are the list before them, one value new at one end.
+def shifted_by_one(lists: ListColumn, rows: np.ndarray, *, first: int = 0) -> int:
+    """How many of `rows` (from `first` on) equal the list before them but for one new value at one end.
 
     The list grew by one, or kept its length and lost one at the other end. At least one value must have stayed.
     """
@@ -88,7 +88,7 @@ def shifted_by_one(lists: Lists, rows: np.ndarray, *, first: int = 0) -> int:
     return int((appended | prepended).sum())
 
 
-def hash_lists(lists: Lists) -> np.ndarray:
+def hash_lists(lists: ListColumn) -> np.ndarray:
     """A 64-bit hash of every list. Equal lists have equal hashes; whether equal hashes mean equal lists is checked."""
     lengths, first = lists.lengths, int(lists.offsets[0])
     hashes = lengths.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -105,8 +105,8 @@ def hash_lists(lists: Lists) -> np.ndarray:
     return hashes
 
 
-def count_distinct(lists: Lists, hashes: np.ndarray, group: np.ndarray, rows: np.ndarray) -> int:
-    """How many pairs (group, list) are distinct among `rows`. A hash only proposes; equality of the lists decides."""
+def count_distinct(lists: ListColumn, hashes: np.ndarray, group: np.ndarray, rows: np.ndarray) -> int:
+    """How many pairs (group, list) are distinct among `rows`. Equal hashes are confirmed by comparing the lists."""
     keys = hashes[rows] ^ (group[rows].astype(np.uint64) * np.uint64(0xA24BAED4963EE407))
     order = np.argsort(keys)
     rows, keys = rows[order], keys[order]
@@ -119,7 +119,7 @@ def count_distinct(lists: Lists, hashes: np.ndarray, group: np.ndarray, rows: np
     equal[comparable] = spans_equal(lists.values_V, starts[left], starts[right], lengths[left])
     if equal.all():
         return len(rows) - len(pairs)
-    # Different lists with one hash: rare enough to settle by looking at the lists themselves.
+    # Different lists with the same hash are rare: compare their contents.
     collided = np.isin(keys, keys[pairs[~equal]])
     contents = {
         (int(group[row]), lists.values_V[starts[row] : starts[row] + lengths[row]].tobytes()) for row in rows[collided]

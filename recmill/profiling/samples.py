@@ -1,7 +1,7 @@
-"""A random sample of whole sessions with the rows they read, so that a plan can ask which samples a set of rows serves.
+"""A random sample of whole sessions with the rows they read, to evaluate which samples a set of rows serves.
 
-Counts say how often a row is read, not which rows are read together. `samples.parquet` of a profile has one record a
-sample: `session_id` and, a table, the rows that all features of the sample read there, after transforms.
+Counts say how often a row is read, not which rows are read together. `samples.parquet` of a profile has one record per
+sample: `session_id` and, per table, the rows that all features of the sample read, after transforms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recmill.profiling.sampling import Group
 
 SAMPLES_FILE = "samples.parquet"
 MAX_SAMPLES = 20_000
-MAX_GROUPS = 32  # row groups that are read for it: sessions inside one resemble each other
+MAX_GROUPS = 32  # row groups to read: sessions of the same group resemble each other
 SEED = 1
 
 IdArray = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ def write_samples(
     max_samples: int = MAX_SAMPLES,
     seed: int = SEED,
 ) -> int:
-    """Write `samples.parquet` from random sessions of random row groups; gives the number of samples in it."""
+    """Write `samples.parquet` from random sessions of random row groups; returns the number of samples."""
     rng = np.random.default_rng(seed)
     filled = [group for group in groups if group[2]]
     chosen = [filled[place] for place in rng.permutation(len(filled))[:MAX_GROUPS].tolist()]
@@ -62,7 +62,7 @@ def write_samples(
 
 
 def load_samples(profile: AccessProfile, tables: Sequence[Table]) -> tuple[IdArray, dict[str, SampledRows]]:
-    """Session of every sample, and a table the rows that samples read."""
+    """The session of every sample and, per table, the rows that samples read."""
     path = join_path(profile.path, SAMPLES_FILE)
     if SAMPLES_FILE not in {entry.name for entry in profile.files}:
         raise InputError(f"{profile.path}: holds no {SAMPLES_FILE}; profile the dataset again")
@@ -88,27 +88,24 @@ def _sample_group(dataset: Dataset, schema: Schema, group: Group, quota: int, rn
     transforms = Transforms(schema)
     columns = {"session_id": rows.column("session_id")}
     for table in schema.tables:
-        lists = [_rows_read(transforms, schema, name, rows.column(name)) for name in table.features]
+        lists = [rows_read(transforms, schema, name, rows.column(name).combine_chunks()) for name in table.features]
         columns[table.name] = _join_lists(lists)
     return pa.table(columns)
 
 
-def _rows_read(
-    transforms: Transforms, schema: Schema, name: str, column: pa.ChunkedArray
-) -> tuple[IdArray, npt.NDArray[np.int64]]:
-    """(ids, lengths) of a feature's lists after the transforms the schema declares."""
-    lists = column.combine_chunks()
-    ids = lists.flatten().to_numpy()
+def rows_read(transforms: Transforms, schema: Schema, name: str, lists: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, lengths) of a feature's lists after the transforms that the schema declares."""
+    ids: np.ndarray = lists.flatten().to_numpy()
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
-    if schema.feature(name).transforms:
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
-        values, starts, lengths = transforms.lists(name, ids, starts, lengths)
-        ids = take_lists(values, starts, lengths)
-    return ids, lengths.astype(np.int64)
+    if not schema.feature(name).transforms:
+        return ids, lengths
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    values, starts, lengths = transforms.lists(name, ids, starts, lengths)
+    return take_lists(values, starts, lengths), lengths
 
 
 def _join_lists(lists: Sequence[tuple[IdArray, npt.NDArray[np.int64]]]) -> pa.ListArray:
-    """One list a sample from the lists of several features."""
+    """One list per sample from the lists of several features."""
     if len(lists) == 1:
         ids, lengths = lists[0]
         return pa.ListArray.from_arrays(pa.array(_offsets(lengths), pa.int32()), pa.array(ids))

@@ -35,7 +35,7 @@ def sample_groups(groups: Sequence[Group], sample: float) -> list[Group]:
 
 
 def by_file(groups: Sequence[Group]) -> dict[str, list[int]]:
-    """Row-group numbers a file, in stored order, as `read_rows` takes them."""
+    """Row-group numbers per file, in stored order, as `read_rows` takes them."""
     numbers: dict[str, list[int]] = {}
     for file, number, _ in sorted(groups):
         numbers.setdefault(file, []).append(number)
@@ -45,7 +45,7 @@ def by_file(groups: Sequence[Group]) -> dict[str, list[int]]:
 def ratio_half_width(hits: np.ndarray, totals: np.ndarray, confidence: float) -> float | None:
     """Half-width of the interval around sum(hits) / sum(totals) when whole row groups were drawn; None below 2 groups.
 
-    The variance is taken between row groups, because rows inside one resemble each other (Cochran, ratio estimator).
+    The variance is taken between row groups, because rows of a group resemble each other (Cochran, ratio estimator).
     """
     num_groups = len(totals)
     if num_groups < 2 or totals.sum() == 0:

@@ -9,7 +9,7 @@ from recmill.artifacts.profile import CurvePoint
 
 TOP_SHARES = (0.001, 0.01, 0.1)  # of the table's rows
 CURVE_POINTS = 100
-MIN_FIT_COUNT = 20  # rows read less often are ranked by chance as much as by popularity
+MIN_FIT_COUNT = 20  # the rank of rows read less often depends on chance as much as on popularity
 MIN_FIT_ROWS = 10
 _EXACT_RANKS = 10_000
 
@@ -26,7 +26,7 @@ def top_ranks(num_rows: int) -> dict[str, int]:
 
 
 class SkewSummary:
-    """Figures of a table, gathered while its ranked counts go by in pieces."""
+    """Figures of a table, accumulated over its ranked counts in pieces."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows

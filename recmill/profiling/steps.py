@@ -1,8 +1,7 @@
-"""How many different rows of a table a rank reads in a step: measured on batches as training makes them.
+"""How many different rows of a table a rank reads per step, measured on batches as training makes them.
 
-A batch takes consecutive rows of several lanes (see recmill/data/ingest), so its rows come from as many places. A few
-batches are taken, at evenly spaced positions of the lanes; only the row groups they touch are read, and of every piece
-of a batch only its distinct ids are kept.
+A batch takes consecutive rows of several lanes (see recmill/data/ingest). A few batches are measured, at evenly spaced
+positions of the lanes; only the row groups they touch are read, and only the distinct ids of every piece are kept.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def _read_group(dataset: Dataset, file: str, number: int, columns: Sequence[str]
 
 
 def choose_pieces(num_rows: int, batch_sizes: Sequence[int]) -> list[Piece]:
-    """Where the rows of NUM_BATCHES batches of each size lie in the stored order."""
+    """Where the rows of NUM_BATCHES batches of each size are in the stored order."""
     pieces = []
     for size in batch_sizes:
         num_batches = min(NUM_BATCHES, max(1, num_rows // size))

@@ -1,4 +1,4 @@
-"""Whether hot batches pay: seconds of exchange they save against the swaps and the syncs they cost."""
+"""Decides whether hot batches pay: the exchange time they save against the swaps and syncs they cost."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from recmill.profiling.samples import SampledRows
 FLOAT_BYTES = 4
 ID_BYTES = 8
 SLOT_BYTES = 4
-# What a batch costs besides its bytes, seconds of one rank. Assumed, not measured: TorchRec sends five messages (sizes,
-# lengths, ids, rows, gradients), we send three (sizes, ids, gradients).
+# Seconds per batch and rank besides the bytes. Assumed, not measured: TorchRec sends five messages (sizes, lengths,
+# ids, rows, gradients), we send three (sizes, ids, gradients).
 EXCHANGE_OVERHEAD_S = 3e-3
 HOT_OVERHEAD_S = 1e-3
-# What an id costs a core more when rows are exchanged than when they are hot: sorted to ranks, sent, received, put back
-# in order. Measured on globo over two ranks, a million samples of 20 ids: 14 s with tiers, 17 s with TorchRec's tables.
+# Extra CPU time per id when rows are exchanged instead of hot: sorting by rank, sending, receiving, reordering.
+# Measured on globo with two ranks, a million samples of 20 ids: 14 s with tiers, 17 s with TorchRec's tables.
 EXCHANGE_S_PER_ID = 7e-7
 COPY_BYTES_PER_S = 2e9  # rows into and out of the hot tables; assumed
-TURNS_PER_EPOCH = 2  # of hot and cold batches, as the scheduler starts: rows enter once a turn and leave once
-MIN_SHARE = 0.1  # of the samples: below, an epoch is cold batches with a few hot ones between
-MIN_SPEED_UP = 1.05  # of the exchange: the estimate is no better than that
-WHOLE_SESSION_LOSS = 0.8  # keep sessions whole if that leaves this much of the hot samples
+TURNS_PER_EPOCH = 2  # of hot and cold batches, as the scheduler starts; per turn, rows enter and leave once
+MIN_SHARE = 0.1  # of the samples; below it, an epoch is mostly cold batches
+MIN_SPEED_UP = 1.05  # of the exchange: the accuracy of the estimate
+WHOLE_SESSION_LOSS = 0.8  # keep sessions whole if at least this share of the hot samples remains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def judge_hot_batches(
 ) -> HotCost:
     """Compare an epoch of exchanges with one of hot and cold batches.
 
-    `cold_bytes_s`: seconds that the bytes of a batch take where rows are placed in tiers; None: TorchRec's exchange.
+    `cold_bytes_s`: transfer time of a batch where rows are placed in tiers; None: TorchRec's exchange.
     """
     sample_share, session_share = _mean(is_hot_N), _mean(in_hot_session_N)
     sessions: Literal["whole", "split"] = "whole" if session_share >= WHOLE_SESSION_LOSS * sample_share else "split"
@@ -75,15 +75,15 @@ def judge_hot_batches(
         EXCHANGE_OVERHEAD_S + EXCHANGE_S_PER_ID * _ids_of_rank(schema, profile, topology, batch_size) + cold_bytes_s
     )
     hot_s = HOT_OVERHEAD_S + _sync_bytes(schema, sampled, chosen_N, topology, batch_size) / speed
-    # Rows come from the ranks that hold them; every rank has them when they leave, so nothing travels then.
+    # Rows are sent by the ranks that hold them; every rank has them when they leave, so nothing is sent then.
     num_turns = TURNS_PER_EPOCH if share < 1 else 1
     swaps_s = num_turns * hot_bytes * (1 / speed + 4 / COPY_BYTES_PER_S)
     before = num_batches * cold_s
     after = num_batches * ((1 - share) * cold_s + share * hot_s) + swaps_s
     speed_up = before / after
     facts = (
-        f"{share:.0%} of the samples are hot ({sessions} sessions); a hot batch exchanges for {hot_s * 1e3:.1f} ms "
-        f"instead of {cold_s * 1e3:.1f} ms, swaps take {swaps_s:.2f} s an epoch of "
+        f"{share:.0%} of the samples are hot ({sessions} sessions); the exchange of a hot batch takes "
+        f"{hot_s * 1e3:.1f} ms instead of {cold_s * 1e3:.1f} ms, swaps take {swaps_s:.2f} s per epoch of "
         f"{num_batches:.0f} batches: {speed_up:.2f}x"
     )
     pays = speed_up >= MIN_SPEED_UP
@@ -103,7 +103,7 @@ def _mean_length(profile: AccessProfile, name: str) -> float:
 
 
 def _exchange_bytes(schema: Schema, profile: AccessProfile, topology: Topology, batch_size: int) -> float:
-    """What one rank sends a batch when tables are sharded: ids, rows and their gradients."""
+    """Bytes that one rank sends per batch when tables are sharded: ids, rows and their gradients."""
     local, away = batch_size / topology.world_size, (topology.world_size - 1) / topology.world_size
     total = 0.0
     for feature in schema.id_features:
@@ -120,7 +120,7 @@ def _sync_bytes(
     topology: Topology,
     batch_size: int,
 ) -> float:
-    """What one rank sends a hot batch: distinct rows of its samples with their gradients, to every other rank."""
+    """Bytes that one rank sends per hot batch: gradients of its distinct rows, to every other rank."""
     hot_N = np.flatnonzero(chosen_N)
     local = max(1, batch_size // topology.world_size)
     taken = hot_N[:local]

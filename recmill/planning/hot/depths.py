@@ -1,8 +1,8 @@
-"""How deep into each table's ranking the hot set reaches, so that as many samples as possible read hot rows only.
+"""Chooses how many of the most read rows of each table are hot, so that most samples read hot rows only.
 
-Rows of a table are hot in the order of their counts, so a set is one depth a table. A sample is served when in every
-table its least popular row lies above the depth: one table that is too shallow spoils it, whatever the others hold.
-Going up from nothing therefore gains nothing for a long time; going down from everything, what to give up is plain.
+Rows of a table become hot in the order of their counts, so a hot set is one depth per table. A sample is served when
+its least popular row of every table is above that table's depth: a single shallow table is enough to lose it. Growing
+from nothing therefore gains nothing for a long time; shrinking from everything shows clearly what to give up.
 
 Shape suffixes: N = samples, T = tables.
 """
@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 IdArray = npt.NDArray[np.int64]
 
-CUT_SHARES = (0.01, 0.04, 0.16)  # of the samples still served: what one step may give up
-NUM_NEEDS = 32  # frequent samples that are looked at
+CUT_SHARES = (0.01, 0.04, 0.16)  # of the samples still served that one step may give up
+NUM_NEEDS = 32  # frequent samples that are tried
 MAX_FILLS = 500
 
 
 def served(deepest_NT: IdArray, depths_T: IdArray) -> npt.NDArray[np.bool_]:
-    """Which samples read hot rows only; `deepest_NT` is the rank of their least popular row a table, -1 if none."""
+    """Which samples read hot rows only; `deepest_NT` is the rank of their least popular row per table, -1 if none."""
     return np.asarray((deepest_NT < depths_T).all(axis=1))
 
 
@@ -37,9 +37,9 @@ def choose_depths(
 ) -> IdArray:
     """Rows of each table that are hot; `counts` are the tables' counts, falling, and `whole_T` tables hold all rows.
 
-    Three candidates are made and the one that serves most samples is taken: samples given up one cut after another,
-    samples taken in one after another, the cheapest first, and a threshold of reads a byte, the same for all tables.
-    A frequent sample whose rows alone serve more than that is where the second way begins instead.
+    The best of three candidates: giving up samples cut by cut, adding samples one by one with the cheapest first, and
+    one threshold of reads per byte for all tables. If the rows of one frequent sample alone serve more samples than
+    that, samples are added to those rows instead.
     """
     limits_T = np.where(whole_T, num_rows_T, np.array([len(own) for own in counts], np.int64))
     floor_T = np.where(whole_T, num_rows_T, 0)
@@ -109,7 +109,7 @@ def _frequent_needs(
 def _fill(
     deepest_NT: IdArray, depths_T: IdArray, limits_T: IdArray, row_bytes_T: IdArray, budget_bytes: int
 ) -> IdArray:
-    """Spend what is left on the samples that need least to be served."""
+    """Spend what is left on the samples that need the fewest bytes."""
     depths_T = depths_T.copy()
     for _ in range(MAX_FILLS):
         left = budget_bytes - int((depths_T * row_bytes_T).sum())
@@ -131,7 +131,7 @@ def spread_rest(
     whole_T: npt.NDArray[np.bool_],
     budget_bytes: int,
 ) -> IdArray:
-    """Depths grown to the lowest count a byte, the same for all tables, that the budget allows."""
+    """Depths grown to the lowest count per byte, equal for all tables, that fits the budget."""
 
     def depths_at(reads_per_byte: float) -> IdArray:
         found = depths_T.copy()

@@ -1,6 +1,6 @@
-"""Which rows every rank keeps, so that most samples read nothing else; and whether batches of such samples pay.
+"""Chooses the rows that every rank keeps so that most samples read nothing else, and whether hot batches pay.
 
-What decides the gain is the share of *samples* that are all hot: a sample that reads nine hot rows and a cold one still
+The gain depends on the share of *samples* that are all hot: a sample that reads nine hot rows and a cold one still
 needs the exchange. So the set is chosen on a sample of sessions (profiling/samples.py), not on counts alone.
 """
 
@@ -28,9 +28,9 @@ from recmill.profiling.samples import SampledRows, load_samples
 IdArray = npt.NDArray[np.int64]
 
 WEIGHT_BYTES = 4
-ROWWISE_STATE_BYTES = 4  # row-wise Adagrad keeps one float a row
-SMALL_SHARE = 1 / 16  # of the budget: a table no larger is hot as a whole ...
-SMALL_TOTAL = 1 / 2  # ... while all of these together take no more than this
+ROWWISE_STATE_BYTES = 4  # row-wise Adagrad keeps one float per row
+SMALL_SHARE = 1 / 16  # of the budget: a table up to this size is hot as a whole ...
+SMALL_TOTAL = 1 / 2  # ... as long as these tables together stay below this share
 MIN_SAMPLES = 200  # with fewer, the same samples choose the rows and measure their share
 NEVER = np.iinfo(np.int64).max // 2  # the rank of a row that was never read
 
@@ -52,7 +52,7 @@ class HotChoice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Candidates:
-    """The tables of a profile as choosing sees them."""
+    """The tables of a profile with their counts and row sizes."""
 
     tables: tuple[Table, ...]
     rows: list[IdArray]  # most read first
@@ -77,11 +77,11 @@ def choose_hot_set(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> HotChoice:
-    """The rows to keep on every rank within `budget_bytes` a rank, weights and optimiser state together.
+    """The rows to keep on every rank within `budget_bytes` per rank for weights and optimiser state.
 
     `state_bytes_per_row` is 4 for row-wise Adagrad (None), 0 for SGD, 4 * dim for Adagrad. Without a `topology` two
     ranks on one machine are assumed. Tables that are `ignored` (every rank holds them anyway) make no sample cold.
-    `cold_bytes_s` are the seconds that a cold batch's bytes take by the plan it uses (None: by TorchRec's exchange).
+    `cold_bytes_s` is the transfer time of a cold batch under the plan (None: estimate TorchRec's exchange).
     """
     profile = profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile)
     if budget_bytes <= 0 or not 0 < confidence < 1:
@@ -139,7 +139,7 @@ def choose_hot_set(
 def _without(schema: Schema, ignored: Collection[str]) -> Schema:
     kept = tuple(f for f in schema.features if f.kind == "dense" or f.table not in ignored)
     if all(feature.kind == "dense" for feature in kept):
-        raise InputError("there is no table left to choose hot rows of: every rank holds all of them")
+        raise InputError("no table is left for hot rows: every rank holds all of them")
     return replace(schema, features=kept)
 
 
@@ -180,7 +180,7 @@ def _deepest(found: _Candidates, place: int, sampled: Mapping[str, SampledRows])
 
 
 def _halves(sessions_N: IdArray, seed: int) -> tuple[IdArray, IdArray]:
-    """Samples that choose and samples that measure: sessions dealt out at random."""
+    """Samples that choose the rows and samples that measure them: a random split of the sessions."""
     names, session_of_N = np.unique(sessions_N, return_inverse=True)
     if len(sessions_N) < MIN_SAMPLES or len(names) < 2:
         return np.arange(len(sessions_N)), np.arange(len(sessions_N))
@@ -189,7 +189,7 @@ def _halves(sessions_N: IdArray, seed: int) -> tuple[IdArray, IdArray]:
 
 
 def _in_whole_sessions(sessions_N: IdArray, is_hot_N: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which samples lie in a session whose samples are all hot."""
+    """Which samples belong to a session whose samples are all hot."""
     if not len(sessions_N):
         return is_hot_N
     _, session_of_N = np.unique(sessions_N, return_inverse=True)
@@ -200,7 +200,7 @@ def _in_whole_sessions(sessions_N: IdArray, is_hot_N: npt.NDArray[np.bool_]) -> 
 def share_interval(
     sessions_N: IdArray, is_hot_N: npt.NDArray[np.bool_], *, confidence: float, seed: int
 ) -> tuple[float, float]:
-    """The t-interval of the share of hot samples over random chunks of sessions, which are drawn as a whole."""
+    """The t-interval of the share of hot samples, over random chunks of whole sessions."""
     names, session_of_N = np.unique(sessions_N, return_inverse=True)
     num_chunks = min(NUM_CHUNKS, len(names))
     if num_chunks < 2:
@@ -242,7 +242,7 @@ def _access_share(found: _Candidates, depths_T: IdArray) -> float:
 
 
 def _total_size(found: _Candidates, depths_T: IdArray, confidence: float) -> SizeEstimate:
-    """Hot rows of all tables as random rows estimate them: those of each table's lowest hot count or more."""
+    """The number of hot rows of all tables, estimated from random rows."""
     estimates = []
     for place, table in enumerate(found.tables):
         depth = int(depths_T[place])

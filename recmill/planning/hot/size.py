@@ -1,4 +1,4 @@
-"""How many rows of a table are read at least so often, estimated from random rows instead of all of them."""
+"""Estimates from random rows how many rows of a table are read at least a given number of times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recmill.artifacts.plan import SizeEstimate
 
 NUM_CHUNKS = 35
 CHUNK_ROWS = 1_024
-MIN_HITS = 100  # below, chunks hold a few hot rows each and their mean is not normal: the exact binomial interval
+MIN_HITS = 100  # with fewer, the mean of a chunk is not normal: use the exact binomial interval
 
 
 def estimate_hot_rows(
@@ -23,10 +23,10 @@ def estimate_hot_rows(
     chunk_rows: int = CHUNK_ROWS,
     seed: int = 0,
 ) -> SizeEstimate:
-    """Estimate how many of `counts` (one a row of the table) are at least `threshold`, by a t-interval over chunks.
+    """Estimate how many of `counts` (one per row of the table) are at least `threshold`, by a t-interval over chunks.
 
-    A chunk is `chunk_rows` random rows, not neighbours: ids are often given in order of popularity. A table that is no
-    larger than all chunks together is counted.
+    A chunk is `chunk_rows` random rows, not neighbours, because ids are often assigned in order of popularity. A table
+    that is no larger than all chunks together is counted exactly.
     """
     num_rows = len(counts)
     if num_rows <= num_chunks * chunk_rows:

@@ -1,11 +1,11 @@
-"""Which tables share parameters, and which of their rows stay exact: decided from sizes, counts and a budget.
+"""Chooses the tables that share parameters and the rows that stay exact, from sizes, counts and a budget.
 
     keep    the table fits as it is, or sharing it would save too little
     share   all of its rows live in the shared array
     both    the most read rows are kept exactly, all others are shared
 
-Rows compete for exact slots by reads a byte: a row read often is where a collision costs most, so the exact rows are
-the head of all tables together, as long as their reads stay well above what an average row gets.
+Rows compete for exact slots by reads per byte, because a collision costs most on a row that is read often: the exact
+rows are the most read rows of all tables together, as long as they are read much more often than the average row.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from recmill.artifacts import AccessProfile, InputError, join_path
 from recmill.artifacts.plan import SharedParameters, SharedTable
 
 WEIGHT_BYTES = 4
-ID_BYTES = 8  # of an exact row in the list that finds it
-LINE_SLOTS = 16  # row-wise Adagrad keeps one momentum a line of the array, and weights of one byte one exponent
+ID_BYTES = 8  # of an exact row in the index
+LINE_SLOTS = 16  # per line of the array: one momentum of row-wise Adagrad and, with int8 weights, one exponent
 PRECISIONS = ("float32", "int8")
 DEFAULT_BLOCK_SIZE = 32
-SMALL_TABLE_SHARE = 0.01  # of the budget: tables below it are not worth a collision
+SMALL_TABLE_SHARE = 0.01  # of the budget: smaller tables are not worth a collision
 # Exact rows own few weights, which repeat over the row: hot rows are days and countries as often as items, and need no
 # 64 numbers each. Frappe at 100x, rows of 32, validation AUC: no exact rows .937, 30 of 2 weights (9% of the bytes)
 # .952, 30 of 4 .951, 100 of 1 .948; rows of 64, a short run: none .898, 10% .905, 20% .906 (one seed each). As wide as
@@ -67,17 +67,17 @@ class _Table:
 
     @property
     def full_bytes(self) -> int:
-        """Rows and a row-wise momentum each."""
+        """Rows with one momentum each."""
         return self.num_rows * (self.dim + 1) * WEIGHT_BYTES
 
     def exact_row_bytes(self, width: int, line: _Line) -> int:
-        """Of a row that owns `width` weights: those, its part of the lines' exponents and momenta, its id."""
+        """Bytes of a row with `width` own weights: weights, its share of exponents and momenta, and its id."""
         return -(-min(width, self.dim) * line.all_bytes // LINE_SLOTS) + ID_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Line:
-    """What 16 slots take."""
+    """Bytes of 16 slots."""
 
     array_bytes: int  # weights, and with weights of one byte their exponent
     momentum_bytes: int = WEIGHT_BYTES
@@ -93,8 +93,8 @@ class _Line:
         return self.array_bytes + self.momentum_bytes
 
     @property
-    def weights_a_float(self) -> float:
-        """How many slots fit where one of float32 does, momenta included."""
+    def slots_per_float(self) -> float:
+        """Slots that fit in the bytes of one float32 slot, momenta included."""
         return _Line.of("float32").all_bytes / self.all_bytes
 
     def array_within(self, num_bytes: int) -> int:
@@ -116,9 +116,9 @@ def choose_sharing(
     seed: int = 0,
     precision: str = "float32",
 ) -> SharedChoice:
-    """Keep, share or both for every table.
+    """Keep, share or both, for every table.
 
-    `compress` is "auto" (share only if the tables exceed `memory_budget_bytes`, and only as far as that asks for), a
+    `compress` is "auto" (share only if the tables exceed `memory_budget_bytes`, and only as far as needed), a
     factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000). Exact rows get
     `exact_share` of the bytes and `exact_width` weights each; both fall with the compression unless given. With
     `precision` "int8" a weight takes one byte, so three times as many slots fit into the same bytes.
@@ -133,12 +133,12 @@ def choose_sharing(
     full_bytes = sum(table.full_bytes for table in tables)
     target = target_bytes(compress, full_bytes=full_bytes, memory_budget_bytes=memory_budget_bytes)
     if target >= full_bytes:
-        reasons = {t.name: f"keep: all tables take {full_bytes:,} B, {_times(target)} are allowed" for t in tables}
+        reasons = {t.name: f"keep: all tables take {full_bytes:,} B, {target:,} B are allowed" for t in tables}
         return SharedChoice(shared=None, reasons=reasons, full_bytes=full_bytes, chosen_bytes=full_bytes)
     kept = _choose_kept(tables, target)
     shared = [table for table in tables if table.name not in kept]
     left = target - sum(table.full_bytes for table in tables if table.name in kept)
-    squeeze = math.sqrt(sum(t.full_bytes for t in shared) / max(left, 1) / line.weights_a_float)
+    squeeze = math.sqrt(sum(t.full_bytes for t in shared) / max(left, 1) / line.slots_per_float)
     share = choose_exact_share(squeeze) if exact_share is None else exact_share
     width = exact_width or choose_exact_width(max(t.dim for t in shared), squeeze, precision)
     exact = _choose_exact(profile, shared, round(left * share), width=width, line=line)
@@ -147,7 +147,7 @@ def choose_sharing(
     needed = -(-block_size * line.array_bytes // LINE_SLOTS)
     if array_bytes < needed:
         raise InputError(
-            f"compress asks for {target:,} B in all, which leaves {array_bytes:,} B to share, expected {needed}"
+            f"compress allows {target:,} B in total, which leaves {array_bytes:,} B to share, expected {needed} or more"
         )
     parameters = SharedParameters(
         array_bytes=int(array_bytes),
@@ -187,9 +187,9 @@ def choose_exact_share(squeeze: float) -> float:
 
 
 def choose_exact_width(dim: int, squeeze: float, precision: str = "float32") -> int:
-    """Weights of an exact row where rows of `dim` are compressed by the square of `squeeze` (weights a slot).
+    """Weights of an exact row where rows of `dim` are compressed by the square of `squeeze` (weights per slot).
 
-    Bytes share exponent and momentum with the other slots of their line: rows of a line or more get whole ones.
+    int8 weights share exponent and momentum with their line, so rows of a line or more get whole lines.
     """
     width = min(dim, max(MIN_EXACT_WIDTH, round(dim * EXACT_WIDTH_SHARE / squeeze**2)))
     return width // LINE_SLOTS * LINE_SLOTS if precision == "int8" and width > LINE_SLOTS else width
@@ -217,7 +217,7 @@ def target_bytes(compress: str | float | int, *, full_bytes: int, memory_budget_
     return int(full_bytes / number)
 
 
-MAX_FACTOR = 10_000  # the largest published; a larger number is meant as bytes
+MAX_FACTOR = 10_000  # the largest published factor; a larger number means bytes
 
 
 def read_exact_rows(plan_path: str | Path, table: str) -> npt.NDArray[np.int64]:
@@ -241,7 +241,7 @@ def _choose_kept(tables: list[_Table], target: int) -> dict[str, str]:
 def _choose_exact(
     profile: AccessProfile, tables: list[_Table], budget: int, *, width: int, line: _Line
 ) -> dict[str, tuple[npt.NDArray[np.int64], float]]:
-    """{table: (rows by falling count, share of its reads they take)}: the most read rows a byte, of all tables."""
+    """{table: (rows by falling count, their share of its reads)}: the rows with the most reads per byte."""
     rows, heat, cost, owner, reads = [], [], [], [], []
     total_rows, total_reads = sum(t.num_rows for t in tables), sum(t.num_accesses for t in tables)
     for place, table in enumerate(tables):
@@ -278,13 +278,9 @@ def _explain(table: _Table, exact: tuple[npt.NDArray[np.int64], float], factor: 
     size = f"{table.num_rows:,} rows of {table.dim} ({table.full_bytes:,} B)"
     if not len(rows):
         return (
-            f"share: {size}, no row is read {MIN_HEAT:g} times as often as the mean one; {factor:,.0f} weights a slot"
+            f"share: {size}, no row is read {MIN_HEAT:g} times as often as the mean one; {factor:,.0f} weights per slot"
         )
     return (
         f"both: {size}, {len(rows):,} rows that take {share:.0%} of its reads are exact with "
-        f"{min(width, table.dim)} weights each, the others share {factor:,.0f} weights a slot"
+        f"{min(width, table.dim)} weights each, the others share {factor:,.0f} weights per slot"
     )
-
-
-def _times(target: int) -> str:
-    return f"{target:,} B"

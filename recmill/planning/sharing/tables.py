@@ -1,4 +1,4 @@
-"""Tables with shared parameters in a plan: what they leave for the others, and how plan.json lists them."""
+"""Tables with shared parameters in a plan: the memory they leave for other tables, and their entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Request = TypeVar("Request", bound=Any)
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """A choice of shared tables, none included. Every rank holds the shared array and the exact rows."""
+    """The chosen shared tables, possibly none. Every rank holds the shared array and the exact rows."""
 
     choice: SharedChoice
 
@@ -41,7 +41,7 @@ class Sharing:
         if left < 1:
             raise InputError(
                 f"shared tables take {held:,} B on every rank, the budget is {request.memory_budget_bytes:,} B: "
-                f"{1 - left:,} B too little; ask for more with compress, or give more memory"
+                f"{1 - left:,} B too little; compress more, or give more memory"
             )
         return replace(request, memory_budget_bytes=left)
 

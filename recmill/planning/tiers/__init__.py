@@ -4,7 +4,6 @@ __all__ = [
     "bound",
     "costs",
     "entries",
-    "explain",
     "linear_program",
     "problem",
     "reads",

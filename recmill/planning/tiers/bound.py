@@ -1,4 +1,4 @@
-"""Seconds that no placement can beat, whatever the rounding: the linear program's prices, applied a class at a time."""
+"""A lower bound on the seconds of any placement, from the linear program's prices, one class of rows at a time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class TablePrices:
     """What tables cost in seconds when bytes and memory have the prices of a linear program."""
 
     tiered: np.ndarray  # [tables, 3] every row global; with node copies where they pay; with any tier where it pays
-    kept: np.ndarray  # [tables] on one rank; infinite where that is no choice
+    kept: np.ndarray  # [tables] on one rank; infinite where not allowed
     gains: np.ndarray  # [tables] saved by keeping a table whole, before the time of its phases
-    limits: float  # worth of all memory and all bytes that are allowed
+    limits: float  # value of all allowed memory and bytes
     open_phases: np.ndarray  # [phases] share of a phase's seconds that no byte pays for
 
 
 def lower_bound(problem: TierProblem, prices: TablePrices, branch: Branch) -> float:
     """Seconds that no placement of a branch can beat.
 
-    Bytes, memory and total bytes are paid at the prices of the linear program instead of being limited. Every row then
-    takes the tier that is cheapest, every table the better of tiers and one rank, every group of tables the better of
-    having copies, with the latency of keeping them equal, and having none. Whatever the prices are, this is below the
-    optimum (Lagrange); with the program's own prices it is close. The program's buckets do not enter.
+    Bytes, memory and total bytes have the prices of the linear program instead of limits. Every row then takes its
+    cheapest tier, every table the better of tiers and one rank, and every group the better of having copies (with the
+    latency of synchronising them) and having none. For any prices this is below the optimum (Lagrange); with the
+    program's own prices it is close. The program's buckets are not used.
     """
     decided = branch.decided
     costs = prices.tiered.copy()
@@ -49,7 +49,7 @@ def lower_bound(problem: TierProblem, prices: TablePrices, branch: Branch) -> fl
 
 
 def price_tables(problem: TierProblem, solution: LinearSolution) -> TablePrices:
-    """Every table at the prices of a linear program, a class of rows at a time."""
+    """The cost of every table at the prices of a linear program, one class of rows at a time."""
     lanes, owners = _phase_prices(solution)
     per_byte = lanes * problem.seconds_per_byte
     budget, world = problem.memory_budget_bytes, problem.topology.world_size
@@ -104,7 +104,7 @@ def _group_seconds(
 
 
 def _phase_prices(solution: LinearSolution) -> tuple[np.ndarray, np.ndarray]:
-    """([P], [tables, P]) prices of a second on every lane and at every owner, a phase's adding up to at most 1."""
+    """([P], [tables, P]) prices of a second on every lane and at every owner; those of a phase add up to at most 1."""
     lanes, owners = np.clip(solution.lane_prices, 0, None), np.clip(solution.owner_prices, 0, None)
     used = (lanes + owners.sum(axis=0)).reshape(len(PHASES), len(LEVELS)).sum(axis=1)
     scale = 1 / np.maximum(np.repeat(used, len(LEVELS)), 1.0)

@@ -1,6 +1,6 @@
-"""What a row costs under every placement: bytes a rank sends in a step, by phase and level of the network.
+"""What a row costs under every placement: bytes that a rank sends per step, by phase and network level.
 
-Ids are made distinct before they travel, so a row costs a rank at most one id, one vector and one gradient a step.
+Ids are deduplicated before they are sent, so a row costs a rank at most one id, one vector and one gradient per step.
 With n expected reads of a row by a rank, reads being independent, the row is touched
 
     by a rank   p1 = 1 - exp(-n)        by a node   p2 = 1 - exp(-n R)       by any rank   p3 = 1 - exp(-n W)
@@ -14,7 +14,7 @@ With n expected reads of a row by a rank, reads being independent, the row is to
     spread      the sums to all ranks of the node                                      p3 (R-1)/R
 
 where x is p2 if every node sends its sums to all others, or (p2 + p3) / N if each node adds up a share of the rows;
-the ranks take what is less. In the last three phases a row is named by 4 bytes or, in a bitmap, by a bit.
+the ranks choose the smaller one. In the last three phases a row is identified by 4 bytes, or by one bit of a bitmap.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from recmill.artifacts.topology import LEVELS, Topology
 # C = classes of rows, P = lanes (a phase on a level)
 KINDS = ("replicated", "node", "global")
 WEIGHT_BYTES = 4
-STATE_BYTES_PER_ROW = 4  # row-wise Adagrad keeps one float a row
-ID_BYTES = 4  # of an id between our ranks: a row's place on its owner
+STATE_BYTES_PER_ROW = 4  # row-wise Adagrad keeps one float per row
+ID_BYTES = 4  # an id that ranks send: the position of the row on its owner
 TORCHREC_ID_BYTES = 8
-LENGTH_BYTES = 4  # of one list, as TorchRec sends it
-COUNT_BYTES = 8  # before lists of unknown length travel, their length does, to every other rank
+LENGTH_BYTES = 4  # of one list in a TorchRec message
+COUNT_BYTES = 8  # the length of a message, sent to every other rank before it
 BITMAP_BYTES = 1 / 8
-REMAP_BITS_PER_ROW = 1.5  # a bit says whether a row is global, half a bit on average the ranks beside the bitmap
+REMAP_BITS_PER_ROW = 1.5  # one bit says whether a row is global; the rank index adds half a bit on average
 REMAP_BYTES_PER_MOVED_ROW = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One exchange of a step: its ranks enter it together, and leave when the slowest has its bytes."""
+    """One exchange of a step; it ends for all of its ranks when the slowest has its bytes."""
 
     name: str
-    ring: str  # who takes part: all ranks (world), the ranks of a node (node), or one of each node (peers)
-    num_counts: int  # messages that only say how long the next ones are
+    ring: str  # participants: all ranks (world), the ranks of a node (node), or one of each node (peers)
+    num_counts: int  # messages that only announce the length of the next ones
     num_messages: int  # messages, counts included: each pays the latency
-    is_all_to_all: bool = True  # looks rows up; False: keeps copies equal
-    is_overlapped: bool = False  # runs beside the computation until the next lookup
+    is_all_to_all: bool = True  # looks rows up; False: synchronises copies
+    is_overlapped: bool = False  # runs in parallel with the computation until the next lookup
 
 
 TIER_PHASES = (
@@ -103,13 +103,13 @@ def row_bytes(kind: str, reads_C: np.ndarray, dim: int, topology: Topology) -> n
 
 
 def _named(touched_C: np.ndarray, vector_bytes: int) -> np.ndarray:
-    """Bytes of the touched rows' vectors and of what says which rows they are."""
+    """Bytes of the touched rows' vectors and of their ids or bitmap."""
     named: np.ndarray = touched_C * vector_bytes + np.minimum(touched_C * ID_BYTES, BITMAP_BYTES)
     return named
 
 
 def row_memory(kind: str, dim: int, topology: Topology) -> float:
-    """Bytes a rank keeps for one row: its share of weights and optimiser state, and where to find it."""
+    """Bytes per rank for one row: its share of weights, optimiser state and lookup index."""
     held = dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
     if kind == "global":
         return held / topology.world_size
@@ -117,7 +117,7 @@ def row_memory(kind: str, dim: int, topology: Topology) -> float:
 
 
 def remap_bytes(num_rows: int) -> float:
-    """What finding the tier of a row costs every rank, in a table that has more than its global tier."""
+    """Bytes per rank of the index that finds a row's tier, in a table that has more than its global tier."""
     return num_rows * REMAP_BITS_PER_ROW / 8
 
 
@@ -126,7 +126,7 @@ def whole_table_bytes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """[P] bytes of a table kept whole: on average over the ranks, and at the rank that holds it.
 
-    TorchRec sends every id, repeats too; what comes back is one vector a list if the table is pooled, else one an id.
+    TorchRec sends every id, repeats included, and returns one vector per list if the table is pooled, else one per id.
     """
     others = ((topology.ranks_per_node - 1), (topology.world_size - topology.ranks_per_node))
     vectors = bags_per_rank if is_pooled else ids_per_rank
@@ -143,13 +143,13 @@ def whole_table_bytes(
 
 
 def ring_peers(phase: Phase, topology: Topology) -> tuple[int, int]:
-    """How many others a rank talks to in a phase, inside its node and beyond."""
+    """How many peers a rank has in a phase, inside its node and beyond."""
     inside, beyond = topology.ranks_per_node - 1, topology.world_size - topology.ranks_per_node
     return {"world": (inside, beyond), "node": (inside, 0), "peers": (0, topology.nodes - 1)}[phase.ring]
 
 
 def phase_latency(phase: Phase, topology: Topology) -> float:
-    """Seconds that a phase takes without any bytes; 0 for one that has nobody to talk to."""
+    """Seconds that a phase takes without any bytes; 0 without peers."""
     inside, beyond = ring_peers(phase, topology)
     if not inside and not beyond:
         return 0.0
@@ -157,7 +157,7 @@ def phase_latency(phase: Phase, topology: Topology) -> float:
 
 
 def count_bytes(phase: Phase, topology: Topology) -> np.ndarray:
-    """[P] bytes that a rank sends in a phase only to say how long lists are."""
+    """[P] bytes that a rank sends in a phase to announce lengths."""
     sent = np.zeros(NUM_LANES)
     for level, peers in zip(LEVELS, ring_peers(phase, topology), strict=True):
         sent[lane(phase.name, level)] = phase.num_counts * COUNT_BYTES * peers

@@ -1,4 +1,4 @@
-"""A solved tier problem as plan.json says it: tiers of every table, what they cost, and a form that TorchRec takes."""
+"""A solved tier problem as the plan records it: tiers and costs of every table, and shards that TorchRec accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recmill.planning.tiers.costs import (
 )
 from recmill.planning.tiers.problem import TierProblem, table_memory, whole_rank_bytes
 from recmill.planning.tiers.reads import TableReads
-from recmill.planning.tiers.solution import Placement, Prediction, Solved, predict, table_rows
+from recmill.planning.tiers.solution import Prediction, Solved, TierPlacement, predict, table_rows
 
 # K = kinds of tiers, P = lanes (phase and level)
 
@@ -104,7 +104,7 @@ def _tier(
 
 
 def binding_seconds(problem: TierProblem, prediction: Prediction) -> np.ndarray:
-    """[P] seconds that a byte adds to the step: those of the level that its phase waits for, 0 for the other."""
+    """[P] seconds that a byte adds to the step: 0 on the network level that its phase does not wait for."""
     per_byte = problem.seconds_per_byte
     by_phase = (prediction.lane_bytes * per_byte).reshape(len(PHASES), len(LEVELS))
     binds = by_phase == by_phase.max(axis=1, keepdims=True)
@@ -114,7 +114,7 @@ def binding_seconds(problem: TierProblem, prediction: Prediction) -> np.ndarray:
 
 
 def step_prediction(problem: TierProblem, solved: Solved) -> StepPrediction:
-    """What a step is predicted to send and to take: by phase, in sum, and beside the plan with every row global."""
+    """Bytes and seconds per step: by phase, in total, and for the plan with every row global."""
     prediction, topology = solved.prediction, problem.topology
     lanes = prediction.lane_bytes.reshape(len(PHASES), len(LEVELS))
     phases = {
@@ -132,7 +132,7 @@ def step_prediction(problem: TierProblem, solved: Solved) -> StepPrediction:
     average, _ = problem.whole_bytes
     sent_P = prediction.table_bytes.sum(axis=(0, 1)) + prediction.count_bytes
     sent_P += average[list(solved.placement.whole)].sum(axis=0)
-    every_row_global = predict(problem, Placement(rows=np.zeros((len(problem.segments), 2), np.int64)))
+    every_row_global = predict(problem, TierPlacement(rows=np.zeros((len(problem.segments), 2), np.int64)))
     return StepPrediction(
         seconds=prediction.seconds,
         latency_seconds=prediction.latency_seconds,
@@ -158,16 +158,16 @@ def _sums(sent_P: np.ndarray, world_size: int) -> dict[str, float]:
 
 
 class RankLoad:
-    """Gives every table a placement that TorchRec takes, balancing whole tables over the ranks."""
+    """Chooses shards that TorchRec accepts, balancing whole tables over the ranks."""
 
     def __init__(self, topology: Topology, memory_budget_bytes: int) -> None:
         self.topology, self.budget = topology, memory_budget_bytes
         self.held = [0] * topology.world_size
 
     def torchrec_form(self, table: TableReads, rank: int | None) -> tuple[str, tuple[Shard, ...]]:
-        """(sharding, shards): whole where the plan or TorchRec wants it, else by rows.
+        """(sharding, shards): whole where the plan or TorchRec requires it, else by rows.
 
-        TorchRec takes unpooled tables by rows; pooled ones are kept whole unless no rank has the memory.
+        TorchRec splits unpooled tables by rows; pooled tables stay whole unless no rank has the memory.
         """
         need = table_memory(table)
         emptiest = self.held.index(min(self.held))

@@ -1,8 +1,8 @@
 """The tier problem as a linear program over buckets of rows, solved by HiGHS.
 
-Rows of a segment (a table, or the part of it that starts from one tier of an older plan) are gathered in buckets of
-similar counts; a linear program decides which share of every bucket goes to which tier. Everything is scaled: seconds
-by those of the plan with every row global, memory by the budget, total bytes by those of the global plan.
+Rows of a segment (a table, or the part of it that starts from one tier of an older plan) form buckets of similar
+counts; a linear program decides which share of every bucket goes to which tier. Everything is scaled: seconds by those
+of the plan with every row global, memory by the budget, total bytes by those of the global plan.
 
     minimise    sum of the phases' seconds t_p
     for every phase and level   bytes(x, y) / bandwidth <= t_p          (the slowest rank; both levels work at once)
@@ -11,7 +11,7 @@ by those of the plan with every row global, memory by the budget, total bytes by
     u + y <= 1                              a table kept whole (y) has no tiers
     owner's bytes * y <= t_p                a whole table is on one rank
 
-Latencies are paid by phases that run at all; whether a group of tables has copies is decided by branching.
+Only phases that run pay their latency; whether a group of tables has copies is decided by branching.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAX_BUCKETS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSolution:
-    """What HiGHS gave: rows of every segment by tier (fractional), tables kept whole, and prices."""
+    """The result of HiGHS: rows of every segment by tier (fractional), tables kept whole, and prices."""
 
     rows: np.ndarray  # [segments, 2]: replicated, node
     whole: np.ndarray  # [tables] share of a table that is kept whole
@@ -73,7 +73,7 @@ def solve_linear(
 
 
 def bucket_starts(segment: Segment, max_buckets: int) -> np.ndarray:
-    """Where buckets start among the classes: classes of similar reads share one, the never read have their own."""
+    """Where buckets start among the classes: classes of similar reads share one, rows never read have their own."""
     reads = segment.reads_C
     if len(reads) <= max_buckets:
         return np.arange(len(reads))
@@ -138,7 +138,7 @@ class _LinearProgram:
         self.num_columns = self.evenly + 1
 
     def _allowed(self) -> np.ndarray:
-        """[2, G] whether a decision leaves a bucket the choice of being replicated, or once a node."""
+        """[2, G] whether the decisions allow a bucket to be replicated, or kept once per node."""
         allowed = np.ones((GLOBAL, len(self.rows_G)), bool)
         for g, tables in enumerate(self.problem.groups):
             inside = np.isin(self.table_G, tables)
@@ -194,10 +194,10 @@ class _LinearProgram:
         spread = np.array([self.memory_KG[GLOBAL, self.table_G == t].sum() for t in self.candidates])
         u = np.array([remap_bytes(table.num_rows) for table in problem.tables])
         base = float(self.memory_KG[GLOBAL].sum()) + max(self._fixed_whole_memory(), default=0.0)
-        # `evenly` is what every rank holds of the tables in tiers; whole tables come on top of it, on one rank each.
+        # `evenly` is what every rank holds of the tables in tiers; whole tables add to it, on one rank each.
         columns = np.concatenate([np.arange(self.y0), y_columns, u_columns, [self.evenly]])
         self.memory_row = len(self.limits)
-        # Rows are dealt out one by one: each of a table's tiers may cost the first rank a row more than its share.
+        # Rows are assigned one by one: each tier of a table may give the first rank one row more than its share.
         uneven = sum(2 * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW) for table in problem.tables)
         base += min(uneven, max(budget - base, 0.0) / 2)
         self.add(columns, np.concatenate([x, -spread, u, [-budget]]) / budget, -base / budget)
@@ -234,7 +234,7 @@ class _LinearProgram:
             self.add(np.array([self.y0 + position, self.u0 + table]), np.ones(2), 1.0)
 
     def solve(self) -> LinearSolution:
-        from scipy.optimize import linprog  # half a second, which ranks that only read plans need not spend
+        from scipy.optimize import linprog  # takes half a second, which ranks that only read plans save
         from scipy.sparse import coo_matrix
 
         problem = self.problem
@@ -259,7 +259,7 @@ class _LinearProgram:
         found: Any = linprog(cost, A_ub=matrix, b_ub=np.array(self.limits), bounds=bounds, method="highs")
         if found.x is None:
             raise InputError(
-                f"HiGHS finds no placement within {problem.memory_budget_bytes:,} B a rank: {found.message}"
+                f"HiGHS finds no placement within {problem.memory_budget_bytes:,} B per rank: {found.message}"
             )
         return self._solution(found.x, np.maximum(-found.ineqlin.marginals, 0.0), float(found.fun))
 

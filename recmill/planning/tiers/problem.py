@@ -1,7 +1,7 @@
-"""The tier problem: how many of the most read rows of every table to replicate, keep once a node, or spread.
+"""The tier problem: how many of the most read rows of every table to replicate, keep once per node, or spread.
 
 A segment is a table, or the part of it that starts from one tier of an older plan. What a placement costs is in
-`tier_solution.py`, the linear program in `linear_program.py`.
+`solution.py`, the linear program in `linear_program.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from recmill.planning.tiers.costs import (
 from recmill.planning.tiers.reads import TableReads
 
 # C = classes of rows, G = buckets of all segments, P = lanes (phase and level), K = kinds of tiers
-TOTAL_MARGIN = 0.004  # a plan at the limit sent 0.13% more than row-wise with distinct ids, measured at the interfaces
+TOTAL_MARGIN = 0.004  # measured at the interfaces, a plan at the limit sent 0.13% more than row-wise with distinct ids
 REPLICATED, NODE, GLOBAL = range(len(KINDS))
 
 # A table that may be kept whole; or what a group of tables may have: ("replicated", g) rows, ("copies", g) of any kind.
@@ -43,7 +43,7 @@ Decision: TypeAlias = int | tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A part of all placements: those with these decisions whose phases take at least so many seconds."""
+    """The placements that agree with these decisions and whose phases take at least these seconds."""
 
     decided: Mapping[Decision, bool] = field(default_factory=dict)
     floors: Mapping[str, float] = field(default_factory=dict)  # by name, phases of whole tables only
@@ -62,7 +62,7 @@ class Segment:
     table: int
     rows_C: np.ndarray
     reads_C: np.ndarray
-    move_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # a step, for one row to change to each kind
+    move_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # per step, to move one row to each kind
 
     @property
     def num_rows(self) -> int:
@@ -144,7 +144,7 @@ class TierProblem:
 
     @cached_property
     def owner_seconds(self) -> np.ndarray:
-        """[tables, whole phases] seconds that every phase of whole tables takes at least if a table is one of them."""
+        """[tables, whole phases] minimum seconds of every phase of whole tables if the table is one of them."""
         _, owner = self.whole_bytes
         seconds = (owner * self.seconds_per_byte).reshape(len(self.tables), len(PHASES), len(LEVELS)).max(axis=2)
         found: np.ndarray = seconds[:, -len(WHOLE_PHASES) :]
@@ -174,7 +174,7 @@ class TierProblem:
 
     @property
     def _id_counts(self) -> np.ndarray:
-        """[P] bytes that say how many ids come, of all groups."""
+        """[P] bytes that announce the number of ids, over all groups."""
         return count_bytes(PHASES[0], self.topology) * len(self.groups)
 
     @cached_property
@@ -191,7 +191,7 @@ class TierProblem:
         return -(-table.num_rows // self.topology.world_size) * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
 
     def check_feasible(self) -> None:
-        """Raise if even the smallest placement, every row on one rank only, does not fit."""
+        """Raise if even the smallest placement, with every row on one rank only, does not fit."""
         total, available = (
             sum(map(table_memory, self.tables)),
             self.memory_budget_bytes * self.topology.world_size,
@@ -207,8 +207,8 @@ class TierProblem:
         striped = int(sum(map(self.global_memory, self.tables)))
         if striped > self.memory_budget_bytes:
             raise InputError(
-                f"the first rank needs {striped:,} B (rows and optimiser state, rows shared out evenly), the budget is "
-                f"{self.memory_budget_bytes:,} B a rank: {striped - self.memory_budget_bytes:,} B too little; "
+                f"the first rank needs {striped:,} B (rows and optimiser state, rows divided evenly), the budget is "
+                f"{self.memory_budget_bytes:,} B per rank: {striped - self.memory_budget_bytes:,} B too little; "
                 f"largest: {named}"
             )
 
@@ -219,7 +219,7 @@ def table_memory(table: TableReads) -> int:
 
 
 def whole_rank_bytes(problem: TierProblem, whole: Mapping[int, int]) -> np.ndarray:
-    """[ranks, P] bytes of tables kept whole: an owner serves all others, the others ask for their part.
+    """[ranks, P] bytes of tables kept whole: an owner serves all others, the others receive their part.
 
     A rank's bytes are the larger of what it sends and what it receives.
     """

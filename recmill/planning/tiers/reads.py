@@ -1,4 +1,4 @@
-"""How often the rows of a table are read in a step, as classes of rows that are read equally often."""
+"""How often the rows of a table are read per step, as classes of rows that are read equally often."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from recmill.data.schema import Schema, Table
 from recmill.planning.dedup import choose_features
 
 # C = classes of rows with one count
-MIN_LANES = 8  # the reader cuts an epoch into at least so many lanes, each a run of rows in stored order
+MIN_LANES = 8  # at least this many per epoch: a lane of the reader is a run of rows in stored order
 COUNT_BLOCK = 1 << 20
 MAX_CLASSES = 2048
-CLASS_WIDTH = 0.005  # counts of a merged class differ by half a percent
-UNKNOWN = FeatureDuplication(mean_length=1.0, same_as_previous=None, shifted_by_one=None)  # of a feature never counted
-MAX_REPEATS, NUM_HALVINGS = 1024.0, 40  # of the search for how often neighbours in time read the same row
+CLASS_WIDTH = 0.005  # relative difference of counts inside a merged class
+UNKNOWN = FeatureDuplication(
+    mean_length=1.0, same_as_previous=None, shifted_by_one=None
+)  # for features that were not measured
+MAX_REPEATS, NUM_HALVINGS = 1024.0, 40  # of the search in _repeats_in_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +37,18 @@ class TableReads:
     dim: int
     is_pooled: bool
     rows_C: np.ndarray  # how many rows are in a class; adds up to num_rows, the last class is never read
-    reads_C: np.ndarray  # expected reads of one such row by one rank in a step, equal lists of a run taken once
-    ids_per_rank: float  # ids a rank looks up in a step, repeats included
-    bags_per_rank: float  # lists a rank has pooled in a step, over all features; equal ones of a feature taken once
+    reads_C: np.ndarray  # expected reads of one such row per rank and step, without repeats inside sessions
+    ids_per_rank: float  # ids that a rank looks up per step, repeats included
+    bags_per_rank: float  # lists pooled for a rank per step over all features; equal lists of a feature count once
     least_counts_C: np.ndarray  # the least count of a row in the class
     bag_ids_per_rank: float | None = None  # ids of those lists, if they are fewer than ids_per_rank
 
 
 def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world_size: int) -> list[TableReads]:
-    """The tables of a profile as `batch_size` samples a step, shared by `world_size` ranks, read them."""
+    """How steps of `batch_size` samples, divided over `world_size` ranks, read the tables of a profile."""
     where = join_path(profile.path, profile.manifest_name)
     if not profile.num_samples:
-        raise InputError(f"{where}: counts no samples, so nothing says how often a row is read")
+        raise InputError(f"{where}: counts no samples, so it cannot say how often a row is read")
     unknown = sorted({table.name for table in schema.tables} - set(profile.tables))
     if unknown:
         raise InputError(f"{where}: knows nothing of table(s) {', '.join(unknown)}, which schema.json names")
@@ -72,7 +74,7 @@ def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world
 
 
 def lanes_of(world_size: int) -> int:
-    """How many runs of rows a global batch is made of."""
+    """Number of lanes that a global batch draws from."""
     return world_size * -(-MIN_LANES // world_size)
 
 
@@ -128,7 +130,7 @@ def read_classes(path: Path, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.
         raise InputError(f"{path}: cannot be read as counts ({' '.join(str(error).split())[:200]})") from None
     read = sum(rows for count, rows in counts.items() if count > 0)
     if read > num_rows or min(counts, default=0) < 0:
-        raise InputError(f"{path}: counts {read:,} rows of a table of {num_rows:,}, each from 0 on")
+        raise InputError(f"{path}: counts {read:,} rows of a table of {num_rows:,}, or a negative count")
     counts[0] = num_rows - read
     ordered = sorted((count, rows) for count, rows in counts.items() if rows)[::-1]
     values = np.array([count for count, _ in ordered], float)
@@ -136,7 +138,7 @@ def read_classes(path: Path, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def merge_classes(counts: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Classes of nearly equal counts taken together, so that a table has a few thousand at most."""
+    """Merge classes of nearly equal counts, so that a table has at most a few thousand."""
     if len(counts) <= MAX_CLASSES:
         return counts, rows, counts
     level = np.where(counts > 0, np.floor(np.log(np.maximum(counts, 1)) / CLASS_WIDTH), -1.0)
@@ -154,10 +156,10 @@ def _repeats(
     counts: np.ndarray,
     rows: np.ndarray,
 ) -> float:
-    """How often a rank meets an id again because it reads whole sessions: those copies touch no further row.
+    """By how much the repeats of ids inside sessions reduce the distinct rows that a rank reads.
 
-    Sessions lie side by side unless the log is in time order, where only neighbours in time are alike. Measured on the
-    profile's sample of sessions; a profile without one says at least how many lists repeat or shift inside a session.
+    A batch holds whole sessions unless the log is in time order, where only neighbours in time are alike. Measured on
+    the profile's sample of sessions; without a sample, estimated from the lists that repeat or shift inside sessions.
     """
     if profile.layout == "time":
         return _repeats_in_time(profile.tables[table.name].distinct_per_step, counts, rows, profile.num_samples)
@@ -175,7 +177,7 @@ def _repeats(
 def _repeats_in_time(
     distinct_per_step: Mapping[int, float], counts: np.ndarray, rows: np.ndarray, num_samples: int
 ) -> float:
-    """By how much reads must be thinned for the profile's batches to touch as many rows as they were seen to."""
+    """The factor to divide reads by so that they touch as many rows as the profile measured per batch."""
     measured = {size: found for size, found in distinct_per_step.items() if found}
     if not measured or not counts[0]:
         return 1.0
@@ -189,7 +191,7 @@ def _repeats_in_time(
 
 
 def session_repeats(sampled: pa.Table, table: str, run_rows: float) -> float:
-    """Ids of a table over those that are distinct inside their session, sessions cut at `run_rows` samples."""
+    """Ids of a table over its distinct ids per session; sessions are cut after `run_rows` samples."""
     lists = sampled.column(table).combine_chunks()
     session = sampled.column("session_id").to_numpy()
     starts = np.flatnonzero(np.concatenate([[True], session[1:] != session[:-1]]))

@@ -1,8 +1,8 @@
-"""A new plan for a changed profile that moves few rows: a row changes its tier only if that pays for its move.
+"""Refreshes a plan for a changed profile: a row changes its tier only if that pays for the move.
 
-Every table is cut into the rows that an older plan replicated, kept once a node, or spread. A move costs the bytes of
-the copies that are not there yet, shared out over the steps the new plan is expected to serve; the tier problem then
-weighs it against what the move saves. Rows that stay keep their slot in the replicated and node tiers.
+Every table is cut into the rows that the older plan replicated, kept once per node, or spread. A move costs the bytes
+of the missing copies, divided by the number of steps that the new plan is expected to serve; the tier problem weighs it
+against what the move saves. Rows that stay in the replicated or node tier keep their slot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_STEPS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Rows of a table that start from one tier; by falling count, None where they are all that no other tier holds."""
+    """Rows of a table that start from one tier, by falling count; None for all rows that no other origin lists."""
 
     table: int
     kind: str
@@ -35,7 +35,7 @@ class Origin:
 
 
 def copies_to_send(origin: str, topology: Topology) -> np.ndarray:
-    """[K] copies of a row that must travel when it changes from `origin` to each kind of tier, on average."""
+    """[K] copies of a row that must be sent when it changes from `origin` to each kind of tier, on average."""
     nodes, per_node, world = topology.nodes, topology.ranks_per_node, topology.world_size
     return np.array(
         {
@@ -54,7 +54,7 @@ def check_previous(previous: ShardPlan, tables: Sequence[TableReads], topology: 
     if (old.nodes, old.ranks_per_node) != (topology.nodes, topology.ranks_per_node):
         raise InputError(
             f"{where}: made for {old.nodes} nodes with {old.ranks_per_node} ranks, the new plan is for "
-            f"{topology.nodes} with {topology.ranks_per_node}: every row would move, so plan without --from"
+            f"{topology.nodes} with {topology.ranks_per_node}: every row would move, so drop --from"
         )
     for table in tables:
         entry = previous.tables.get(table.name)
@@ -68,7 +68,7 @@ def check_previous(previous: ShardPlan, tables: Sequence[TableReads], topology: 
 def cut_by_origin(
     previous: ShardPlan, tables: Sequence[TableReads], folder: Path, topology: Topology, *, steps: int
 ) -> tuple[list[Segment], list[Origin]]:
-    """The tables' rows by the tier they start from, with what a change costs in seconds of every one of `steps`."""
+    """The rows of every table by the tier they start from; the cost of a move is spread over `steps` steps."""
     segments: list[Segment] = []
     origins: list[Origin] = []
     level = "inter" if topology.nodes > 1 else "intra"
@@ -130,7 +130,7 @@ def reads_of_counts(table: TableReads, counts: np.ndarray) -> np.ndarray:
 def choose_rows(
     table: int, tables: Sequence[TableReads], origins: Sequence[Origin], placed: np.ndarray, folder: Path
 ) -> dict[str, np.ndarray]:
-    """The rows of a table's replicated and node tiers: of every origin the most read that the solution gives a tier."""
+    """The rows of a table's replicated and node tiers: the most read of every origin, as many as the solution says."""
     path = folder / "counts" / f"{tables[table].name}.parquet"
     elsewhere = [origin.rows for origin in origins if origin.table == table and origin.rows is not None]
     chosen: dict[str, list[np.ndarray]] = {"replicated": [], "node": []}
@@ -148,7 +148,7 @@ def choose_rows(
 
 
 def settle(rows: Mapping[str, np.ndarray], previous: ShardPlan, table: str) -> dict[str, np.ndarray]:
-    """The rows by slot, those that stay in their tier at the slot they had."""
+    """The rows by slot; rows that stay in their tier keep their slot."""
     old = read_tier_rows(previous, table)
     return {kind: keep_slots(wanted, old[kind]) for kind, wanted in rows.items()}
 
@@ -160,7 +160,7 @@ def count_moves(
     tables: Sequence[TableReads],
     topology: Topology,
 ) -> tuple[int, float]:
-    """(rows that change their tier, bytes of the copies that must travel) from the previous plan to the new one.
+    """(rows that change their tier, bytes of the copies to send) from the previous plan to the new one.
 
     `new` holds the replicated and node rows of every table, `whole` the rank of every table kept whole.
     """

@@ -1,7 +1,7 @@
-"""`rows/<table>.parquet`: the tier and slot of every row, and which rows a tier took.
+"""`rows/<table>.parquet`: the tier and slot of every row.
 
 Slots are dense inside a tier. Replicated and node rows are numbered by falling count (or keep the slot an older plan
-gave them), global rows in row order: such a slot is the row's number less the rows below it that are elsewhere.
+gave them), global rows in row order: such a slot is the row's number minus the lower rows in other tiers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROW_SCHEMA = pa.schema([("row", pa.int64()), ("tier", pa.int32()), ("slot", pa.i
 
 
 def most_read_rows(counts_path: Path, num_rows: int) -> np.ndarray:
-    """The `num_rows` most read rows of a table by falling count, as its counts list them."""
+    """The `num_rows` most read rows of a table by falling count, from its counts file."""
     found: list[np.ndarray] = []
     missing = num_rows
     for batch in pq.ParquetFile(counts_path).iter_batches(batch_size=ROW_BLOCK, columns=["row"]):
@@ -34,7 +34,7 @@ def most_read_rows(counts_path: Path, num_rows: int) -> np.ndarray:
 def write_rows(path: Path, num_rows: int, tiers: Sequence[np.ndarray | None]) -> None:
     """Write tier and slot of every row; `tiers` lists the rows of each tier by slot, None for the tier of the rest.
 
-    Delta encoding makes the rest a few bytes a million rows.
+    Delta encoding stores the rest in a few bytes per million rows.
     """
     encoding = dict.fromkeys(("row", "tier", "slot"), "DELTA_BINARY_PACKED")
     with pq.ParquetWriter(
@@ -84,7 +84,7 @@ def read_tier_rows(plan: ShardPlan, table: str) -> dict[str, np.ndarray]:
 
 
 def keep_slots(wanted: np.ndarray, previous: np.ndarray) -> np.ndarray:
-    """The wanted rows by slot: rows that stay keep their slot, new ones fill the gaps, rows past the end move down."""
+    """The wanted rows by slot: rows that stay keep their slot, new rows fill the gaps, rows past the end move down."""
     slots = np.full(len(wanted), -1, np.int64)
     early = previous[: len(wanted)]
     stays = np.flatnonzero(np.isin(early, wanted))

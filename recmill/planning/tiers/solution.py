@@ -1,4 +1,4 @@
-"""From the linear program to whole rows: rounding, the exact cost of a placement, and a bound that proves it good."""
+"""Solves the tier problem: rounds the linear program to whole rows, computes exact costs, and proves a bound."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from recmill.planning.tiers.whole_tables import place_whole
 
 # C = classes of rows, P = lanes (phase and level), K = kinds of tiers
 GOOD_GAP = 0.001
-POLISH_ROWS = 20_000  # of all tables: with more of them one row matters too little to look for it
+POLISH_ROWS = 20_000  # with more rows over all tables, a single row matters too little to search for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class TierPlacement:
     """Rows of every segment, most read first: replicated, then node, the rest global; whole tables by their rank."""
 
     rows: np.ndarray  # int [segments, 2]
@@ -45,12 +45,12 @@ class Placement:
 class Prediction:
     """What a placement costs in a step, computed from the classes of rows and not from the linear program."""
 
-    table_bytes: np.ndarray  # [tables, K, P] sent by a rank, tables kept whole left out
-    count_bytes: np.ndarray  # [P] of messages that say how long others are
+    table_bytes: np.ndarray  # [tables, K, P] sent by a rank, without whole tables
+    count_bytes: np.ndarray  # [P] of messages that announce lengths
     lane_bytes: np.ndarray  # [P] at the largest rank
-    phase_seconds: dict[str, float]  # latency left out
+    phase_seconds: dict[str, float]  # without latency
     latency_seconds: float
-    move_seconds: float  # of moving rows from an older plan, shared out over steps
+    move_seconds: float  # per step, of moving rows from an older plan
     total_bytes: float  # over all ranks
     rank_memory: np.ndarray  # [ranks] bytes
 
@@ -65,7 +65,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Solved:
-    placement: Placement
+    placement: TierPlacement
     prediction: Prediction
     bound: float
 
@@ -76,7 +76,7 @@ class Solved:
 
 
 def segment_bytes(problem: TierProblem, s: int, rows: np.ndarray) -> np.ndarray:
-    """[K, P] bytes a rank sends for a segment with so many replicated and node rows."""
+    """[K, P] bytes that a rank sends for a segment with these numbers of replicated and node rows."""
     segment = problem.segments[s]
     edges = np.cumsum([0, rows[0], rows[1], segment.num_rows - rows[0] - rows[1]])
     stops = np.cumsum(segment.rows_C)
@@ -88,7 +88,7 @@ def segment_bytes(problem: TierProblem, s: int, rows: np.ndarray) -> np.ndarray:
     return sent
 
 
-def rank_memory(problem: TierProblem, placement: Placement) -> np.ndarray:
+def rank_memory(problem: TierProblem, placement: TierPlacement) -> np.ndarray:
     """[ranks] bytes: rows with optimiser state by the owners' rule, whole tables, and remaps."""
     world, per_node = problem.topology.world_size, problem.topology.ranks_per_node
     rows = table_rows(problem, placement)
@@ -108,11 +108,11 @@ def rank_memory(problem: TierProblem, placement: Placement) -> np.ndarray:
 
 
 def _striped(num_rows: int, ways: int, position: np.ndarray) -> np.ndarray:
-    """How many of `num_rows` rows lie at each position when row i goes to position i % ways."""
+    """How many of `num_rows` rows are at each position when row i goes to position i % ways."""
     return num_rows // ways + (position < num_rows % ways)
 
 
-def predict(problem: TierProblem, placement: Placement) -> Prediction:
+def predict(problem: TierProblem, placement: TierPlacement) -> Prediction:
     """The exact cost of a placement."""
     table_bytes = np.zeros((len(problem.tables), len(KINDS), NUM_LANES))
     moved = 0.0
@@ -142,9 +142,9 @@ def predict(problem: TierProblem, placement: Placement) -> Prediction:
 def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0) -> Solved:
     """The best placement found, and the bound that says how good it is.
 
-    Rows of a bucket can be shared out, so the linear program decides them; whether a table is kept whole and whether a
-    group has copies at all is branched on, the widest open bound first, until the bound is met within GOOD_GAP or
-    `time_limit_s` of CPU time are used.
+    The linear program decides how the rows of a bucket are divided. Whether a table is kept whole and whether a group
+    has copies at all is decided by branching, lowest bound first, until the gap is below GOOD_GAP or `time_limit_s` of
+    CPU time are used.
     """
     problem.check_feasible()
     started = time.process_time()
@@ -189,7 +189,7 @@ def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0) -> Solved:
 
 
 def _halves(problem: TierProblem, relaxed: LinearSolution, branch: Branch, objective: float) -> list[Branch]:
-    """A branch cut in two where its relaxed solution leaves open what matters; nothing if it does nowhere.
+    """The two halves of a branch, cut at its most important open decision; nothing if there is none.
 
     Latency is paid or not; the largest whole table is above or below a size; a table is whole or not.
     """
@@ -205,7 +205,7 @@ def _halves(problem: TierProblem, relaxed: LinearSolution, branch: Branch, objec
 
 
 def _halves_by_latency(problem: TierProblem, relaxed: LinearSolution, branch: Branch, worth_s: float) -> list[Branch]:
-    """Cut where messages that nobody has decided on yet take time: those of whole tables, of copies, of replicas."""
+    """Cut at an undecided latency: of whole tables, of copies, or of replicas."""
     candidates = problem.candidates
     keeps_some = bool(branch.floors) or any(branch.decided.get(t, False) for t in candidates)
     if relaxed.whole.max(initial=0.0) > 1e-3 and not keeps_some and problem.whole_latency_s >= worth_s:
@@ -229,9 +229,9 @@ def _halves_by_latency(problem: TierProblem, relaxed: LinearSolution, branch: Br
 def _halves_by_size(
     problem: TierProblem, relaxed: LinearSolution, branch: Branch, partly: list[int], worth_s: float
 ) -> list[Branch]:
-    """Cut where tables are whole in part because, being large, all of one would take a phase longer than it takes.
+    """Cut by the size of the largest whole table, where large tables are whole only in part.
 
-    With many such tables deciding them one by one gets nowhere: what matters is how large the largest may be.
+    Deciding many such tables one by one makes no progress; the size of the largest one sets the time of the phase.
     """
     phases = [PHASE_NAMES.index(phase.name) for phase in WHOLE_PHASES]
     above = problem.owner_seconds[partly].max(axis=0) - relaxed.phase_seconds[phases]
@@ -263,7 +263,7 @@ def _round(
 
 
 def _idle_copies(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> dict[Decision, bool]:
-    """Groups whose copies save less than the latency of keeping them equal, which the linear program does not see."""
+    """Groups whose copies save less than the latency of synchronising them, which the linear program ignores."""
     tiered = price_tables(problem, solution).tiered
     rows = _relaxed_rows(problem, solution)
     exchange, local = problem.latency("exchange"), problem.latency("reduce", "spread")
@@ -295,27 +295,27 @@ def _relaxed_rows(problem: TierProblem, relaxed: LinearSolution) -> np.ndarray:
     return rows
 
 
-def round_rows(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> Placement:
-    """Whole rows, within memory and the limit on total bytes: shares are cut down to rows, then trimmed if need be."""
+def round_rows(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> TierPlacement:
+    """Round shares down to whole rows, then remove rows until memory and total bytes are within their limits."""
     rows = np.floor(solution.rows + 1e-6).astype(np.int64)
     for s, segment in enumerate(problem.segments):
         if segment.table in whole:
             rows[s] = 0
         elif rows[s].sum() > segment.num_rows:
             rows[s, 1] = segment.num_rows - rows[s, 0]
-    placement = Placement(rows=rows, whole=whole)
+    placement = TierPlacement(rows=rows, whole=whole)
     shrink = 0
     while not is_allowed(problem, placement) and rows.any():
-        # One more row of every segment at first, then doubling: striping rounds up by at most a row a table.
+        # Remove one row per segment, then twice as many: striping rounds up by at most one row per table.
         cut = 1 << shrink
         shrink += 1
         take = np.minimum(rows[:, 1], cut)
         rows = np.stack([rows[:, 0] - np.minimum(rows[:, 0], cut - take), rows[:, 1] - take], axis=1)
-        placement = Placement(rows=rows, whole=whole)
+        placement = TierPlacement(rows=rows, whole=whole)
     return placement
 
 
-def overhead(problem: TierProblem, placement: Placement) -> tuple[float, np.ndarray]:
+def overhead(problem: TierProblem, placement: TierPlacement) -> tuple[float, np.ndarray]:
     """(seconds of latency, [P] bytes of counts) of the phases that run, group by group."""
     rows = table_rows(problem, placement)
     used: list[str] = []
@@ -330,7 +330,7 @@ def overhead(problem: TierProblem, placement: Placement) -> tuple[float, np.ndar
     return sum(phase_latency(phase, problem.topology) for phase in phases), counts
 
 
-def table_rows(problem: TierProblem, placement: Placement) -> np.ndarray:
+def table_rows(problem: TierProblem, placement: TierPlacement) -> np.ndarray:
     """[tables, 2] replicated and node rows, segments added up."""
     rows = np.zeros((len(problem.tables), 2), np.int64)
     for segment, placed in zip(problem.segments, placement.rows, strict=True):
@@ -338,7 +338,7 @@ def table_rows(problem: TierProblem, placement: Placement) -> np.ndarray:
     return rows
 
 
-def is_allowed(problem: TierProblem, placement: Placement) -> bool:
+def is_allowed(problem: TierProblem, placement: TierPlacement) -> bool:
     """Within the memory budget on every rank, and within the limit on total bytes."""
     if rank_memory(problem, placement).max() > problem.memory_budget_bytes:
         return False
@@ -362,7 +362,7 @@ def polish(problem: TierProblem, solved: Solved) -> Solved:
                 rows[s] += change
                 if rows[s].min() < 0 or rows[s].sum() > segment.num_rows:
                     continue
-                trial = Placement(rows=rows, whole=best.placement.whole)
+                trial = TierPlacement(rows=rows, whole=best.placement.whole)
                 if rank_memory(problem, trial).max() > problem.memory_budget_bytes:
                     continue
                 found = predict(problem, trial)

@@ -1,7 +1,7 @@
-"""Ranks for tables that are kept whole: which, and where, so that no rank serves or holds much more than others.
+"""Chooses the tables to keep whole and their ranks, so that no rank serves or holds much more than the others.
 
-Every rank pays for the slowest one, in each phase and in memory; so a large table that no other balances costs more
-than its bytes, and may be better off in tiers.
+All ranks wait for the slowest one in each phase; so a large table that others cannot balance costs more than its bytes,
+and may be better placed in tiers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,29 @@ from recmill.planning.tiers.linear_program import LinearSolution
 from recmill.planning.tiers.problem import TierProblem, table_memory
 
 # T = tables that may be kept whole, W = ranks, S = scales on which ranks must be even: phases of whole tables, memory
-MAX_SHARES = (1.0, 1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0, 1e9)  # of the relaxed load that a rank may have
-NUM_EVENED = 3  # packings whose tables change places afterwards
+MAX_SHARES = (
+    1.0,
+    1.03,
+    1.07,
+    1.12,
+    1.2,
+    1.3,
+    1.5,
+    2.0,
+    4.0,
+    1e9,
+)  # of the relaxed load per rank
+NUM_EVENED = 3  # packings that are balanced afterwards
 MAX_CHANGES = 600
-POWER = 16  # ranks are even if the sum of their loads to this power is small: unlike the maximum, it sees every rank
+POWER = 16  # balance is the sum of loads to this power: unlike the maximum, it depends on every rank
 NOWHERE = -1
 
 
 def place_whole(problem: TierProblem, relaxed: LinearSolution, gains: np.ndarray) -> dict[int, int]:
     """The best ranks found for the tables that a relaxed solution keeps whole, at least in part.
 
-    `gains` says what a table saves, at the relaxed solution's prices, before the time of its own phases. Tables are
-    packed within several limits of a rank's load; what does not fit goes to tiers. The best then change places.
+    `gains`: seconds that a table saves at the relaxed solution's prices, before the time of its own phases. Tables are
+    packed under several limits of a rank's load; what does not fit goes to tiers. The best packings are then balanced.
     """
     tables = [t for t in problem.candidates if relaxed.whole[t] > 1e-3]
     if not tables:
@@ -52,7 +63,7 @@ class _Packer:
     memory_T: np.ndarray  # bytes on the rank that keeps it
     spread_T: np.ndarray  # bytes on every rank if it is not kept whole
     gain_T: np.ndarray  # seconds
-    room_bytes: float  # of a rank, beside tables that cannot be kept whole
+    room_bytes: float  # per rank, after tables that cannot be kept whole
 
     @classmethod
     def of(cls, problem: TierProblem, tables: list[int], gain_T: np.ndarray, memory_price: float) -> _Packer:
@@ -76,16 +87,16 @@ class _Packer:
         return sums
 
     def saved_s(self, rank_T: np.ndarray) -> float:
-        """Seconds saved against keeping none whole, at the prices that were given."""
+        """Seconds saved at the given prices, compared with keeping no table whole."""
         slowest = self.loads(rank_T, self.load_TS).max(axis=0).sum()
         return float(self.gain_T[rank_T != NOWHERE].sum() - slowest)
 
     def room(self, rank_T: np.ndarray) -> float:
-        """Bytes of a rank for whole tables."""
+        """Bytes per rank for whole tables."""
         return self.room_bytes - float(self.spread_T[rank_T == NOWHERE].sum())
 
     def pack(self, limit_S: np.ndarray, *, fills: bool) -> np.ndarray:
-        """Tables, the largest first, each to the fullest rank that still has room (`fills`) or to the emptiest one."""
+        """Assign tables, largest first, to the fullest rank that still has room (`fills`) or to the emptiest one."""
         limit_S = np.maximum(limit_S, 1e-12)
         load, held = np.zeros((self.num_ranks, len(limit_S))), np.zeros(self.num_ranks)
         rank_T = np.full(len(self.gain_T), NOWHERE)
@@ -103,7 +114,7 @@ class _Packer:
         return rank_T if held.max() <= room else np.full(len(rank_T), NOWHERE)
 
     def even_out(self, rank_T: np.ndarray) -> np.ndarray:
-        """Move tables, or let two change places, as long as that makes the ranks more even."""
+        """Move or swap tables as long as that balances the ranks."""
         rank_T = rank_T.copy()
         mean_S = self.loads(rank_T, self.load_TS).mean(axis=0)
         used = mean_S > 0
@@ -133,7 +144,7 @@ class _Packer:
         rank: int,
         room: float,
     ) -> list[tuple[int, int]] | None:
-        """New ranks of one table of a rank, and of the table it changes places with, if any; None if nothing helps."""
+        """The best move of a table away from a rank, or swap with another table; None if nothing helps."""
         own = np.flatnonzero(rank_T == rank)
         others = np.flatnonzero((rank_T != rank) & (rank_T != NOWHERE))
         places = np.array([other for other in range(self.num_ranks) if other != rank], int)

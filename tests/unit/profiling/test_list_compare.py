@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.profiling.list_compare import (
-    Lists,
+    ListColumn,
     count_distinct,
     hash_lists,
     same_as_previous,
@@ -19,9 +19,9 @@ from recmill.profiling.list_compare import (
 columns = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=30)
 
 
-def as_lists(rows: list[list[int]]) -> Lists:
+def as_lists(rows: list[list[int]]) -> ListColumn:
     # Sliced, because a chunk of a table rarely starts at the beginning of its buffers.
-    return Lists.from_arrow(pa.chunked_array([pa.array([[9, 9], *rows], pa.list_(pa.int64()))]).slice(1))
+    return ListColumn.from_arrow(pa.chunked_array([pa.array([[9, 9], *rows], pa.list_(pa.int64()))]).slice(1))
 
 
 @given(columns)
@@ -71,5 +71,5 @@ def test_spans_equal(values: list[int], data: st.DataObject) -> None:
 
 
 def test_floats_are_compared_by_their_bits() -> None:
-    lists = Lists.from_arrow(pa.chunked_array([pa.array([0.0, 0.0, -0.0, 1.5], pa.float32())]))
+    lists = ListColumn.from_arrow(pa.chunked_array([pa.array([0.0, 0.0, -0.0, 1.5], pa.float32())]))
     assert same_as_previous(lists).tolist() == [False, True, False, False]

@@ -7,7 +7,7 @@ import pytest
 from recmill.artifacts.topology import Topology
 from recmill.planning.tiers.problem import TierProblem, table_memory
 from recmill.planning.tiers.reads import TableReads
-from recmill.planning.tiers.solution import Placement, predict, solve_tiers
+from recmill.planning.tiers.solution import TierPlacement, predict, solve_tiers
 from recmill.planning.tiers.whole_tables import _Packer
 
 
@@ -76,7 +76,7 @@ def test_the_bound_is_below_every_plan_and_the_plan_near_the_best():
     costs = []
     for replicated, node in itertools.product(range(13), range(13)):
         if replicated + node <= 12:
-            found = predict(problem, Placement(rows=np.array([[replicated, node]])))
+            found = predict(problem, TierPlacement(rows=np.array([[replicated, node]])))
             if found.rank_memory.max() <= 700:
                 costs.append(found.objective)
     solved = solve_tiers(problem)
