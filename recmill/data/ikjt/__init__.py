@@ -1,6 +1,13 @@
-"""Batches in which every repeated list is held once, from decoded rows to tensors (RecD's IKJT).
+"""Batches that store each repeated list once (RecD's IKJT), and the forms a list takes on the way there.
 
-Arrow columns -> DistinctBlock -> CutBlock -> Batch with an InverseKeyedJaggedTensor
+    form                       of           made by                   for
+    Arrow column               row group    the decoder               reading Parquet
+    DistinctGroup (distinct)   row group    find_distinct, storage    transforms, cutting batches (packing, cutting)
+    InverseKeyedJaggedTensor   batch        cut_ids                   lookups and encoders over distinct rows
+    KeyedJaggedTensor          batch        group_kjt, to_kjt         TorchRec's collections
+
+Without deduplication the columns of a row group stay as they were decoded (RowBlock) and batches are cut from them as
+KeyedJaggedTensors.
 """
 
 from recmill.data.ikjt.batch import Batch, batch_from_arrow

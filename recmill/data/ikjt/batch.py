@@ -1,4 +1,4 @@
-"""What a training step receives, and how it is cut out of Arrow columns without touching single rows.
+"""The input of a training step, and how it is cut from Arrow columns without touching single rows.
 
 Shape suffixes: B = samples, F = dense features, K = id features, R = rows of a row group.
 """
@@ -35,7 +35,7 @@ IdArray = npt.NDArray[np.int64]
 class Batch:
     """The samples one rank trains on in one step.
 
-    `ids` holds every id feature in schema order, key-major, or with repeated lists once (see ikjt.py):
+    `ids` holds every id feature in schema order, key-major, or with repeated lists stored once (tensor.py):
 
         sample:         0       1            0     1
         lists:   a: [7, 9]    [4]     b:    []   [3]
@@ -65,7 +65,7 @@ class Batch:
         )
 
     def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
-        """Tell CUDA's allocator that `stream` uses these tensors (TorchRec's train pipelines call it)."""
+        """Tell CUDA's allocator that `stream` uses these tensors (called by TorchRec's train pipelines)."""
         self.dense_BF.record_stream(stream)
         self.ids.record_stream(stream)
         self.label_B.record_stream(stream)
@@ -78,7 +78,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowBlock:
-    """Decoded rows of one row group; batches are slices of it.
+    """Decoded rows of one row group, with one list per sample; batches are slices of it.
 
     The ids stay where they were decoded: row r of feature k is values[k][offsets[k][r] : offsets[k][r + 1]].
     """
@@ -86,7 +86,7 @@ class RowBlock:
     dense_RF: FloatArray
     label_R: FloatArray
     lists: ListBlock
-    num_values_R: IdArray  # ids of all features in the rows before r; one entry more than rows
+    num_values_R: IdArray  # number of ids of all features in the rows before r; one entry more than rows
 
     @property
     def values(self) -> tuple[IdArray, ...]:
@@ -100,7 +100,7 @@ class RowBlock:
         return int(self.label_R.shape[0])
 
     def batch_bytes(self, start: int, stop: int) -> int:
-        """What the rows [start, stop) add to the size of a batch."""
+        """Bytes that the rows [start, stop) add to a batch."""
         num_values = int(self.num_values_R[stop] - self.num_values_R[start])
         return 8 * num_values + 4 * (stop - start) * (int(self.dense_RF.shape[1]) + len(self.values) + 1)
 
@@ -118,8 +118,8 @@ BlockSlice = tuple[RowBlock | DistinctBlock, int, int]  # rows [start, stop) of 
 def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", checks_ranges: bool = True) -> RowBlock:
     """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
 
-    Missing values: an absent list is an empty one and an absent dense value is 0; an absent label or id is an error.
-    `checks_ranges` is for callers that look at the ids later, once repeats are gone or transforms have run.
+    A missing list is empty and a missing dense value is 0; a missing label or id is an error. Callers that check the
+    ids later, after deduplication or transforms, pass `checks_ranges=False`.
     """
     num_rows = table.num_rows
     numbers = [_dense_column(_column(table, feature.name, where), feature.name, where) for feature in schema.dense]
@@ -149,13 +149,13 @@ def _list_block(columns: Sequence[tuple[IdArray, npt.NDArray[np.integer]]], num_
 def expand_block(
     block: DistinctBlock, keys: Sequence[str], *, schema: Schema | None = None, where: str = ""
 ) -> RowBlock:
-    """The block with a list a sample. Lists that never repeat and lie one after another stay where they are.
+    """The block with one list per sample. Lists that never repeat and follow one another are not copied.
 
-    With a schema, an id that lies outside of its table is an error; `where` says in which row group.
+    With a schema, an id outside its table is an error; `where` names the row group.
     """
     lists: dict[str, tuple[IdArray, IdArray]] = {}
     for group in block.groups:
-        is_own = group.inverse_R is None or group.num_distinct == len(block)  # distinct rows are in order of first use
+        is_own = group.inverse_R is None or group.num_distinct == len(block)  # rows are numbered in order of first use
         for key, values, starts, lengths in group.features():
             if not is_own:
                 starts, lengths = starts[group.inverse_R], lengths[group.inverse_R]
@@ -180,13 +180,13 @@ def assemble_batch(
 ) -> Batch:
     """One batch from the rows [start, stop) of each block, in the order given.
 
-    Blocks that are deduplicated give a batch in which the groups `dedup` are, or a plain one if it is None.
+    From DistinctBlocks, the groups `dedup` of the batch are deduplicated; with None the batch is plain.
     """
     keys = [feature.name for feature in schema.id_features]
     slices = [piece for piece in slices if piece[1] < piece[2]]
     plain = [(block, start, stop) for block, start, stop in slices if isinstance(block, RowBlock)]
     stored = [(block, start, stop) for block, start, stop in slices if isinstance(block, DistinctBlock)]
-    assert not (plain and (stored or dedup is not None)), "the blocks of a batch are made by one reader"
+    assert not (plain and (stored or dedup is not None)), "the blocks of a batch must come from one reader"
     ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
     dense = [block.dense_RF[start:stop] for block, start, stop in slices]
     labels = [block.label_R[start:stop] for block, start, stop in slices]
@@ -244,7 +244,7 @@ def _dense_column(column: pa.Array, name: str, where: str) -> FloatArray:
 
 
 def _view(buffer: pa.Buffer, dtype: type[np.generic], first: int, count: int) -> npt.NDArray[Any]:
-    """Numbers where they lie. `to_numpy` takes longer, and gives the GIL away for each column."""
+    """The numbers of a buffer, not copied. `to_numpy` takes longer and releases the GIL for each column."""
     return np.frombuffer(buffer, dtype, count=count, offset=first * np.dtype(dtype).itemsize)
 
 
@@ -256,7 +256,7 @@ def _filled(numbers: FloatArray, name: str, where: str) -> FloatArray:
 
 
 def _label_column(column: pa.Array, where: str) -> FloatArray:
-    labels: FloatArray = np.array(_dense_column(column, "label", where))  # a copy: the column can go with the table
+    labels: FloatArray = np.array(_dense_column(column, "label", where))  # copied, so that the table can be freed
     if not np.isfinite(labels.sum(dtype=np.float64)):
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise InputError(f"{where}: column 'label', row {row}: missing or not finite, expected a number")
@@ -277,7 +277,7 @@ def _id_column(column: pa.Array, name: str, where: str) -> tuple[IdArray, npt.ND
 
 
 def _refuse_range(values: IdArray, offsets: npt.NDArray[np.integer], feature: Feature, where: str) -> NoReturn:
-    """Say which id lies outside the table: an embedding lookup would read or write foreign memory."""
+    """Raise, naming an id outside its table: an embedding lookup would read or write foreign memory."""
     used = values[offsets[0] : offsets[-1]]
     position = int(np.flatnonzero((used < 0) | (used >= feature.num_rows))[0])
     row = int(np.searchsorted(offsets, position + offsets[0], side="right")) - 1

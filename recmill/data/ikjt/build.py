@@ -1,4 +1,4 @@
-"""How lists become the groups of an InverseKeyedJaggedTensor: which features share an inverse, and what pays.
+"""How lists become the groups of an InverseKeyedJaggedTensor: which features share an inverse, and when it pays.
 
 Shape suffixes: F = features of a group, B = samples, U = distinct rows.
 """
@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from kernels import dedup_rows, take_rows, take_windows, window_rows
 from recmill.artifacts import InputError
 
-# Below this, the copies saved do not pay for the inverse and the expansion.
+# Below this factor, the saved copies do not pay for the inverse and the expansion.
 MIN_FACTOR = 1.25
 # Features share an inverse if storing them together adds at most this share of rows to either.
 GROUP_TOLERANCE = 0.05
@@ -51,7 +51,7 @@ class GroupTensors:
     """Features that share one inverse, each distinct row stored once.
 
     Row u of the f-th feature has `lengths_FU[f * U + u]` values. They follow one another in `values`, feature by
-    feature; or, where `starts_FU` is given, they are the windows of `values` that begin there.
+    feature; with `starts_FU`, they are the windows of `values` that begin there.
     `inverse_B` maps a sample to its row; None means that every sample has its own (U = B).
     """
 
@@ -60,7 +60,7 @@ class GroupTensors:
     lengths_FU: Tensor
     num_stored: tuple[int, ...]  # how many of `values` belong to each feature
     weights: Tensor | None = None
-    inverse_B: Tensor | None = None  # int32: it is stored and sent for every sample
+    inverse_B: Tensor | None = None  # int32, because every sample has an entry
     starts_FU: Tensor | None = None  # int64
 
     @property
@@ -102,7 +102,7 @@ def lists_of_kjt(kjt: KeyedJaggedTensor) -> list[FeatureLists]:
 
 
 def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> FeatureLists:
-    """A list column (or a column of single ids) as views of its Arrow buffers; an absent list is an empty one."""
+    """A list column (or a column of single ids) as views of its Arrow buffers; a missing list is empty."""
     position = batch.schema.get_field_index(key)
     if position < 0:
         raise InputError(f"column {key!r} is missing; the batch has {', '.join(batch.schema.names)}")
@@ -123,8 +123,8 @@ def lists_of_arrow(batch: pa.RecordBatch | pa.Table, key: str) -> FeatureLists:
 def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.NDArray[np.integer]]:
     """(int64 values, offsets into them) of a list column; a plain integer column reads as lists of one.
 
-    An absent list is an empty one; absent ids are for the caller to refuse. Nothing is copied where the column has
-    int64 lists: offsets of a sliced column are those of its parent, so they need not begin at 0.
+    A missing list is empty; the caller must check for missing ids. int64 lists are not copied: offsets of a sliced
+    column are those of its parent, so they need not begin at 0.
     """
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -133,7 +133,7 @@ def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.ND
     elif not is_list or not pa.types.is_integer(kind.value_type):
         raise InputError(f"{where} is {kind}, expected list<int64>")
     elif column.null_count or pa.types.is_fixed_size_list(kind):
-        # A null list may still cover values in the child array; flatten() drops those.
+        # A null list may cover values in the child array; flatten() drops those.
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         values, offsets = column.flatten(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     else:
@@ -145,8 +145,8 @@ def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.ND
 def choose_groups(features: Sequence[FeatureLists], *, num_threads: int = 0) -> list[list[str]]:
     """Groups of features that change together, found from the lists themselves.
 
-    Every feature is deduplicated alone; it joins the first group whose rows it hardly splits, and whose rows hardly
-    split it. This costs a dedup a feature and a cheap one a pair of similar features: choose once, then pass them on.
+    Every feature is deduplicated alone; it joins the first group if combining the two adds hardly any rows to either.
+    This costs one dedup per feature and a cheap one per pair of similar features: choose once, then reuse the groups.
     """
     groups: list[list[str]] = []
     joint: list[tuple[Tensor, int]] = []  # of each group: its inverse and its number of distinct rows
@@ -178,7 +178,7 @@ def build_group(
     lengths_dtype: torch.dtype,
     num_threads: int,
 ) -> GroupTensors:
-    """The features as one group: deduplicated and as windows, each only where it saves `min_factor`."""
+    """The features as one group: deduplicated, and as windows, each only if it saves `min_factor`."""
     columns = [column for feature in features for column in feature.columns]
     offsets = [feature.offsets for feature in features for _ in feature.columns]
     unique_U, inverse_B = dedup_rows(columns, offsets, num_threads=num_threads)
@@ -198,7 +198,7 @@ def _factor(num_before: int, num_after: int, num_samples: int, num_rows: int) ->
 
 
 def _plain_group(features: Sequence[FeatureLists], lengths_dtype: torch.dtype) -> GroupTensors:
-    """One row a sample. Neighbours in one buffer stay where they are, others are put one after another."""
+    """One row per sample. Neighbours in one buffer stay in place, others are concatenated."""
     first, last = features[0], features[-1]
     is_one_run = all(
         after.values is before.values
@@ -243,7 +243,7 @@ def _distinct_group(
 
 
 def _as_windows(group: GroupTensors, min_factor: float) -> GroupTensors:
-    """The same group with its lists as windows into one buffer a feature, if the buffers are that much smaller."""
+    """The same group with its lists as windows into one buffer per feature, if that saves `min_factor`."""
     values, weights, starts = [], [], []
     sizes: list[int] = []
     begin = 0

@@ -23,7 +23,7 @@ from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 def cut_ids(
     slices: Sequence[tuple[DistinctBlock, int, int]], keys: Sequence[str], *, dedup: Sequence[Sequence[str]] | None
 ) -> KeyedJaggedTensor | InverseKeyedJaggedTensor:
-    """The ids of the rows [start, stop) of each block: deduplicated, or as one list a sample if `dedup` is None."""
+    """The ids of the rows [start, stop) of each block: deduplicated, or one list per sample if `dedup` is None."""
     num_samples = sum(stop - start for _, start, stop in slices)
     groups = [
         _cut_group([(block.groups[position], start, stop) for block, start, stop in slices], num_samples)
@@ -41,7 +41,7 @@ def cut_ids(
 
 
 def _join_features(groups: Sequence[GroupTensors], keys: Sequence[str], num_samples: int) -> KeyedJaggedTensor:
-    """All features, one list a sample, in the order of `keys`."""
+    """All features, one list per sample, in the order of `keys`."""
     values: dict[str, torch.Tensor] = {}
     lengths: dict[str, torch.Tensor] = {}
     for group in groups:
@@ -100,9 +100,9 @@ def _cut_single_ids(slices: Sequence[tuple[DistinctGroup, int, int]], num_sample
 
 
 def _used_rows(group: DistinctGroup, start: int, stop: int) -> tuple[Rows, int, LengthArray | None]:
-    """The distinct rows of the samples [start, stop), how many they are, and each sample's place among them.
+    """The distinct rows of the samples [start, stop), their number, and each sample's position among them.
 
-    No places means that the rows are those of the samples, one by one.
+    Without positions, the rows are those of the samples, one by one.
     """
     if group.inverse_R is None or group.breaks_R is None:
         return slice(start, stop), stop - start, None
@@ -116,7 +116,7 @@ def _used_rows(group: DistinctGroup, start: int, stop: int) -> tuple[Rows, int, 
     is_used = np.zeros(last - first, dtype=bool)
     is_used[inverse - first] = True
     num_used = int(np.count_nonzero(is_used))
-    if num_used == stop - start:  # no repetition: in the order of the samples, so that the batch may go without inverse
+    if num_used == stop - start:  # no repeats: in the order of the samples, so that the batch needs no inverse
         return inverse, num_used, None
     if num_used == last - first:
         return slice(first, last), num_used, inverse - first
@@ -125,7 +125,7 @@ def _used_rows(group: DistinctGroup, start: int, stop: int) -> tuple[Rows, int, 
 
 
 def _cut_packed(groups: Sequence[DistinctGroup], rows_of: Sequence[Rows]) -> tuple[IdArray, tuple[int, ...], None]:
-    """(values, how many belong to each feature, None) of lists that follow one another."""
+    """(values, number of values of each feature, None) of lists that follow one another."""
     pieces: list[list[IdArray]] = [[] for _ in groups[0].keys]
     for group, rows in zip(groups, rows_of, strict=True):
         for own, piece in zip(pieces, _cut_lists(group, rows), strict=True):

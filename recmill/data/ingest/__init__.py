@@ -1,4 +1,8 @@
-"""The staged reader: read -> decode -> transform -> batch, with worker counts that change while it runs."""
+"""The staged reader: read -> decode -> transform -> batch, with worker counts that may change at run time.
+
+`pipeline` is the entry; `order`, `schedule` and `memory` decide what is read when, `runner` and `crew` run the stages
+in threads, `reader` and `parts` do their work.
+"""
 
 from recmill.data.ingest.pipeline import IngestPipeline
 from recmill.data.ingest.reader import STAGES

@@ -1,8 +1,8 @@
-"""Threads that do whatever there is to do; none of them belongs to a stage.
+"""Worker threads that run any task; none of them belongs to a stage.
 
-A thread takes an item on to the next stage while its data are in the cache, and only what finds no room there waits in
-a queue. So an item costs one wake-up instead of one a stage. Who changes something calls `wake`, and whoever is woken
-takes work and wakes the next: no thread is woken for nothing.
+A thread carries an item on to the next stage while its data is in the cache; only an item that finds no room there
+waits in a queue. So an item costs one wake-up instead of one per stage. Code that makes work available calls `wake`;
+the thread that wakes up takes a task and wakes the next one. No thread wakes up in vain.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 Task = TypeVar("Task")
 
-# A thread that sleeps looks up this often, for the one case in which nobody wakes it: the pipeline was collected.
+# Sleeping threads check this often whether the pipeline was garbage-collected: the one case in which nobody wakes them.
 WAKE_S = 1.0
 
 
 class Crew(Generic[Task]):
-    """Runs tasks in `resize`d threads until `is_over`. All but `do` is called under the lock."""
+    """Runs tasks in as many threads as `resize` sets until `is_over`. All callbacks but `do` run under the lock."""
 
     def __init__(
         self,
@@ -29,16 +29,16 @@ class Crew(Generic[Task]):
         do: Callable[[Task], Task | None],
         is_over: Callable[[], bool],
     ) -> None:
-        """`take` gives a task, `has_task` says whether it would, `do` does one and may give the task that follows."""
+        """`take` returns a task, `has_task` tells whether it would, `do` runs one and may return its successor."""
         self._lock, self._sleepers = lock, threading.Condition(lock)
         self._take, self._has_task, self._do, self._is_over = take, has_task, do, is_over
         self._size = self._num_asleep = 0
-        self._is_called = False  # somebody was woken and has not looked yet
+        self._is_called = False  # a thread was woken and has not looked for a task yet
         self._alive: set[int] = set()
         self._threads: dict[int, threading.Thread] = {}
 
     def resize(self, num_threads: int) -> None:
-        """Start what is missing; threads that are too many end after the task in hand."""
+        """Start missing threads; surplus ones exit after their current task."""
         with self._lock:
             if self._is_over():
                 return
@@ -51,7 +51,7 @@ class Crew(Generic[Task]):
             self._sleepers.notify_all()
 
     def wake(self) -> None:
-        """One thread, if one sleeps and there is something to do."""
+        """Wake one thread, if one sleeps and there is a task."""
         if self._num_asleep and not self._is_called and self._has_task():
             self._is_called = True
             self._sleepers.notify()
@@ -60,7 +60,7 @@ class Crew(Generic[Task]):
         self._sleepers.notify_all()
 
     def join(self) -> None:
-        """Wait until all threads have ended."""
+        """Wait until all threads have exited."""
         with self._lock:
             threads = list(self._threads.values())
         for thread in threads:
@@ -75,7 +75,7 @@ class Crew(Generic[Task]):
                     task = self._await_task(index)
                     if task is None:
                         self._alive.discard(index)
-                        self.wake()  # whatever this one was woken for
+                        self.wake()  # pass on the task that this one was woken for
                         return
             task = self._do(task)
 

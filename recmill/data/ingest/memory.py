@@ -1,4 +1,4 @@
-"""How much memory ingestion may take, and how much it will need."""
+"""How much memory ingestion may use, and how much it needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import psutil
 from recmill.artifacts import InputError
 from recmill.data.ingest.order import MAX_PARTS, EpochPlan, Order
 
-MAX_DEFAULT_LIMIT_BYTES = 4 * 2**30  # beyond this, more read-ahead buys nothing
+MAX_DEFAULT_LIMIT_BYTES = 4 * 2**30  # more read-ahead than this brings no speed
 GUARD_INTERVAL_S = 0.5
 RESERVE_BYTES = 256 * 2**20  # reading ahead pauses while the machine has less left
-MIXED_BYTES = 256 * 2**20  # ids and values of the row groups that all lanes together may hold to mix them
+MIXED_BYTES = 256 * 2**20  # limit of ids and values that all lanes together hold to mix row groups
 CGROUP_FILES = (  # version 2, version 1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -23,12 +23,12 @@ CGROUP_FILES = (  # version 2, version 1
 
 
 def available_memory_bytes(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process can still allocate: the machine's free memory or what its control groups leave, if less."""
+    """Memory this process can still allocate: the machine's free memory, or less if a control group limits it."""
     return min([int(psutil.virtual_memory().available), *_cgroup_headrooms(cgroup_root)])
 
 
 def control_groups(root: Path) -> list[Path]:
-    """The folders of the control groups that this process is in, its own first."""
+    """The folders of the control groups of this process, its own first."""
     own = Path("/proc/self/cgroup")
     lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
     names = [line.split(":", 2)[2].strip("/") for line in lines if line.startswith("0::")] or [""]
@@ -37,13 +37,13 @@ def control_groups(root: Path) -> list[Path]:
 
 
 def _cgroup_headrooms(root: Path) -> list[int]:
-    """Limit less use of every control group that this process is in."""
+    """Limit minus usage of every control group of this process."""
     headrooms = []
     for folder in control_groups(root):
         for limit_name, used_name in CGROUP_FILES:
             limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
             if limit is not None and used is not None:
-                # The page cache counts as used but gives way to an allocation.
+                # The page cache counts as used but is dropped when memory is needed.
                 headrooms.append(max(0, limit - used + _cached_bytes((folder / limit_name).parent / "memory.stat")))
     return headrooms
 
@@ -60,19 +60,19 @@ def _cached_bytes(path: Path) -> int:
 
 
 def default_memory_limit(world_size: int = 1, *, free_bytes: int | None = None) -> int:
-    """Half of what is free, shared by the ranks; the other half is the trainer's."""
+    """Half of the free memory, shared by the ranks; the other half is for the trainer."""
     free_bytes = available_memory_bytes() if free_bytes is None else free_bytes
     return min(MAX_DEFAULT_LIMIT_BYTES, free_bytes // (2 * world_size))
 
 
 class MemoryGuard:
-    """Says when the machine itself runs short, whatever our own books say."""
+    """Tells when the machine itself runs short of memory, whatever our own accounting says."""
 
     def __init__(self, *, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.reserve_bytes = reserve_bytes
         self._checked_at = -GUARD_INTERVAL_S
         self._is_short = False
-        self.num_pauses = 0  # times that the machine was found to be short
+        self.num_pauses = 0  # checks that found the machine short of memory
 
     def is_short(self) -> bool:
         now = time.monotonic()
@@ -84,9 +84,9 @@ class MemoryGuard:
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """What a row group is charged: the most it takes on its way, and what it keeps once it is transformed.
+    """Memory charged for a row group: its peak while in progress, and what it keeps once it is transformed.
 
-    `value_bytes` are its ids and values alone, however they are read.
+    `value_bytes` counts its ids and values alone, independent of how they are read.
     """
 
     admitted_bytes: int
@@ -95,7 +95,7 @@ class Charge:
 
 
 def choose_parts(charges: Sequence[Charge], num_lanes: int) -> int:
-    """Into how many parts a lane is cut. The data alone decide: batches depend neither on the limit nor on dedup."""
+    """Number of parts per lane. It depends on the data alone, so batches depend neither on the limit nor on dedup."""
     lanes_bytes = num_lanes * max((charge.value_bytes for charge in charges), default=0)
     num_parts = MAX_PARTS
     while num_parts > 1 and num_parts * lanes_bytes > MIXED_BYTES:
@@ -104,10 +104,10 @@ def choose_parts(charges: Sequence[Charge], num_lanes: int) -> int:
 
 
 def peak_live_bytes(plan: EpochPlan, charges: Sequence[Charge]) -> int:
-    """The budget with which every batch of the plan can be cut.
+    """The budget that is enough to cut every batch of the plan.
 
-    Before a batch's last row group is admitted all its others settle, whatever else happens; so they count as settled,
-    and one more as it is when it is admitted.
+    All other row groups of a batch settle before its last one is admitted, so they count as settled and one as
+    admitted.
     """
     if not plan.items:
         return 0
@@ -121,10 +121,10 @@ def peak_live_bytes(plan: EpochPlan, charges: Sequence[Charge]) -> int:
 
 
 def live_bytes_bound(order: Order, charges: Sequence[Charge]) -> int:
-    """What `peak_live_bytes` cannot exceed in any epoch, however the row groups are permuted.
+    """Upper bound of `peak_live_bytes` over all epochs and permutations.
 
-    The groups that the run of one part touches have at most its rows and two row groups more; and each boundary
-    between parts may keep one shared row group alive.
+    The row groups that the run of one part touches have at most its rows plus two row groups, and each boundary between
+    parts may keep one shared row group alive.
     """
     num_parts = order.num_own_lanes * order.num_parts
     touched_rows = order.num_parts * order.batch_size + 2 * num_parts * max(order.group_rows)
@@ -135,7 +135,7 @@ def live_bytes_bound(order: Order, charges: Sequence[Charge]) -> int:
 
 
 def _least_live_bytes(order: Order, charges: Sequence[Charge], epoch: int) -> int:
-    """A row group is held for all of its lanes or read again for each, whatever takes less."""
+    """The smaller peak of two plans: holding a row group for all of its lanes, or reading it again for each."""
     return min(peak_live_bytes(order.plan(epoch, share_items=shared), charges) for shared in (True, False))
 
 
@@ -144,27 +144,27 @@ def _decoding_bytes(charge: Charge) -> int:
 
 
 def _row_bytes(order: Order, charges: Sequence[Charge]) -> float:
-    """Bytes of a row in the row group that has the widest ones."""
+    """Bytes per row of the row group with the widest rows."""
     return max(charge.settled_bytes / rows for charge, rows in zip(charges, order.group_rows, strict=True))
 
 
 def _batch_bytes(order: Order, charges: Sequence[Charge]) -> int:
-    """The most that this rank's share of a batch takes."""
+    """Upper bound of the bytes of this rank's share of a batch."""
     own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
     return int(own_rows * _row_bytes(order, charges))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How the limit is shared out: row groups on their way, and batches that wait for the trainer."""
+    """How the limit is divided between row groups in progress and batches that wait for the trainer."""
 
     limit_bytes: int
     item_bytes: int  # admission of row groups stops here
-    least_bytes: int = 0  # one batch and the row groups it is cut from: less cannot work
+    least_bytes: int = 0  # the minimum: one batch and the row groups it is cut from
 
 
 def split_budget(order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range) -> Budget:
-    """Share the limit out, or raise if not even one batch and the row groups it is cut from fit."""
+    """Divide the limit, or raise if one batch and the row groups it is cut from do not fit."""
     batch_bytes = _batch_bytes(order, charges)
     live_bytes = live_bytes_bound(order, charges)
     if live_bytes + prefetch * batch_bytes > limit_bytes:

@@ -1,4 +1,4 @@
-"""Which rows go to which batch of which rank. Pure functions, so that every rank finds the same answer alone.
+"""Which rows go to which batch of which rank. Pure functions, so that every rank computes the same answer alone.
 
 The row groups of an epoch, in a permuted order, form one stream of N rows. It is cut into L lanes, and every global
 batch takes a fixed number of rows from each lane; rank r of W owns L / W neighbouring lanes:
@@ -11,10 +11,10 @@ batch takes a fixed number of rows from each lane; rank r of W owns L / W neighb
 
 So a rank reads its own row groups only, and a global batch is the same set of rows at every W that divides L.
 
-Neighbours in a row group are of one hour or one user: read one after the other, they pull the model where the last ones
-were. So the rows that a lane gives to a batch, a run of neighbours, come from another place each time: a lane has parts
-that take turns, and the runs of a row group are permuted. A batch is still cut from one piece a lane, and a session no
-more often than that asks for; a row group is held until all of its runs have had their turn:
+Neighbouring rows of a row group belong to one hour or one user: trained in a row, they would pull the model towards
+it. So the rows that a lane gives to successive batches, runs of neighbours, come from different places: a lane has
+parts that take turns, and the runs of a row group are permuted. A batch is still cut from one piece per lane, which
+rarely splits a session; a row group is held until all of its runs have been used:
 
     lane     |-- part 0 --|-- part 1 --|      runs of 2 parts, row groups A to D of 3 runs each
               A1 A2 A3 B1.. C1 C2 C3 D1..
@@ -31,9 +31,9 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
-ORDER_VERSION = 2  # a saved position means nothing in another; 1 read row groups from their first row to their last
-MIN_LANES = 8  # a power of two, so that a run at 1, 2, 4 or 8 ranks resumes at any other of them
-MAX_PARTS = 4  # of a lane: 8 gain no more AUC on globo, and each holds a row group
+ORDER_VERSION = 2  # saved positions are valid in one version only; version 1 did not permute runs
+MIN_LANES = 8  # a power of two, so that a run on 1, 2, 4 or 8 ranks resumes on any other of these
+MAX_PARTS = 4  # per lane: 8 give no better AUC on globo, and each holds a row group
 
 
 def num_lanes_for(world_size: int) -> int:
@@ -56,8 +56,8 @@ def lane_quotas(batch_size: int, num_lanes: int) -> list[int]:
 def lane_bounds(num_rows: int, batch_size: int, num_lanes: int) -> list[int]:
     """Where the lanes begin in the stream of rows, and the end of the last one.
 
-    A lane's length is proportional to its quota (for a `batch_size` that num_lanes divides: lane l begins at
-    l * num_rows // num_lanes), so that all lanes run dry in the same batch, the last one.
+    A lane's length is proportional to its quota (if `num_lanes` divides `batch_size`, lane l begins at
+    l * num_rows // num_lanes), so that all lanes are exhausted in the same batch, the last one.
     """
     return [lane * batch_size // num_lanes * num_rows // batch_size for lane in range(num_lanes + 1)]
 
@@ -65,10 +65,10 @@ def lane_bounds(num_rows: int, batch_size: int, num_lanes: int) -> list[int]:
 def permute_runs(
     edges: Sequence[int], quota: int, *, num_parts: int = 1, seed: Sequence[int] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Which run of `quota` rows each batch takes from a lane; `edges`: where its row groups begin, and its end.
+    """Which run of `quota` rows each batch takes from a lane; `edges` are the starts of its row groups and its end.
 
-    Runs that lie in one row group are permuted among themselves, then the parts take turns. Rows that fill no run come
-    last. Without a seed the order is the stored one.
+    Runs within one row group are permuted among themselves, then the parts take turns. Rows that do not fill a run come
+    last. Without a seed, runs stay in stored order.
     """
     runs = np.arange(-(-edges[-1] // quota) if quota else 0)
     if seed is None or not len(runs):
@@ -106,25 +106,16 @@ class Lane:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """Rows [start, stop) of an item."""
-
-    item: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """What one rank reads in one epoch: items in the order of their first use, and how batches are cut from them."""
+    """What one rank reads in one epoch: items in order of first use, and how batches are cut from them."""
 
     num_batches: int
     items: list[Item]
     lanes: list[Lane]
     first_batches: list[int]  # of the items, ascending
 
-    def sources(self, batch: int) -> list[Source]:
-        """Where the rows of this rank's share of a batch lie, in lane order."""
+    def slices(self, batch: int) -> list[tuple[int, int, int]]:
+        """(item, start, stop): the rows of this rank's share of a batch, in lane order."""
         found = []
         for lane in self.lanes:
             if batch >= len(lane.runs):
@@ -135,7 +126,7 @@ class EpochPlan:
             while row < stop:
                 end = lane.starts[piece + 1] if piece + 1 < len(lane.starts) else lane.num_rows
                 upto, offset = min(stop, end), lane.rows[piece] - lane.starts[piece]
-                found.append(Source(item=lane.items[piece], start=row + offset, stop=upto + offset))
+                found.append((lane.items[piece], row + offset, upto + offset))
                 row, piece = upto, piece + 1
         return found
 
@@ -149,13 +140,13 @@ def count_batches(num_rows: int, batch_size: int) -> int:
 
 
 def global_batch_rows(batch: int, *, num_rows: int, batch_size: int) -> int:
-    """How many rows a global batch has over all ranks: only the last one of an epoch may be short."""
+    """Rows of a global batch over all ranks: only the last batch of an epoch may be short."""
     return max(0, min(batch_size, num_rows - batch * batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """What a lane has of a row group, from row `start` of the lane on."""
+    """The part of a row group in a lane, from row `start` of the lane on."""
 
     position: int  # of the row group in the epoch's order
     start: int
@@ -166,7 +157,7 @@ class _Piece:
 def _lane_pieces(
     edges: Sequence[int], *, first: int, quota: int, runs: npt.NDArray[np.int64], first_batch: int
 ) -> list[_Piece]:
-    """What batches from `first_batch` on use of a lane that begins in the row group at position `first`."""
+    """The pieces that batches from `first_batch` on use of a lane that begins in the row group at position `first`."""
     batch_of_run = np.argsort(runs)
     found = []
     for position, (start, stop) in enumerate(pairwise(edges) if quota else (), first):
@@ -193,10 +184,10 @@ def plan_epoch(
 ) -> EpochPlan:
     """The reading plan of `rank` for the row groups taken in `order`, from `first_batch` on; `seed` permutes runs.
 
-    A row group that lies in several lanes of the rank is one item, held until its last use (`share_items`), or one
-    item a lane, read again: more reading, less memory.
+    A row group in several lanes of the rank is one item, held until its last use (`share_items`), or one item per
+    lane, which reads it again but takes less memory.
     """
-    assert num_lanes % world_size == 0, f"{num_lanes} lanes cannot be shared out to {world_size} ranks"
+    assert num_lanes % world_size == 0, f"{num_lanes} lanes cannot be divided among {world_size} ranks"
     ordered = [int(group) for group in order]
     begins = np.concatenate([[0], np.cumsum([group_rows[group] for group in ordered])]).tolist()
     num_rows = begins[-1]
@@ -237,7 +228,7 @@ def plan_epoch(
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Everything that decides which rows a rank sees when; two ranks that differ in `rank` alone fit together."""
+    """Everything that determines which rows a rank sees when; the ranks of a run differ in `rank` alone."""
 
     group_rows: tuple[int, ...]
     batch_size: int

@@ -1,4 +1,4 @@
-"""Parquet part files as worker threads use them: bytes of a row group in one step, decoding in another."""
+"""Parquet part files for worker threads: one step reads the bytes of a row group, another decodes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recmill.data.ingest.splits import StoredGroup
 
 @dataclass(frozen=True, kw_only=True)
 class RawGroup:
-    """The bytes of a row group's columns as they lie in the file from `start` on."""
+    """The bytes of a row group's columns, which begin at `start` in the file."""
 
     start: int
     data: bytes | pa.Buffer
@@ -36,9 +36,9 @@ class PartFile:
     def __init__(
         self, path: str, *, columns: Sequence[str], decodes_pages: bool = True, keeps_lists: bool = False
     ) -> None:
-        """Without `decodes_pages` Arrow decodes all columns, else only those that our kernel leaves to it.
+        """Arrow decodes the columns that our kernel does not support, or all of them unless `decodes_pages`.
 
-        `keeps_lists`: whoever keeps one list column of a decoded row group keeps them all.
+        `keeps_lists`: the caller keeps either all list columns of a decoded row group or none.
         """
         self.path = path
         self.columns = list(columns)
@@ -70,7 +70,7 @@ class PartFile:
         return [leaves[name] for name in self.columns]
 
     def check(self, group: StoredGroup) -> None:
-        """Raise if the file is not the one that dataset.json describes."""
+        """Raise if the file does not match dataset.json."""
         found = self._count_rows(group.index) if group.index < self.metadata.num_row_groups else 0
         if found != group.num_rows:
             raise InputError(
@@ -78,11 +78,11 @@ class PartFile:
             )
 
     def _count_rows(self, index: int) -> int:
-        """Samples of a row group: its labels, whether a record is a sample or a whole session."""
+        """Samples of a row group, counted by labels: a record may be a sample or a whole row group."""
         return int(self.metadata.row_group(index).column(self._leaves[self.columns.index("label")]).num_values)
 
     def byte_range(self, index: int) -> tuple[int, int]:
-        """Where the wanted columns of a row group lie in the file."""
+        """Where the columns of a row group begin and end in the file."""
         if index not in self._ranges:  # a row group is read every epoch
             row_group = self.metadata.row_group(index)
             chunks = [row_group.column(leaf) for leaf in self._leaves]
@@ -94,14 +94,14 @@ class PartFile:
     def charge(self, index: int, *, num_distinct_lists: int = 0) -> Charge:
         """Upper bounds of the bytes that a row group takes while it is decoded and afterwards.
 
-        The footer knows how many values each column holds: 8 bytes each, and 8 for each row of a column (offsets and
-        lengths of lists; the second copy of dense values). Its uncompressed size would not do: a dictionary of 1,000
-        ids stores an id in 10 bits. While Arrow decodes, it holds levels and pages, 8 bytes a value, and lets the
-        buffer of one column grow by doubling, 24 a value of the longest column: measured 6 to 13 bytes a value over
-        columns of 1 to 200 ids a row, 27 for a lone column of 600.
+        The footer gives the number of values of each column: 8 bytes per value, and 8 per row and column (offsets and
+        lengths of lists; the second copy of dense values). The uncompressed size would be too low: a dictionary of
+        1,000 ids stores an id in 10 bits. While decoding, Arrow holds levels and pages, 8 bytes per value, and doubles
+        the buffer of one column at a time, 24 bytes per value of the longest column. Measured: 6 to 13 bytes per value
+        for columns of 1 to 200 ids per row, 27 for a single column of 600.
 
-        `num_distinct_lists`, the list columns whose repeats are looked for: if there are none, starts, lengths and
-        inverses take 8 bytes a row more than Arrow's offsets, and finding that out 24 for a while.
+        `num_distinct_lists` is the number of list columns that are searched for repeats: if there are no repeats,
+        starts, lengths and inverses take 8 bytes per row more than Arrow's offsets, and the search 24 temporarily.
         """
         row_group, num_rows = self.metadata.row_group(index), self._count_rows(index)
         start, stop = self.byte_range(index)
@@ -116,7 +116,7 @@ class PartFile:
     def read(self, index: int) -> RawGroup:
         start, stop = self.byte_range(index)
         if self._file is not None:
-            # Arrow's pool keeps the pages for the next row group; a new bytes object faults in all of its own.
+            # Arrow's pool reuses its pages for the next row group; a new bytes object would fault in new ones.
             data: bytes | pa.Buffer = pa.allocate_buffer(stop - start)
             num_read = os.preadv(self._file.fileno(), [memoryview(data)], start)
         else:

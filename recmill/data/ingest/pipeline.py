@@ -26,15 +26,15 @@ from recmill.data.ingest.splits import split_groups
 from recmill.data.schema import Schema
 
 DEFAULT_WORKERS = {"read": 1, "decode": 1, "transform": 1, "batch": 1}
-CHECKED_EPOCHS = 20  # a tight memory limit is tried on this many permutations before anything starts
+CHECKED_EPOCHS = 20  # a tight memory limit is checked for this many permutations before anything starts
 
 
 class IngestPipeline:
     """Iterates over the batches of one rank, epoch after epoch, while worker threads read ahead.
 
-    Row groups come in a permuted order and mixed with each other (recmill/data/ingest/order.py). The position is the
-    number of batches handed out. `state_dict` keeps it; `load_state_dict` continues there, at any number of ranks that
-    divides the number of lanes. Leaving the loop ends the workers, and a new loop goes on where the last one stopped.
+    Row groups are permuted and mixed with each other (recmill/data/ingest/order.py). The position is the number of
+    batches delivered; `state_dict` saves it, and `load_state_dict` resumes there on any number of ranks that divides
+    the number of lanes. Leaving the loop stops the workers, and a new loop continues where the last one stopped.
 
         with IngestPipeline("dataset", batch_size=4096, epochs=2) as pipeline:
             for batch in pipeline:
@@ -93,7 +93,7 @@ class IngestPipeline:
         )
         if world_size > min(self.num_rows, batch_size):
             what = f"a batch of {batch_size}" if batch_size < self.num_rows else f"split {split!r} of {self.num_rows}"
-            raise InputError(f"{self.dataset.path}: {what} rows cannot be shared out to {world_size} ranks")
+            raise InputError(f"{self.dataset.path}: {what} rows cannot be divided among {world_size} ranks")
         self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
         self._prefetch = prefetch
         self._guard = MemoryGuard()
@@ -115,7 +115,7 @@ class IngestPipeline:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the split over all ranks."""
+        """Rows of the split, over all ranks."""
         return self._order.num_rows
 
     @property
@@ -129,12 +129,12 @@ class IngestPipeline:
 
     @property
     def position(self) -> int:
-        """Batches handed out since the first epoch began."""
+        """Batches delivered since the first epoch began."""
         return self._position
 
     @property
     def item_bytes(self) -> int:
-        """The most that one row group on its way is charged."""
+        """The largest charge of a row group in progress."""
         return max(charge.admitted_bytes for charge in self._charges)
 
     @property
@@ -143,7 +143,7 @@ class IngestPipeline:
 
     @property
     def least_bytes(self) -> int:
-        """What one batch and the row groups it is cut from take: the pipeline works with no less."""
+        """The minimum limit: what one batch and the row groups it is cut from take."""
         return self._budget.least_bytes
 
     @property
@@ -182,7 +182,7 @@ class IngestPipeline:
                 self._stats, self._runner = runner.stats(), None
 
     def set_workers(self, workers: Mapping[str, int]) -> None:
-        """Change how many threads work on the named stages, at once and without losing or repeating a row."""
+        """Change the workers of the named stages immediately, without losing or repeating a row."""
         self._workers |= _checked_workers(workers)
         if self._runner:
             self._runner.set_workers(workers)
@@ -192,30 +192,30 @@ class IngestPipeline:
         self._delays_s |= {_checked_stage(stage): float(delay_s) for stage, delay_s in delays_s.items()}
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """Change the limit; what is over it drains, and an epoch under way keeps the least it needs to finish."""
+        """Change the limit; bytes above it drain, and an epoch in progress keeps the minimum it needs to finish."""
         self._limit_bytes = min(limit_bytes, self._hard_cap_bytes)
         self._budget = self._split_budget()
         if self._runner:
             self._runner.set_budget(self._budget)
 
     def stats(self) -> dict[str, Any]:
-        """Figures since the iteration began: one entry a stage, one for the consumer and one for the memory."""
+        """Statistics since the iteration began: one entry per stage, one for the consumer and one for memory."""
         return self._runner.stats() if self._runner else self._stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins, and everything that has to be equal for it to be the same batch."""
+        """The position of the next batch, and everything that must match for it to be the same batch."""
         epoch, batch = divmod(self._position, self.batches_per_epoch)
         return {"epoch": epoch, "batch": batch, "num_lanes": self.num_lanes, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, possibly at another number of ranks."""
+        """Resume at `state`, possibly on another number of ranks."""
         for key, expected in self._identity().items():
             if state.get(key) != expected:
                 raise InputError(f"the saved ingest position has {key} {state.get(key)!r}, this run has {expected!r}")
         if state["num_lanes"] % self._order.world_size:
             raise InputError(
                 f"the saved ingest position has {state['num_lanes']} lanes, "
-                f"which cannot be shared out to {self._order.world_size} ranks"
+                f"which cannot be divided among {self._order.world_size} ranks"
             )
         self._stop_runner()
         self._set_lanes(int(state["num_lanes"]))
@@ -251,7 +251,7 @@ class IngestPipeline:
             self._stats, self._runner = self._runner.stats(), None
 
     def close(self) -> None:
-        """End the workers and close the files."""
+        """Stop the workers and close the files."""
         self._stop_runner()
         self._reader.close()
 

@@ -1,4 +1,4 @@
-"""The order of work over all epochs: row groups numbered as they are admitted, batches as they are handed out."""
+"""The order of work over all epochs: row groups numbered in order of admission, batches in order of delivery."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from recmill.data.ingest.splits import StoredGroup
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row group to be read: its place in the sequence and the batches that use it."""
+    """A row group to read: its place in the sequence and the last batch that uses it."""
 
     sequence: int
     group: StoredGroup
     charge: Charge
-    first_batch: int
     last_batch: int
 
 
@@ -41,13 +40,13 @@ class _Epoch:
 
 
 class Schedule:
-    """Plans one epoch after the other, as far as it is asked. Not thread-safe: the engine calls it under its lock."""
+    """Plans epochs one after another, on demand. Not thread-safe: the runner calls it under its lock."""
 
     def __init__(
         self, order: Order, groups: Sequence[StoredGroup], charges: Sequence[Charge], *, budget: Budget, batches: range
     ) -> None:
         self.order = order
-        self.batches = batches  # numbers of the batches to hand out, counted over all epochs
+        self.batches = batches  # numbers of the batches to deliver, counted over all epochs
         self._groups = groups
         self._charges = charges
         self._budget = budget
@@ -65,7 +64,6 @@ class Schedule:
             sequence=sequence,
             group=self._groups[item.group],
             charge=self._charges[item.group],
-            first_batch=first_of_epoch + item.first_batch,
             last_batch=first_of_epoch + item.last_batch,
         )
 
@@ -78,15 +76,12 @@ class Schedule:
         epoch, position = self._epoch_of(batch), batch % self.order.batches_per_epoch
         return Cut(
             batch=batch,
-            slices=[
-                (epoch.first_sequence + source.item, source.start, source.stop)
-                for source in epoch.plan.sources(position)
-            ],
+            slices=[(epoch.first_sequence + item, start, stop) for item, start, stop in epoch.plan.slices(position)],
             num_global=global_batch_rows(position, num_rows=self.order.num_rows, batch_size=self.order.batch_size),
         )
 
     def forget(self, batch: int) -> None:
-        """Drop the plans of epochs before this batch's: nobody asks for them any more."""
+        """Drop the plans of epochs before this batch's."""
         while len(self._epochs) > 1 and self._epochs[0].number < batch // self.order.batches_per_epoch:
             self._epochs.popleft()
 
@@ -120,15 +115,15 @@ class Schedule:
         if live_bytes > self._budget.item_bytes:
             raise InputError(
                 f"the memory limit of {self._budget.limit_bytes:,} bytes is too small for epoch {number}: "
-                f"the row groups of one batch take {live_bytes:,} bytes at once"
+                f"the row groups of one batch take {live_bytes:,} bytes at the same time"
             )
         return plan, live_bytes
 
     def set_budget(self, budget: Budget) -> None:
-        """Plan the coming epochs for another budget; those already planned keep what they need."""
+        """Plan later epochs for another budget; those already planned keep what they need."""
         self._budget = budget
 
     @property
     def item_bytes(self) -> int:
-        """The budget for row groups, never less than an epoch under way needs to go on."""
+        """The budget for row groups, never less than a planned epoch needs."""
         return max([self._budget.item_bytes, *(epoch.live_bytes for epoch in self._epochs)])

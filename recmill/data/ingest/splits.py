@@ -1,4 +1,4 @@
-"""Which row groups belong to a split, also when the dataset holds nothing out by itself."""
+"""Which row groups belong to a split, including datasets without a held-out split."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StoredGroup:
 
 
 def evaluation_split(dataset: Dataset) -> str:
-    """The split to evaluate on: "test", or "valid" where that is all there is."""
+    """The split to evaluate on: "test", or "valid" if there is no "test"."""
     return "valid" if "valid" in dataset.splits and "test" not in dataset.splits else "test"
 
 
@@ -36,7 +36,7 @@ def training_splits(dataset: Dataset) -> list[str]:
 def split_groups(dataset: Dataset, split: str) -> list[StoredGroup]:
     """The row groups of a split in file order; "all" means every row group.
 
-    A dataset that has "train" only is cut here: its trailing row groups, at least a tenth of the rows, are "test".
+    A dataset with only "train" is split here: its last row groups, at least a tenth of the rows, become "test".
     """
     if split == ALL_ROWS:
         return _groups(dataset, dataset.splits)
@@ -62,7 +62,7 @@ def _groups(dataset: Dataset, splits: Sequence[str]) -> list[StoredGroup]:
 def _count_kept(groups: Sequence[StoredGroup], dataset: Dataset) -> int:
     if len(groups) < 2:
         raise InputError(
-            f"{dataset.path}: its only row group cannot be cut into training and test rows; "
+            f"{dataset.path}: its only row group cannot be split into training and test rows; "
             "cluster again with --eval-fraction or a smaller --rows-per-group"
         )
     num_rows = sum(group.num_rows for group in groups)

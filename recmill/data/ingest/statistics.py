@@ -1,4 +1,4 @@
-"""What the pipeline counts about itself."""
+"""Counters of a running pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from recmill.data.ingest.clock import Taken
 
-SHARE_WEIGHT = 0.15  # of the last item in what is known of a stage
+SHARE_WEIGHT = 0.15  # of the last item in the moving average of a stage
 
 
 @dataclass(kw_only=True)
@@ -23,13 +23,13 @@ class StageCounter:
     cpu_s: float = 0.0
     queued_s: float = 0.0
     worker_s: float = 0.0  # seconds that workers existed, busy or not
-    core_share: float = 0.0  # of the time of the last items, spent on a core; 0 is not known
+    core_share: float = 0.0  # share of recent items' time that was spent on a core; 0 means unknown
     since: float = field(default_factory=time.perf_counter)
 
     def most_at_once(self, cores: int) -> int:
-        """How many items are worth having in hand: that many keep all cores busy, more would only share them.
+        """How many items to process at once: as many as keep all cores busy; more would only share them.
 
-        Eight workers a stage on two cores took 4.1 s of CPU for a million rows, where two took 2.2: row groups in hand
+        Eight workers per stage on two cores took 4.1 s of CPU per million rows, two took 2.2 s: row groups in progress
         leave the cache, and threads wait for the GIL.
         """
         return self.workers if not self.core_share else max(1, min(self.workers, round(cores / self.core_share)))
@@ -54,7 +54,7 @@ class StageCounter:
         self.queued_s += taken.queued_seconds
 
     def summary(self, *, elapsed_s: float, queue: int, queue_size: int) -> dict[str, Any]:
-        """The figures of the stage: rates over the whole time, and the service time of one item."""
+        """The statistics of the stage: rates over the whole time, and the service time of one item."""
         self.settle()
         return {
             "workers": self.workers,
@@ -63,7 +63,7 @@ class StageCounter:
             "bytes": self.bytes,
             "seconds": self.busy_s,
             "cpu_seconds": self.cpu_s,
-            "queued_seconds": self.queued_s,  # without a core although it could have run
+            "queued_seconds": self.queued_s,  # runnable, but without a core
             "seconds_per_item": self.busy_s / self.items if self.items else 0.0,
             "rows_per_s": self.rows / elapsed_s if elapsed_s else 0.0,
             "busy_share": min(1.0, self.busy_s / self.worker_s) if self.worker_s else 0.0,
@@ -74,7 +74,7 @@ class StageCounter:
 
 @dataclass(kw_only=True)
 class MemoryCounter:
-    """Bytes held by row groups on their way and by batches that wait."""
+    """Bytes held by row groups in progress and by batches that wait."""
 
     items: int = 0
     batches: int = 0

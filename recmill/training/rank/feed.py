@@ -1,4 +1,4 @@
-"""The batches of a run in the order they are trained: one stream, or hot and cold ones in turns."""
+"""The batches of a run in training order: one stream, or hot and cold batches in turns."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.training.rank.hot_schedule import Block, HotSchedule
 
-AHEAD = 2  # batches whose rows are read from disk while others are trained
+AHEAD = 2  # batches whose rows are read from disk while earlier ones are trained
 
 
 class Feed:
-    """Batches of one rank over all epochs, each with whether it holds slots of hot rows instead of ids.
+    """Batches of one rank over all epochs, each with a flag: whether it holds slots of hot rows instead of ids.
 
-    With `hot`, its batches and those of `cold` come in the turns that the schedule sets. After a turn `wants_loss` is
-    true until `observe` is told the held-out loss, from which the next turns' lengths follow.
+    With `hot`, its batches and those of `cold` alternate in turns that the schedule sets. After a turn, `wants_loss` is
+    true until `observe` receives the held-out loss, which determines the length of the next turns.
 
-    `prefetch` is told of every batch of a single stream AHEAD batches before it comes.
+    `prefetch` receives every batch of a single stream AHEAD batches before it is trained.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class Feed:
         prefetch: Callable[[Batch], None] | None = None,
     ) -> None:
         self._streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
-        assert self._streams, "a feed wants batches"
+        assert self._streams, "a feed needs at least one stream"
         self.schedule: HotSchedule | None = None
         if hot is not None:
             counts = {kind: stream.batches_per_epoch for kind, stream in self._streams.items()}
             self.schedule = HotSchedule(num_hot=counts[True], num_cold=counts.get(False, 0))
         self.wants_loss = False
         self._block: Block | None = None
-        self._left = 0  # batches of the block that are still to come
+        self._left = 0  # batches left in the block
         self._num_done = 0
         self._prefetch = prefetch
-        self._position: dict[str, Any] | None = None  # of a stream that is read ahead: where training is
+        self._position: dict[str, Any] | None = None  # of training, in a stream that is read ahead
 
     @property
     def pipelines(self) -> list[IngestPipeline]:
@@ -92,7 +92,7 @@ class Feed:
         return self._block.is_hot
 
     def observe(self, loss: float) -> None:
-        """The held-out loss after a turn, the same on all ranks."""
+        """Take the held-out loss after a turn; it must be the same on all ranks."""
         if self.schedule is not None:
             self.schedule.observe(loss)
         self.wants_loss = False
@@ -122,7 +122,7 @@ class Feed:
         self._left, self._num_done = int(state["left"]), int(state["num_done"])
 
     def stats(self) -> dict[str, Any]:
-        """Figures of ingestion; of the first stream where there are two, and the hot one's under "hot"."""
+        """Statistics of ingestion; with two streams, those of the cold one, and of the hot one under "hot"."""
         first, *others = (stream.stats() for stream in self.pipelines)
         return {**first, "hot": others[0]} if others else first
 

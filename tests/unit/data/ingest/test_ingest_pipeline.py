@@ -144,7 +144,7 @@ def test_lanes_of_an_odd_number_of_ranks_carry_over(dataset):
     alone.load_state_dict(pipeline.state_dict())
     expected = join_ranks([expected_rows(batch_size=18, rank=rank, world_size=3) for rank in range(3)])
     assert list(map(rows_of, alone)) == expected[1:]
-    with pytest.raises(InputError, match="9 lanes, which cannot be shared out to 2 ranks"):
+    with pytest.raises(InputError, match="9 lanes, which cannot be divided among 2 ranks"):
         IngestPipeline(dataset, batch_size=18, world_size=2).load_state_dict(pipeline.state_dict())
 
 
@@ -236,7 +236,7 @@ def test_without_shuffling_all_epochs_are_equal(dataset):
 
 def test_one_row_on_two_ranks_is_refused(tmp_path):
     dataset = write_dataset(tmp_path, [[1], [3]], splits=["train", "test"])
-    with pytest.raises(InputError, match="split 'train' of 1 rows cannot be shared out to 2 ranks"):
+    with pytest.raises(InputError, match="split 'train' of 1 rows cannot be divided among 2 ranks"):
         IngestPipeline(dataset, batch_size=8, world_size=2)
     assert [rows_of(batch) for batch in IngestPipeline(dataset, batch_size=8)] == [[0]]
 
@@ -247,7 +247,7 @@ def test_one_row_on_two_ranks_is_refused(tmp_path):
         ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
         ({"batch_size": 8, "epochs": 0}, "epochs is 0"),
         ({"batch_size": 8, "rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1"),
-        ({"batch_size": 2, "world_size": 4}, "a batch of 2 rows cannot be shared out to 4 ranks"),
+        ({"batch_size": 2, "world_size": 4}, "a batch of 2 rows cannot be divided among 4 ranks"),
         ({"batch_size": 8, "seed": -1}, "seed is -1"),
         ({"batch_size": 8, "split": "valid"}, "no split 'valid'"),
         ({"batch_size": 8, "workers": {"decode": 0}}, "'decode': received 0 workers, expected at least 1"),

@@ -27,11 +27,7 @@ def rows_of_batches(order: Order, epoch: int, *, first_batch: int = 0, share_ite
     """The (group, row) pairs of every batch of a rank."""
     plan = order.plan(epoch, first_batch=first_batch, share_items=share_items)
     return [
-        [
-            (plan.items[source.item].group, row)
-            for source in plan.sources(batch)
-            for row in range(source.start, source.stop)
-        ]
+        [(plan.items[item].group, row) for item, start, stop in plan.slices(batch) for row in range(start, stop)]
         for batch in range(first_batch, plan.num_batches)
     ]
 
@@ -102,12 +98,12 @@ def test_a_batch_needs_only_the_items_before_its_mark(group_rows, batch_size, sh
     plan = order.plan(0, first_batch=first_batch, share_items=share_items)
     used = set()
     for batch in range(first_batch, plan.num_batches):
-        for source in plan.sources(batch):
-            item = plan.items[source.item]
-            assert source.item < plan.num_needed(batch)
+        for position, start, stop in plan.slices(batch):
+            item = plan.items[position]
+            assert position < plan.num_needed(batch)
             assert item.first_batch <= batch <= item.last_batch
-            assert 0 <= source.start < source.stop <= group_rows[item.group]
-            used.add(source.item)
+            assert 0 <= start < stop <= group_rows[item.group]
+            used.add(position)
     assert used == set(range(len(plan.items))), "nothing is read that no batch uses"
 
 
