@@ -144,7 +144,8 @@ def _pack_group(group: DistinctGroup, *, is_expanded: bool, keeps_windows: bool 
     return replace(
         group,
         values=tuple(values),
-        starts_FU=starts_FU,
+        starts_FU=np.ascontiguousarray(starts_FU),
+        lengths_FU=np.ascontiguousarray(group.lengths_FU),
         breaks_R=breaks_R,
         is_packed=all_packed,
         is_expanded=is_expanded,
