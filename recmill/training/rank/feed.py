@@ -114,7 +114,7 @@ class Feed:
             self._num_done = self.pipelines[0].position
             return
         if "streams" not in state:
-            raise InputError("the checkpoint was written without hot batches; train on with hot_batches=false")
+            raise InputError("the checkpoint was written without hot batches; resume with hot_batches=false")
         for is_hot, stream in self._streams.items():
             stream.load_state_dict(state["streams"][_name(is_hot)])
         self.schedule.load_state_dict(state["schedule"])
