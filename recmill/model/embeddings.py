@@ -86,7 +86,7 @@ class TableEmbeddings(nn.Module):
         self.shared_arrays: tuple[Any, ...] = ()  # the one of tables that share parameters, once it is attached
         self._attached: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
-        self._ahead: deque[tuple[Ids, _Inputs]] = deque()  # batches whose rows are being read from disk
+        self._ahead: deque[tuple[Ids, _CollectionInputs]] = deque()  # batches whose rows are being read from disk
 
     def attach(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
         """Let a collection answer for these tables of a shape (pooled, distinct or sequence)."""
@@ -115,7 +115,7 @@ class TableEmbeddings(nn.Module):
 
     def prefetch(self, ids: Ids) -> None:
         """Let collections that read from disk start on a coming batch; batches then come in this order."""
-        batch = _Inputs(ids, self.schema)
+        batch = _CollectionInputs(ids, self.schema)
         for shape in SHAPES:
             for source in self._attached[shape]:
                 if (start := getattr(source.lookup, "prefetch", None)) is not None:
@@ -124,7 +124,7 @@ class TableEmbeddings(nn.Module):
 
     def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
         is_ahead = bool(self._ahead) and self._ahead[0][0] is ids
-        batch = self._ahead.popleft()[1] if is_ahead else _Inputs(ids, self.schema)
+        batch = self._ahead.popleft()[1] if is_ahead else _CollectionInputs(ids, self.schema)
         # All lookups start before any is waited for: sharded collections answer with an awaitable.
         bags, shared, found = (
             [
@@ -153,7 +153,7 @@ class TableEmbeddings(nn.Module):
                 inverse[name] = batch.ids.inverse(group)
         return Lookups(pooled=pooled, sequences=sequences, inverse=inverse)
 
-    def _windows(self, batch: _Inputs, name: str, rows_ND: Tensor) -> SequenceWindows:
+    def _windows(self, batch: _CollectionInputs, name: str, rows_ND: Tensor) -> SequenceWindows:
         window = batch.ids.windows(name)
         if window is None:
             return SequenceWindows.of_lists(rows_ND, batch.ids.lists(name)[1], max_length=self.max_sequence_length)
@@ -167,12 +167,12 @@ def _features_of(configs: Sequence[Any]) -> list[str]:
 
 def looked_up_ids(ids: Ids, schema: Schema, name: str) -> Tensor:
     """The ids that a batch has for a feature of a table that sequences read: of its lists, or of what windows share."""
-    batch = _Inputs(ids, schema).ids
+    batch = _CollectionInputs(ids, schema).ids
     window = batch.windows(name)
     return batch.lists(name)[0] if window is None else window[0]
 
 
-class _Inputs:
+class _CollectionInputs:
     """The KeyedJaggedTensors that the collections take for a batch, each made once."""
 
     def __init__(self, ids: Ids, schema: Schema) -> None:

@@ -5,7 +5,7 @@ Shape suffixes: F = features of a group, B = samples, U = distinct rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -140,6 +140,16 @@ def split_list_column(column: pa.Array, *, where: str) -> tuple[pa.Array, npt.ND
         # .values ignores the slice and .offsets respects it, so absolute offsets index the whole child.
         values, offsets = column.values, column.offsets.to_numpy()
     return values if pa.types.is_int64(values.type) else pc.cast(values, pa.int64()), offsets
+
+
+def check_groups(groups: Sequence[Sequence[str]], windows: Sequence[str], *, known: Collection[str]) -> None:
+    """Raise unless the groups are not empty and name each known feature at most once."""
+    grouped = [key for group in groups for key in group]
+    for key in [*grouped, *windows]:
+        if key not in known:
+            raise InputError(f"unknown feature {key!r}; the id features are {', '.join(known)}")
+    if len(set(grouped)) != len(grouped) or not all(groups):
+        raise InputError(f"groups: expected each feature once and no empty group, received {groups}")
 
 
 def choose_groups(features: Sequence[FeatureLists], *, num_threads: int = 0) -> list[list[str]]:

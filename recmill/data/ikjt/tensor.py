@@ -21,6 +21,7 @@ from recmill.data.ikjt.build import (
     FeatureLists,
     GroupTensors,
     build_group,
+    check_groups,
     choose_groups,
     expand_group,
     lists_of_arrow,
@@ -86,7 +87,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
             raise ValueError(f"expected features of different names, received {[feature.key for feature in features]}")
         if groups is None:
             groups = choose_groups(features, num_threads=num_threads)
-        _check_keys(groups, windows, by_key)
+        check_groups(groups, windows, known=by_key)
         alone = set(by_key) - {key for group in groups for key in group}
         stored = [
             build_group(
@@ -348,14 +349,3 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
             windows = ", windows" if group.starts_FU is not None else ""
             lines.append(f"  {position}: {', '.join(group.keys)}: {rows}, {len(group.values)} values stored{windows}")
         return "\n".join(lines)
-
-
-def _check_keys(groups: Sequence[Sequence[str]], windows: Sequence[str], known: dict[str, FeatureLists]) -> None:
-    seen: set[str] = set()
-    for key in [*(key for group in groups for key in group), *windows]:
-        if key not in known:
-            raise ValueError(f"unknown feature {key!r}; the batch has {', '.join(known)}")
-    for group in groups:
-        if not group or seen & set(group) or len(set(group)) != len(group):
-            raise ValueError(f"groups: expected each feature once and no empty group, received {groups}")
-        seen |= set(group)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.dataset import load_encoding
 from recmill.data.ikjt.batch import Batch, BlockSlice, RowBlock, assemble_batch, decode_block, expand_block
+from recmill.data.ikjt.build import check_groups
 from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, group_keys, regroup
 from recmill.data.ikjt.packing import pack_block, short_features
 from recmill.data.ingest.memory import Charge
@@ -57,7 +58,7 @@ class RowGroupReader:
             raise InputError(
                 f"{dataset.path}: layout {dataset.layout!r} cannot be read, expected one of {', '.join(LAYOUTS)}"
             )
-        _check_groups(dedup or (), windows, schema)
+        check_groups(dedup or (), windows, known=[feature.name for feature in schema.id_features])
         self._dataset, self._schema = dataset, schema
         self._encoding = load_encoding(dataset, schema) if dataset.layout == "deduplicated" else None
         self._dedup, self._decodes_pages = dedup, decodes_pages
@@ -172,15 +173,3 @@ class RowGroupReader:
             for part in self._parts.values():
                 part.close()
             self._parts.clear()
-
-
-def _check_groups(dedup: Sequence[Sequence[str]], windows: Sequence[str], schema: Schema) -> None:
-    known = {feature.name for feature in schema.id_features}
-    seen: set[str] = set()
-    for name in [*(name for group in dedup for name in group), *windows]:
-        if name not in known:
-            raise InputError(f"{name!r} cannot be deduplicated; the id features are {', '.join(sorted(known))}")
-    for group in dedup:
-        if not group or seen & set(group) or len(set(group)) != len(group):
-            raise InputError(f"dedup: expected each feature once and no empty group, received {dedup}")
-        seen |= set(group)

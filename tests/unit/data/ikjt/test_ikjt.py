@@ -323,7 +323,7 @@ def test_a_person_can_read_it():
 
 def test_groups_that_make_no_sense_are_refused():
     kjt = make_kjt(LISTS)
-    with pytest.raises(ValueError, match="unknown feature 'x'; the batch has a, b, c"):
+    with pytest.raises(ValueError, match="unknown feature 'x'; the id features are a, b, c"):
         InverseKeyedJaggedTensor.from_kjt(kjt, groups=[["a", "x"]])
     with pytest.raises(ValueError, match="unknown feature 'x'"):
         InverseKeyedJaggedTensor.from_kjt(kjt, windows=["x"])
