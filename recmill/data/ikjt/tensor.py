@@ -304,8 +304,8 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
                 f"map_values({key!r}): returned {mapped.dtype}, the rest of its group is {group.values.dtype}"
             )
         pieces[position] = mapped
-        values = torch.cat(pieces) if len(pieces) > 1 else mapped
-        return self._with_group(g, replace(group, values=values))
+        changed = replace(group, values=torch.cat(pieces) if len(pieces) > 1 else mapped)
+        return type(self)(self._keys, [*self._groups[:g], changed, *self._groups[g + 1 :]], stride=self._stride)
 
     def size_in_bytes(self) -> int:
         """Bytes of all tensors, including inverses and windows."""
@@ -328,10 +328,6 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
         groups = [group.map_tensors(change) for group in self._groups]
-        return type(self)(self._keys, groups, stride=self._stride)
-
-    def _with_group(self, g: int, group: GroupTensors) -> Self:
-        groups = [*self._groups[:g], group, *self._groups[g + 1 :]]
         return type(self)(self._keys, groups, stride=self._stride)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,6 +6,6 @@ in threads, `reader` and `parts` do their work.
 
 from recmill.data.ingest.pipeline import IngestPipeline
 from recmill.data.ingest.reader import STAGES
-from recmill.data.ingest.splits import evaluation_split, split_groups, training_splits
+from recmill.data.ingest.splits import evaluation_split, split_groups
 
-__all__ = ["STAGES", "IngestPipeline", "evaluation_split", "split_groups", "training_splits"]
+__all__ = ["STAGES", "IngestPipeline", "evaluation_split", "split_groups"]

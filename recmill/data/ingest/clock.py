@@ -25,11 +25,6 @@ class Taken:
         """Time without waiting for a core."""
         return max(self.cpu_seconds, self.seconds - self.queued_seconds)
 
-    @property
-    def blocked_seconds(self) -> float:
-        """Time spent waiting for something other than a core: a device, a lock, the GIL."""
-        return max(0.0, self.seconds - self.cpu_seconds - self.queued_seconds)
-
 
 def _queued_s() -> float:
     """Seconds that this thread has waited for a core; 0 if the system does not report it."""

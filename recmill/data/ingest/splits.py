@@ -28,11 +28,6 @@ def evaluation_split(dataset: Dataset) -> str:
     return "valid" if "valid" in dataset.splits and "test" not in dataset.splits else "test"
 
 
-def training_splits(dataset: Dataset) -> list[str]:
-    """The splits a model may learn from."""
-    return [split for split in dataset.splits if split == "train"]
-
-
 def split_groups(dataset: Dataset, split: str) -> list[StoredGroup]:
     """The row groups of a split in file order; "all" means every row group.
 

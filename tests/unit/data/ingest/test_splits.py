@@ -1,7 +1,7 @@
 import pytest
 
 from recmill.artifacts import InputError
-from recmill.data.ingest import evaluation_split, split_groups, training_splits
+from recmill.data.ingest import evaluation_split, split_groups
 from tests.unit.data.ingest.small_dataset import write_dataset
 
 
@@ -14,7 +14,6 @@ def test_named_splits_are_taken_as_they_are(tmp_path):
     assert (rows(dataset, "train"), rows(dataset, "valid"), rows(dataset, "test")) == ([5, 6], [7], [8])
     assert rows(dataset, "all") == [5, 6, 7, 8]
     assert evaluation_split(dataset) == "test"
-    assert training_splits(dataset) == ["train"]
 
 
 def test_valid_stands_in_for_a_missing_test_split(tmp_path):
