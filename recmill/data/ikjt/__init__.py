@@ -6,8 +6,8 @@
     InverseKeyedJaggedTensor   batch        cut_ids                   lookups and encoders over distinct rows
     KeyedJaggedTensor          batch        group_kjt, to_kjt         TorchRec's collections
 
-Without deduplication the columns of a row group stay as they were decoded (RowBlock) and batches are cut from them as
-KeyedJaggedTensors.
+Without deduplication, batches are plain KeyedJaggedTensors; from layouts with one record per sample they are cut
+directly from the Arrow columns (RowBlock).
 """
 
 from recmill.data.ikjt.batch import Batch, batch_from_arrow
