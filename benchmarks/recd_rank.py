@@ -32,8 +32,7 @@ def count_bytes(job: dict[str, Any], side: dict[str, str], wire: Wire) -> dict[s
     config = TrainConfig(batch_size=job["batch_size"], seed=job["seed"], dedup=side["dedup"], sequence_encoder="mean")
     dedup = choose_dedup_together(dataset, schema, config)
     plan = default_plan(schema, Topology.local(dist.get_world_size()))
-    once = {"deduplicated": dedup.features, "repeated_ids": frozenset(dedup.ids)}
-    sharded = shard_model(schema, config, plan, torch.device("cpu"), **once)
+    sharded = shard_model(schema, config, plan, torch.device("cpu"), dedup=dedup)
     distinct: dict[str, Any] = {"dedup": dedup.groups, "windows": dedup.windows} if dedup.groups else {}
     batches = IngestPipeline(
         dataset,

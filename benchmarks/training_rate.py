@@ -67,8 +67,7 @@ class Trainer:
         schema = Schema.load(dataset.path)
         self.dedup = choose_dedup(dataset, schema, config)
         plan = default_plan(schema, Topology.local(1))
-        once = {"deduplicated": self.dedup.features, "repeated_ids": frozenset(self.dedup.ids)}
-        self.sharded = shard_model(schema, config, plan, CPU, **once)
+        self.sharded = shard_model(schema, config, plan, CPU, dedup=self.dedup)
         self.sharded.module.train()
         self._epoch = 0
 

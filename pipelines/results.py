@@ -1,4 +1,4 @@
-"""What a finished run has to show: collected from its folder, printed as a table."""
+"""Results of a finished run: collected from its folder, printed as a table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from recmill.artifacts import InputError, join_path, read_json
 from recmill.sizes import format_bytes
+from recmill.training.trainer import layout_note
 
 QUALITY = {
     "auc": "AUC",
@@ -24,6 +25,7 @@ def collect_results(workdir: str, steps: tuple[str, ...]) -> dict[str, Any]:
     recorded = {step: read_json(join_path(workdir, f"steps/{step}.json")) for step in steps}
     run = read_json(join_path(workdir, "run.json"))
     trained = recorded["train_model"]["metrics"] | _best_auc(workdir)
+    data = read_json(join_path(workdir, "train/result.json"))["data"]
     return {
         "path": workdir,
         "report": join_path(workdir, "report.html"),
@@ -31,6 +33,7 @@ def collect_results(workdir: str, steps: tuple[str, ...]) -> dict[str, Any]:
         "pipeline_run_id": run["pipeline_run_id"],
         "mlflow": run["mlflow"],
         "seconds": run["seconds"],
+        "data": data,
         "metrics": {name: trained[name] for name in (*QUALITY, "samples_per_s") if name in trained},
         "steps": {step: {"seconds": entry["seconds"], "metrics": entry["metrics"]} for step, entry in recorded.items()},
     }
@@ -52,7 +55,7 @@ def describe_results(results: Mapping[str, Any]) -> list[str]:
     lines += [f"{title:<22}{metrics[name]:.4f}" for name, title in QUALITY.items() if name in metrics]
     if "samples_per_s" in metrics:
         lines.append(f"{'training samples/s':<22}{metrics['samples_per_s']:,.0f}")
-    lines += ["", f"report: {results['report']}"]
+    lines += [*layout_note(results), "", f"report: {results['report']}"]
     tracking_uri = results["mlflow"]["tracking_uri"]
     if tracking_uri.startswith("http"):
         lines.append(f"MLflow: {tracking_uri}")
@@ -65,7 +68,7 @@ def describe_results(results: Mapping[str, Any]) -> list[str]:
 def describe_step(step: str, entry: Mapping[str, Any]) -> str:
     metrics = entry["metrics"]
     rate = metrics.get("rows_per_s", metrics.get("samples_per_s"))
-    size = metrics.get("written_bytes") or None  # a manifest alone counts as nothing
+    size = metrics.get("written_bytes") or None  # 0: only a manifest was written
     return (
         f"{step:<16}{entry['seconds']:>9.1f}"
         f"{f'{rate:,.0f}' if rate is not None else '-':>13}{format_bytes(size) if size is not None else '-':>12}"
@@ -73,7 +76,7 @@ def describe_step(step: str, entry: Mapping[str, Any]) -> str:
 
 
 class Follower:
-    """Shows on standard error which step runs and where it is; a line a step in a log, a live line on a terminal."""
+    """Shows the running step and its progress on standard error: lines in a log, a live line on a terminal."""
 
     def __init__(self, workdir: str, steps: tuple[str, ...], *, is_silent: bool = False) -> None:
         self.workdir, self.steps, self.is_silent = workdir, steps, is_silent
@@ -85,7 +88,7 @@ class Follower:
         if self.is_silent:
             return
         if text == "started":
-            self.num_started += 1  # kfp may swap steps that do not depend on one another
+            self.num_started += 1  # kfp may reorder independent steps
             self.shown = time.monotonic()
         place = f"[{self.num_started}/{len(self.steps)}]"
         if text == "started":

@@ -14,23 +14,23 @@ from recmill.sizes import format_bytes
 
 @click.command()
 @click.argument("data")
-@click.option("--out", required=True, help="Folder of the run. The same command again resumes what is there.")
-@click.option("--plan", help="Shard plan made by `recmill plan`. Default: whole tables, the largest first.")
-@click.option("--allocation", help="Worker allocation made by `recmill tune`.")
+@click.option("--out", required=True, help="Folder of the run; the same command again resumes it.")
+@click.option("--plan", help="Plan made by `recmill plan`. Default: whole tables, the largest to the emptiest process.")
+@click.option("--allocation", help="Worker allocation made by `recmill tune`. Default: the plan's workers.")
 @click.option("--nproc", default=1, show_default=True, help="Training processes on this machine.")
 @click.option(
     "--table-memory",
     type=BYTES,
-    help="Bytes of tables and their state that the process keeps in memory, e.g. 12GB; larger tables are trained from "
-    "disk, in OUT/tables. Default: all in memory.",
+    help="Memory per process for tables and their optimiser state, e.g. 12GB; the largest tables beyond it are trained "
+    "from disk, in OUT/tables. Default: no limit.",
 )
-@click.option("--port", default=0, help="Port where the processes meet. Default: a free one.")
+@click.option("--port", default=0, help="Rendezvous port of the processes. Default: a free one.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Change a setting, e.g. --set model=dcn --set epochs=2.",
+    help="Setting, e.g. model=dcn; repeatable.",
 )
 @json_option
 def train(
@@ -44,7 +44,7 @@ def train(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Train a model on the dataset DATA with torchrun; resumes by itself.
+    """Train a model on the dataset DATA with torchrun; an interrupted run resumes.
 
     \b
     Settings (--set), among others:
@@ -55,7 +55,7 @@ def train(
       eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
     """
     from recmill.training.config import TrainConfig, settings_from_flags
-    from recmill.training.trainer import TrainingFailed
+    from recmill.training.trainer import TrainingFailed, layout_note
     from recmill.training.trainer import train as run_training
 
     config = TrainConfig.from_overrides(settings_from_flags(settings))
@@ -75,13 +75,13 @@ def train(
     except TrainingFailed as error:
         click.echo(f"recmill: error: {error}", err=True)
         sys.exit(1)
-    emit({"path": out, **result}, _describe(result, out), as_json=as_json)
+    emit({"path": out, **result}, [*_describe(result, out), *layout_note(result)], as_json=as_json)
 
 
 @click.command()
 @click.argument("checkpoint")
 @click.argument("data")
-@click.option("--split", help="Split to evaluate on. Default: what training would hold out.")
+@click.option("--split", help="Split to evaluate on. Default: the split that training holds out.")
 @json_option
 def evaluate(checkpoint: str, data: str, split: str | None, as_json: bool) -> None:
     """Measure the model CHECKPOINT on the dataset DATA: AUC, log loss, normalised entropy."""
@@ -104,7 +104,7 @@ def export(checkpoint: str, out: str, as_json: bool) -> None:
 
 
 def _accuracy(metrics: dict[str, Any]) -> str:
-    auc = "undefined (labels all alike)" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
+    auc = "undefined (all labels are equal)" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
     entropy = "undefined" if metrics["normalised_entropy"] is None else f"{metrics['normalised_entropy']:.4f}"
     loss, count = metrics["log_loss"], metrics["num_samples"]
     return f"AUC {auc}, log loss {loss:.4f}, normalised entropy {entropy} ({count:,} samples)"
@@ -113,7 +113,7 @@ def _accuracy(metrics: dict[str, Any]) -> str:
 def _describe(result: dict[str, Any], out: str) -> list[str]:
     return [
         f"{result['model']['name']} on {result['world_size']} process(es): {result['num_steps']:,} steps, "
-        f"{result['num_samples']:,} samples at {result['samples_per_s']:,.0f} a second",
+        f"{result['num_samples']:,} samples, {result['samples_per_s']:,.0f} samples/s",
         f"held out: {_accuracy(result['metrics'])}",
-        f"peak memory of a process {format_bytes(result['peak_memory_bytes'])}; checkpoint in {out}/checkpoint",
+        f"peak memory per process {format_bytes(result['peak_memory_bytes'])}; checkpoint in {out}/checkpoint",
     ]

@@ -147,6 +147,14 @@ def _resolved(path: str | Path) -> str:
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
+def layout_note(result: Mapping[str, Any]) -> list[str]:
+    """One line if a run read data in another layout than its plan chose: data is stored before it is planned."""
+    stored, planned = result["data"]["layout"], result["data"].get("planned_layout")
+    if planned in (None, stored):
+        return []
+    return [f"note: the data has layout {stored!r}, the plan chose {planned!r} (recmill cluster --layout {planned})"]
+
+
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
     """Refuse a second training in `folder`. Ranks of a run that was just killed get a moment to exit."""

@@ -1,4 +1,4 @@
-"""Which features a run trains once a distinct row: decided from the first batch it would read."""
+"""Which features a run trains once per distinct list: those of its plan, or what pays in the first batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels import distinct_keys, distinct_rows
-from recmill.artifacts import Dataset, InputError
+from recmill.artifacts import Dataset, InputError, ShardPlan
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
@@ -17,9 +17,10 @@ from recmill.model.embeddings import Ids, looked_up_ids
 from recmill.planning.dedup import MIN_FACTOR, pays
 from recmill.training.config import TrainConfig
 
-# How many ids of a feature a batch must hold again for it to pay to find them. Two histories of 64 (131,000 ids each,
+# How many repeated ids of a feature a batch must hold for finding them to pay. Two histories of 64 (131,000 ids each,
 # 25,000 of them distinct) train a step in 105 instead of 122 ms on a CPU, two of 10,500 and 3,800 in 28 instead of 26.
 MIN_SAVED_IDS = 16_384
+ANY_REPEAT = 1.0 + 1e-9  # a factor above 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,48 +37,63 @@ class DedupChoice:
         return frozenset((*self.dense, *(name for group in self.groups for name in group)))
 
     def to_json(self) -> dict[str, list[Any]]:
-        """What the result of a run says of it; `dense` and `ids` only where there are some."""
+        """The entry of result.json; `dense` and `ids` only where there are some."""
         found: dict[str, list[Any]] = {"groups": [list(group) for group in self.groups], "windows": list(self.windows)}
         return found | {key: list(own) for key, own in (("dense", self.dense), ("ids", self.ids)) if own}
 
 
-def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig) -> DedupChoice:
-    """The features worth deduplicating in batches of this run; none where `dedup` is off.
+def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig, plan: ShardPlan | None = None) -> DedupChoice:
+    """The features to deduplicate in batches of this run: the plan's; without a plan, those that pay.
 
-    Groups come from the data: features that repeat together share an inverse. The whole global batch is looked at, so
-    every rank and every world size decides alike.
+    The first batch decides the rest: features that repeat together share an inverse, dense rows and single ids are
+    deduplicated if enough of them repeat. It is the whole global batch, so every rank and world size decides alike.
     """
     if config.dedup == "false":
         return DedupChoice()
     with IngestPipeline(dataset, batch_size=config.batch_size, seed=config.seed, shuffle=config.shuffle) as batches:
         batch = next(iter(batches))
-    found = InverseKeyedJaggedTensor.from_kjt(batch.ids, min_factor=1.0 + 1e-9)
-    groups = [
-        tuple(keys)
-        for position, keys in enumerate(found.groups)
-        if not found.is_plain(position) and (config.dedup == "true" or _pays(found, position, schema))
-    ]
+    found = InverseKeyedJaggedTensor.from_kjt(batch.ids, min_factor=ANY_REPEAT)
+    takes_all = config.dedup == "true"
+    planned = None if takes_all else planned_features(plan, dataset)
+    groups: list[tuple[str, ...]] = []
+    for position, keys in enumerate(found.groups):
+        if planned is not None:
+            own = tuple(key for key in keys if key in planned)
+            groups += [(key,) for key in own] if found.is_plain(position) else [own] * bool(own)
+        elif not found.is_plain(position) and (takes_all or _pays(found, position, schema)):
+            groups.append(tuple(keys))
     shifting = [feature.name for feature in schema.sequence if feature.shift]
     windows = tuple(name for name in shifting if any(name in group for group in groups))
     if groups:
-        found = InverseKeyedJaggedTensor.from_kjt(batch.ids, groups=groups, windows=windows, min_factor=1.0 + 1e-9)
-    takes_all = config.dedup == "true"
+        found = InverseKeyedJaggedTensor.from_kjt(batch.ids, groups=groups, windows=windows, min_factor=ANY_REPEAT)
     return DedupChoice(
         groups=tuple(groups),
         windows=windows,
-        dense=_repeating_numbers(batch.dense_BF, schema, at_least=1.0 + 1e-9 if takes_all else MIN_FACTOR),
+        dense=_repeating_numbers(batch.dense_BF, schema, at_least=ANY_REPEAT if takes_all else MIN_FACTOR),
         ids=_repeating_ids(found if groups else batch.ids, schema, at_least=1 if takes_all else MIN_SAVED_IDS),
     )
 
 
+def planned_features(plan: ShardPlan | None, dataset: Dataset) -> frozenset[str] | None:
+    """The features that the plan deduplicates; None where it does not say, or cannot know.
+
+    It was made from lists in stored order. That holds for sessions, which stay together in a batch, but not for rows in
+    time order, whose row groups are shuffled.
+    """
+    features = plan.dedup.features if plan and plan.dedup else {}
+    if not features or dataset.layout == "time":
+        return None
+    return frozenset(name for name, found in features.items() if found.is_deduplicated)
+
+
 def _repeating_numbers(rows_BF: Tensor, schema: Schema, *, at_least: float) -> tuple[str, ...]:
-    """The dense features, if there are that many rows to a distinct one."""
+    """The dense features, if there are at least that many rows per distinct row."""
     names = tuple(feature.name for feature in schema.dense)
     return names if names and len(rows_BF) >= at_least * len(distinct_rows(rows_BF)[0]) else ()
 
 
 def _repeating_ids(ids: Ids, schema: Schema, *, at_least: int) -> tuple[str, ...]:
-    """Features of tables that sequences read of which a batch has that many more ids than distinct ones."""
+    """Features of tables that sequences read, with at least that many repeated ids in the batch."""
     names = [feature.name for feature in schema.id_features if feature.table in schema.sequence_tables]
     sent = {name: looked_up_ids(ids, schema, name) for name in names}
     return tuple(name for name, own in sent.items() if len(own) - _count_distinct(own) >= at_least)
@@ -87,13 +103,13 @@ def _count_distinct(ids_N: Tensor) -> int:
     return len(distinct_keys(ids_N, bound=int(ids_N.max()) + 1)[0]) if len(ids_N) else 0
 
 
-def choose_dedup_together(dataset: Dataset, schema: Schema, config: TrainConfig) -> DedupChoice:
-    """What `choose_dedup` says on rank 0, on every rank of the default process group: one of them reads the batch."""
+def choose_dedup_together(dataset: Dataset, schema: Schema, config: TrainConfig, plan: ShardPlan | None) -> DedupChoice:
+    """The choice of rank 0, which alone reads the batch, on every rank of the default process group."""
     shared: list[DedupChoice | InputError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            shared = [choose_dedup(dataset, schema, config)]
-        except InputError as error:  # every rank must hear of it, or the others would wait for ever
+            shared = [choose_dedup(dataset, schema, config, plan)]
+        except InputError as error:  # every rank must receive it, or the others would wait for ever
             shared = [error]
     dist.broadcast_object_list(shared, src=0)
     if isinstance(shared[0], InputError):

@@ -20,7 +20,15 @@ from torch import Tensor
 from torch.nn import functional
 from torchrec import KeyedJaggedTensor
 
-from recmill.artifacts import Dataset, InputError, WorkerAllocation, dump_json, record_json, write_text_atomically
+from recmill.artifacts import (
+    Dataset,
+    InputError,
+    ShardPlan,
+    WorkerAllocation,
+    dump_json,
+    record_json,
+    write_text_atomically,
+)
 from recmill.data.hot.layout import COLD, HOT
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline, evaluation_split
@@ -31,7 +39,7 @@ from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_a
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.feed import Feed
 from recmill.training.rank.sharding import ShardedModel
-from recmill.training.rank.usage import Meter, usage_of_all_ranks
+from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
 from recmill.tuning.online.tuner import OnlineTuner
 
 HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
@@ -75,20 +83,22 @@ class TrainingRun:
         out: Path,
         device: torch.device,
         dedup: DedupChoice,
-        starting_workers: Mapping[str, int] | None,
+        plan: ShardPlan,
         allocation: WorkerAllocation | None,
         inputs: Mapping[str, str],
         report: Report,
     ) -> None:
         self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
         self.out, self.device, self.dedup, self.allocation = out, device, dedup, allocation
-        self.workers = allocation.stages if allocation else starting_workers
+        self.plan = plan
+        planned = plan.ingest.workers if plan.ingest else None
+        self.workers = allocation.stages if allocation else planned
         self.inputs, self.report = inputs, report
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
         self.curve: list[dict[str, float]] = []
         # What training used, and for how many samples and steps, since this start.
-        self.meter, self.num_metered, self.num_metered_steps = Meter(), 0, 0
+        self.meter, self.num_metered, self.num_metered_steps = UsageMeter(), 0, 0
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
         self.ingest = self._open_feed(hot_dataset)
 
@@ -362,6 +372,7 @@ class TrainingRun:
             "data": {
                 "path": self.dataset.path,
                 "layout": self.dataset.layout,
+                "planned_layout": self.plan.dedup.layout if self.plan.dedup else None,
                 "content_hash": self.dataset.content_hash,
             },
         }

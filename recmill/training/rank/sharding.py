@@ -34,7 +34,8 @@ from recmill.model.stores.tiered.collection import TieredEmbeddingCollection
 from recmill.model.stores.torchrec import TorchRecStore
 from recmill.model.stores.uvm_caching import cache_tables
 from recmill.training.config import TrainConfig
-from recmill.training.rank.placement import Placement, exact_rows_of, place_tables
+from recmill.training.rank.dedup import DedupChoice
+from recmill.training.rank.holders import TableHolders, assign_tables, exact_rows_of
 
 # One bucket holds all dense gradients, so the order in which they are summed over ranks never changes within a run
 # and a resumed run adds them as the uninterrupted one did.
@@ -109,29 +110,29 @@ def shard_model(
     plan: ShardPlan,
     device: torch.device,
     *,
-    deduplicated: frozenset[str] = frozenset(),
-    repeated_ids: frozenset[str] = frozenset(),
+    dedup: DedupChoice | None = None,
     disk_folder: Path | None = None,
 ) -> ShardedModel:
     """Build the model, place its tables by the plan, and start all weights as this seed starts them anywhere.
 
-    `deduplicated` names the features whose batches hold distinct rows only, `repeated_ids` those whose single ids are
-    looked up once a batch; `disk_folder` is where tables beyond `table_memory_bytes` are kept.
+    `dedup` says which features' batches hold distinct rows only (None: none of them); `disk_folder` is where tables
+    beyond `table_memory_bytes` are kept.
     """
+    dedup = dedup or DedupChoice()
     torch.manual_seed(config.seed)
-    placement = place_tables(schema, plan, config, device=device.type)
+    held = assign_tables(schema, plan, config, device=device.type)
     ranker = RankerConfig.of(config.to_json())
     model = RankingModel(
-        schema, ranker, deduplicated=deduplicated, elsewhere=placement.elsewhere, repeated_ids=repeated_ids
+        schema, ranker, deduplicated=dedup.features, elsewhere=held.elsewhere, repeated_ids=frozenset(dedup.ids)
     )
     _fuse_table_optimiser(model.embeddings, config)
     for table_config in (own for configs in model.embeddings.configs.values() for own in configs):
         table_config.init_fn = _leave_as_it_is
     sharders: list[Any] = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-    kept = {name: table for name, table in plan.tables.items() if name not in placement.elsewhere}
+    kept = {name: table for name, table in plan.tables.items() if name not in held.elsewhere}
     torchrec_plan = replace(plan, tables=kept)
-    sharding_plan = torchrec_plan.to_torchrec(device.type, distinct=distinct_tables(schema, deduplicated))
-    for table, share in placement.cached.items():
+    sharding_plan = torchrec_plan.to_torchrec(device.type, distinct=distinct_tables(schema, dedup.features))
+    for table, share in held.cached.items():
         cache_tables(sharding_plan, [table], load_factor=share)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -147,12 +148,12 @@ def shard_model(
     # differently.
     decay = config.dense_weight_decay
     optimiser = torch.optim.Adam(dense, lr=config.dense_lr, weight_decay=decay, foreach=True)
-    held = _Tables(schema=schema, config=config, plan=plan, device=device, placement=placement)
+    tables = _Tables(config=config, plan=plan, device=device, held=held)
     stores = [
         *([_torchrec_store(module, schema, config)] if kept else []),
-        *held.attach_tiered(model.embeddings),
-        *held.attach_shared(model.embeddings),
-        *(disk := held.attach_disk(model.embeddings, disk_folder)),
+        *tables.attach_tiered(model.embeddings),
+        *tables.attach_shared(model.embeddings),
+        *(disk := tables.attach_disk(model.embeddings, disk_folder)),
     ]
     for store in stores:
         store.start(_initial_rows(schema, config))
@@ -161,8 +162,8 @@ def shard_model(
         dense_optimiser=optimiser,
         schema=schema,
         stores=tuple(stores),
-        hot=tuple(held.attach_hot(model.embeddings)),
-        sharing=plan.shared if placement.shared else None,
+        hot=tuple(tables.attach_hot(model.embeddings)),
+        sharing=plan.shared if held.shared else None,
         prefetch=model.embeddings.prefetch if disk else None,
     )
 
@@ -185,13 +186,12 @@ def _torchrec_store(module: DistributedModelParallel, schema: Schema, config: Tr
 
 @dataclass(frozen=True, kw_only=True)
 class _Tables:
-    """Builds the collections that hold tables beside TorchRec's, and lets the model look up in them."""
+    """Builds the collections that hold tables beside TorchRec's, and connects the model's lookups to them."""
 
-    schema: Schema
     config: TrainConfig
     plan: ShardPlan
     device: torch.device
-    placement: Placement
+    held: TableHolders
 
     def _by_shape(self, embeddings: TableEmbeddings, tables: frozenset[str]) -> Iterator[tuple[str, list[Any]]]:
         wanted = {module_name(table) for table in tables}
@@ -209,7 +209,7 @@ class _Tables:
 
     def attach_tiered(self, embeddings: TableEmbeddings) -> list[TableStore]:
         built: list[TableStore] = []
-        for shape, configs in self._by_shape(embeddings, self.placement.tiered):
+        for shape, configs in self._by_shape(embeddings, self.held.tiered):
             collection = TieredEmbeddingCollection(
                 configs,
                 self.plan,
@@ -223,7 +223,7 @@ class _Tables:
 
     def attach_shared(self, embeddings: TableEmbeddings) -> list[TableStore]:
         """One array for all shared tables; the collection of the first shape stands for it."""
-        if not self.placement.shared or self.plan.shared is None:
+        if not self.held.shared or self.plan.shared is None:
             return []
         exact = exact_rows_of(self.plan)
         built = attach_shared_tables(embeddings, self.plan.shared, exact, **self._options())
@@ -234,13 +234,13 @@ class _Tables:
 
     def attach_disk(self, embeddings: TableEmbeddings, folder: Path | None) -> list[DiskStore]:
         built = []
-        for shape, configs in self._by_shape(embeddings, frozenset(self.placement.on_disk)):
+        for shape, configs in self._by_shape(embeddings, frozenset(self.held.on_disk)):
             assert folder is not None  # whoever gives a limit says where the rest goes
             store = DiskStore(
                 configs,
                 folder=folder,
                 optimiser=table_optimiser(self.config),
-                hot_rows=self.placement.on_disk,
+                hot_rows=self.held.on_disk,
                 seed=self.config.seed,
             )
             embeddings.attach(shape, store.tables, store)
@@ -249,9 +249,9 @@ class _Tables:
 
     def attach_hot(self, embeddings: TableEmbeddings) -> list[HotEmbeddingCollection]:
         built = []
-        for shape, configs in self._by_shape(embeddings, frozenset(self.placement.hot_rows)):
+        for shape, configs in self._by_shape(embeddings, frozenset(self.held.hot_rows)):
             options = {"sync": self.config.hot_sync, **self._options()}
-            collection = HotEmbeddingCollection(configs, self.placement.hot_rows, **options)
+            collection = HotEmbeddingCollection(configs, self.held.hot_rows, **options)
             embeddings.attach_hot(shape, collection.tables, collection)
             built.append(collection)
         return built

@@ -43,7 +43,7 @@ def sent_bytes() -> dict[str, int]:
     return {name: int(values[SENT_BYTES]) for name, values in fields.items() if name in chosen}
 
 
-class Meter:
+class UsageMeter:
     """Adds up what training used, leaving out evaluation and saving."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _RankUsage:
     network: str
 
 
-def usage_of_all_ranks(meter: Meter) -> dict[str, float]:
+def usage_of_all_ranks(meter: UsageMeter) -> dict[str, float]:
     """What all ranks used by the meter, the same on every rank: CPU seconds, wire bytes, the largest rank's memory.
 
     Ranks in one network namespace see one another's bytes, so a namespace is counted once: by what it sent to others,

@@ -32,7 +32,7 @@ from recmill.training.rank.sharding import shard_model
 
 
 def main(job_path: str) -> None:
-    """Run one rank; what goes wrong is written to the job's folder, where the launcher looks for it."""
+    """Run one rank; a failure is reported in the job's folder, where the launcher looks for it."""
     die_with_parent()
     keep_freed_memory()
     job = read_json(job_path)
@@ -62,22 +62,14 @@ def run_rank(job: dict[str, Any]) -> None:
 
 
 def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
-    """This rank's part of a job, where it stopped if it has begun; all ranks of the process group call it together."""
+    """This rank's part of a job, resumed if it has begun; all ranks of the process group call it together."""
     config = TrainConfig.from_json(job["config"])
     dataset = Dataset.load(job["data"])
     schema = Schema.load(dataset.path)
     topology = Topology.local(dist.get_world_size())
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
-    dedup = choose_dedup_together(dataset, schema, config)
-    sharded = shard_model(
-        schema,
-        config,
-        plan,
-        device,
-        deduplicated=dedup.features,
-        repeated_ids=frozenset(dedup.ids),
-        disk_folder=Path(job["out"]) / DISK_FOLDER,
-    )
+    dedup = choose_dedup_together(dataset, schema, config, plan)
+    sharded = shard_model(schema, config, plan, device, dedup=dedup, disk_folder=Path(job["out"]) / DISK_FOLDER)
     # Dropout draws differ between ranks, as samples do.
     torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
     run = TrainingRun(
@@ -89,7 +81,7 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
         out=Path(job["out"]),
         device=device,
         dedup=dedup,
-        starting_workers=plan.ingest.workers if plan.ingest else None,
+        plan=plan,
         allocation=WorkerAllocation.load(job["allocation"]) if job["allocation"] else None,
         inputs=job["inputs"],
         report=_print_progress,

@@ -15,7 +15,7 @@ from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.checkpoint import load_trained_model
 from recmill.training.config import TrainConfig
-from recmill.training.rank.placement import place_tables, tables_beyond_memory
+from recmill.training.rank.holders import assign_tables, tables_beyond_memory
 from recmill.training.rank.worker import open_run
 from recmill.training.trainer import make_job
 
@@ -128,8 +128,8 @@ def test_on_a_gpu_the_same_tables_are_cached_instead(work):
     schema = Schema.load(work / "data")
     plan = default_plan(schema, Topology.local(1))
     config = replace(CONFIG, table_memory_bytes=50_000)
-    placed = place_tables(schema, plan, config, device="cuda")
-    assert set(placed.cached) == set(place_tables(schema, plan, config).on_disk)
+    placed = assign_tables(schema, plan, config, device="cuda")
+    assert set(placed.cached) == set(assign_tables(schema, plan, config).on_disk)
     assert not placed.on_disk
     assert not placed.elsewhere
     assert all(0 <= share < 1 for share in placed.cached.values())

@@ -4,13 +4,13 @@ import socket
 
 import pytest
 
-from recmill.training.rank.usage import Meter, sent_bytes
+from recmill.training.rank.usage import UsageMeter, sent_bytes
 
 
 def test_the_meter_counts_bytes_sent_over_loopback_and_leaves_out_what_is_sent_while_it_stands():
     if not sent_bytes():
         pytest.skip("the system does not count what its interfaces send")
-    meter = Meter()
+    meter = UsageMeter()
     meter.start()
     send(1 << 20)
     meter.stop()

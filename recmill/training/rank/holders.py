@@ -20,7 +20,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class TableHolders:
     """Tables by what holds them; every other table is TorchRec's. Hot rows come on top, for hot batches."""
 
     tiered: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class Placement:
         return self.tiered | self.shared | frozenset(self.on_disk)
 
 
-def place_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, device: str = "cpu") -> Placement:
+def assign_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, device: str = "cpu") -> TableHolders:
     """Where every table of this run lives. A switch set to "true" that the plan cannot serve is an error."""
     tiered = frozenset() if config.tiers == "false" else placed(plan, "tiered")
     shared = shared_tables(plan, config)
@@ -46,7 +46,7 @@ def place_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, device
     if hot_rows and unheld:
         raise InputError(f"{plan.path}: the hot set says nothing of table(s) {', '.join(sorted(unheld))}")
     beyond = tables_beyond_memory(schema, config, others=tiered | shared)
-    return Placement(
+    return TableHolders(
         tiered=tiered,
         shared=shared,
         hot_rows={name: torch.from_numpy(rows) for name, rows in hot_rows.items() if name not in shared},
