@@ -1,7 +1,7 @@
-"""The container images the steps run in: the only place that names them.
+"""The container images of the steps: the only place that names them.
 
 `recmill compile --image-tag` sets the tag. Kubeflow's cache key holds an image's name and not its content, so a tag
-must never be moved to other content: `images/tag.sh` derives it from the content.
+must be immutable: `images/tag.sh` derives it from the content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says so when the kernel killed a process at the pod's memory limit: the process itself cannot."""
+"""Reports processes that the kernel killed at the pod's memory limit: they cannot report it themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 @contextmanager
 def explain_memory_limit(root: Path = ROOT) -> Iterator[None]:
-    """Name the memory limit as the cause where a process of this container was killed for it meanwhile."""
+    """Name the memory limit as the cause if the kernel killed a process of this container meanwhile."""
     before = num_kills(root)
     try:
         yield
@@ -28,7 +28,7 @@ def explain_memory_limit(root: Path = ROOT) -> Iterator[None]:
 
 
 def num_kills(root: Path = ROOT) -> int:
-    """How many processes of this container the kernel killed for want of memory; 0 where it does not say."""
+    """How many processes of this container the kernel killed at the memory limit; 0 where this is unknown."""
     for file in ("memory.events", "memory/memory.oom_control"):  # cgroup v2, v1
         try:
             lines = (root / file).read_text(encoding="ascii").splitlines()

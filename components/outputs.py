@@ -1,9 +1,9 @@
-"""How a step hands its outputs on: references, not bulk data.
+"""How a step passes its outputs on: references, not bulk data.
 
 The data lies in RUN/ (a folder, a volume or an object store), written by recmill. The KFP artifact carries
 `metadata["path"]` and `metadata["content_hash"]`, and its own file is that same reference as JSON. `artifact.uri` stays
-as KFP chose it: kfp's local runner passes any URI on unharmed, but the cluster's launcher uploads what a changed URI
-names, fails where that is in no bucket it knows, and downloads all of it again before each consumer starts.
+as KFP chose it: kfp's local runner accepts any URI, but the cluster's launcher uploads what a changed URI names, fails
+if that is in no bucket it knows, and downloads all of it again before each consumer starts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def publish(output: Any, reference: Mapping[str, str]) -> None:
 
 
 def path_of(artifact: Any) -> str:
-    """Where the artifact that another step published lies."""
+    """The path of an artifact that another step published."""
     return str(artifact.metadata["path"])
 
 
 def write_table(output: Any, title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fill a KFP Markdown artifact with one table: a row for each entry, a column for each of its plain values."""
+    """Fill a KFP Markdown artifact with one table: one row per entry, one column per plain value."""
     columns = list(dict.fromkeys(key for row in rows.values() for key, value in row.items() if _is_plain(value)))
     lines = [f"## {title}", "", "| name | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()]

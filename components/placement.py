@@ -1,7 +1,7 @@
-"""Where steps run on a cluster and what they get: resources, GPUs, nodes, volumes, secrets, time.
+"""Where steps run on a cluster and what they get: resources, GPUs, nodes, volumes, secrets, timeouts.
 
-A placement is chosen when the pipeline is compiled (`recmill compile --placement FILE`), becomes settings of every
-task there, and travels to the steps that start pods of their own (`RECMILL_PLACEMENT`), so that those get the same.
+A placement is chosen when the pipeline is compiled (`recmill compile --placement FILE`), sets up every
+task there, and is passed to steps that start pods of their own (`RECMILL_PLACEMENT`), so that those get the same.
 
     # placement.yaml: what differs from the defaults
     claim: recmill-runs
@@ -31,7 +31,7 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 @dataclass(frozen=True, kw_only=True)
 class Toleration:
-    """A taint that a step's pod bears. Without a value, any value of the key."""
+    """A taint that a step's pod tolerates; without a value, any value of the key."""
 
     key: str
     value: str = ""
@@ -51,7 +51,7 @@ class Toleration:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlacement:
-    """What the pod of one step gets. cpu and memory are request and limit alike: no step finds less than it asked."""
+    """What the pod of one step gets. cpu and memory are both request and limit, so that they are guaranteed."""
 
     cpu: str = "2"
     memory: str = "4Gi"
@@ -103,7 +103,7 @@ DEFAULT_STEPS: dict[str, StepPlacement] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Everything about a pipeline's pods that is not what they compute."""
+    """Everything about a pipeline's pods except what they compute."""
 
     claim: str = "recmill-runs"  # the volume of the runs
     mount: str = "/runs"  # where steps see it
@@ -124,11 +124,11 @@ class Placement:
 
     @staticmethod
     def labels(component: str) -> dict[str, str]:
-        """By these the network policies know a pod: component is step, trainer or executor."""
+        """Labels by which network policies select a pod; component is step, trainer or executor."""
         return {"app.kubernetes.io/part-of": "recmill", "app.kubernetes.io/component": component}
 
     def worker_pod(self, step: str = "train_model") -> dict[str, Any]:
-        """What a pod started by `step` gets beyond image, command and resources: volumes, nodes, no rights."""
+        """A pod started by `step`, beyond image, command and resources: volumes, nodes, no privileges."""
         given = self.step(step)
         shm = {"medium": "Memory"} | ({"sizeLimit": given.shm} if given.shm else {})
         volumes: list[dict[str, Any]] = [

@@ -49,42 +49,19 @@ def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Plac
     ) -> None:
         tracked = {"tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
         where = {"workdir": workdir, **tracked}
+        source = {"preset": preset, "data": data, "data_settings": data_settings, "layout": layout}
+        how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
+        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget_bytes": hot_budget_bytes}
         with site.closing(where):
-            generated = site.place(
-                "generate_data",
-                generate_data(
-                    preset=preset,
-                    data=data,
-                    data_settings=data_settings,
-                    layout=layout,
-                    eval_fraction=eval_fraction,
-                    engine=engine,
-                    master=master,
-                    **where,
-                ),
-            )
-            dataset = generated.outputs["dataset"]
-            budgets = {
-                "memory_budget_bytes": memory_budget_bytes,
-                "hot_budget_bytes": hot_budget_bytes,
-                "compress": compress,
-            }
-            _, planned, tuned = steps_before_training(site, dataset, ranks, budgets, settings=settings, where=where)
+            dataset = site.place("generate_data", generate_data(**source, **how, **where)).outputs["dataset"]
+            made = steps_before_training(site, dataset, ranks, {**budgets, "compress": compress}, settings, where)
             with dsl.ParallelFor(ablations, name="ablations", parallelism=2) as variant:
+                inputs = {"dataset": dataset, "plan": made["plan"], "allocation": made["allocation"]}
+                own = {"variant": field_of(variant, "settings"), "subfolder": field_of(variant, "name")}
+                folder = f"{workdir}/ablations"
                 trained = site.place(
-                    "train_model",
-                    train_model(
-                        dataset=dataset,
-                        plan=planned.outputs["plan"],
-                        allocation=tuned.outputs["allocation"],
-                        settings=settings,
-                        variant=field_of(variant, "settings"),
-                        workdir=f"{workdir}/ablations",
-                        subfolder=field_of(variant, "name"),
-                        **ranks,
-                        **tracked,
-                    ),
+                    "train_model", train_model(**inputs, settings=settings, **own, workdir=folder, **ranks, **tracked)
                 )
             site.place("compare_runs", compare_runs(models=dsl.Collected(trained.outputs["model"]), **where))
 

@@ -1,4 +1,4 @@
-"""Send the compiled pipeline to a Kubeflow Pipelines server and follow the run."""
+"""Submits a compiled pipeline to a Kubeflow Pipelines server and follows the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recmill.artifacts import InputError
 
 CONNECT_TIMEOUT_S = 5
 FINAL_STATES = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-MAX_LOST_LOOKS = 10  # looks at a run that may fail one after the other before we give up on the server
+MAX_FAILED_POLLS = 10  # in a row, before we give up on the server
 
 
 def parse_parameters(flags: tuple[str, ...], package: Path) -> dict[str, Any]:
@@ -57,17 +57,17 @@ def _parse_list(text: str) -> list[Any]:
 
 
 def open_client(host: str, *, namespace: str | None, token: str | None) -> Any:
-    """A kfp.Client for a server that answers; InputError within seconds if it does not."""
+    """A kfp.Client; InputError within seconds if the server does not answer."""
     check_server(host, token)
     import kfp
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # kfp.Client says on every start which servers it is for
+        warnings.simplefilter("ignore", FutureWarning)  # kfp.Client warns on every start which servers it supports
         return kfp.Client(host=host, existing_token=token, namespace=namespace or "kubeflow")
 
 
 def check_server(host: str, token: str | None) -> None:
-    """Ask the server how it is. kfp.Client would do so too, but five times over half a minute."""
+    """Query the server's health. kfp.Client would do so too, but five times over half a minute."""
     if not host.startswith(("http://", "https://")):
         raise InputError(f"--host {host}: expected a URL that starts with http:// or https://")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -88,7 +88,7 @@ def check_server(host: str, token: str | None) -> None:
 
 @contextmanager
 def explain_refusals(host: str) -> Iterator[None]:
-    """Turn what the server refuses into one sentence."""
+    """Turn a refusal of the server into one sentence."""
     import kfp_server_api
     from urllib3.exceptions import HTTPError
 
@@ -111,7 +111,7 @@ def submit_run(
     name: str,
     namespace: str | None,
 ) -> dict[str, Any]:
-    """Start a run of the package; gives its id and the address that shows it."""
+    """Start a run of the package; returns its id, name and URL."""
     with explain_refusals(host), redirect_stdout(sys.stderr):
         listed = client.create_experiment(experiment, namespace=namespace)
         started = client.run_pipeline(
@@ -124,7 +124,7 @@ def submit_run(
 
 
 def follow_run(client: Any, run_id: str, *, timeout_s: float, poll_s: float, is_silent: bool) -> dict[str, Any]:
-    """Say how the run and its tasks change until it ends; gives the last state, the error if any, and the tasks."""
+    """Print state changes of the run and its tasks until it ends; returns the last state, the error and the tasks."""
     import kfp_server_api
     from urllib3.exceptions import HTTPError
 
@@ -136,7 +136,7 @@ def follow_run(client: Any, run_id: str, *, timeout_s: float, poll_s: float, is_
             run, lost = client.get_run(run_id), 0
         except (kfp_server_api.ApiException, HTTPError) as error:
             lost += 1
-            if lost == MAX_LOST_LOOKS:
+            if lost == MAX_FAILED_POLLS:
                 raise InputError(f"run {run_id}: the server stopped answering ({error})") from error
             time.sleep(poll_s)
             continue
@@ -156,7 +156,7 @@ def follow_run(client: Any, run_id: str, *, timeout_s: float, poll_s: float, is_
 
 def _task_states(run: Any) -> dict[str, str]:
     details = run.run_details.task_details if run.run_details else None
-    # The server lists its own drivers among the tasks; they say nothing that the tasks do not.
+    # The server lists its drivers among the tasks; they add nothing to the tasks' own states.
     return {
         task.display_name: task.state or "PENDING"
         for task in details or []

@@ -1,4 +1,4 @@
-"""The commands that know Kubeflow Pipelines: `recmill run`, `compile` and `submit`."""
+"""The commands that use Kubeflow Pipelines: `recmill run`, `compile` and `submit`."""
 
 from __future__ import annotations
 
@@ -23,29 +23,39 @@ PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "
 
 
 @click.command()
-@click.option("--preset", type=click.Choice(PRESETS), help="What data to run on. Default: tiny, or --data alone.")
-@click.option("--data", help="Real data: a folder with Parquet and schema.json, or what the preset reads.")
-@click.option("--out", help="Folder of the run. Default: runs/PRESET.")
+@click.option("--preset", type=click.Choice(PRESETS), help="Data to run on. Default: tiny, or the Parquet of --data.")
+@click.option("--data", help="Folder with Parquet and schema.json, or with the files that the preset reads.")
+@click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
 @click.option(
     "--set",
     "flags",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A training setting (epochs=2), or one of the data (data.sessions=5000). May be repeated.",
+    help="Training setting (epochs=2) or data setting (data.sessions=5000); repeatable.",
 )
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
-@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding bytes a process.")
-@click.option("--hot-budget", type=BYTES, help="Bytes of hot rows a process: trains hot batches apart.")
-@click.option("--compress", default="", help="Let tables share parameters: auto, a factor or bytes.")
+@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding memory per process.")
+@click.option(
+    "--hot-budget", type=BYTES, help="Memory for hot rows per process, e.g. 8MiB; enables hot batches. Default: none."
+)
+@click.option(
+    "--compress",
+    default="",
+    help="Let tables share parameters: auto, a factor (10) or a size (64MiB). Default: no sharing.",
+)
 @click.option(
     "--layout",
     type=click.Choice(["session", "deduplicated"]),
     default="session",
     show_default=True,
-    help="How the data is stored.",
+    help="Layout in which the dataset is stored.",
 )
 @click.option(
-    "--eval-fraction", type=click.FloatRange(0, 0.9), default=0.1, show_default=True, help="Held-out sessions."
+    "--eval-fraction",
+    type=click.FloatRange(0, 0.9),
+    default=0.1,
+    show_default=True,
+    help="Share of sessions held out for evaluation.",
 )
 @click.option("--no-tracking", is_flag=True, help="Do not write to MLflow.")
 @json_option
@@ -94,7 +104,7 @@ def run(
     try:
         results = _run_tracked(arguments, no_tracking, as_json)
     except StepFailed as error:
-        click.echo(f"recmill: {error}; all it said is in {Path(_absolute(out), 'run.log')}", err=True)
+        click.echo(f"recmill: {error}; its output is in {Path(_absolute(out), 'run.log')}", err=True)
         sys.exit(1)
     from pipelines.results import describe_results
 
@@ -148,10 +158,10 @@ def _run_tracked(arguments: dict[str, Any], no_tracking: bool, as_json: bool) ->
 
 
 def _prepare_folder(arguments: Mapping[str, Any]) -> Path:
-    """Make the run's folder, clear what an earlier run said of its steps, and give the path of the log."""
+    """Make the run's folder, remove step records of an earlier run, and return the path of the log."""
     workdir = arguments["workdir"]
     if is_remote(workdir):
-        raise InputError(f"--out {workdir}: a run on this machine wants a local folder; recmill submit takes a URL")
+        raise InputError(f"--out {workdir}: a run on this machine needs a local folder; recmill submit accepts a URL")
     folder = Path(workdir)
     refuse_foreign_folder(folder, "run.json")
     refuse_other_arguments(folder, arguments)
@@ -164,7 +174,7 @@ def _prepare_folder(arguments: Mapping[str, Any]) -> Path:
 
 
 def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise if the folder holds a model trained from other arguments; the same ones resume what was interrupted."""
+    """Raise if the folder holds a model trained with other arguments; the same arguments resume the run."""
     if not (folder / "train").exists():
         return
     before = read_json(folder / "run.json").get("arguments", {})
@@ -175,7 +185,7 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
 
 
 def package_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of everything that compiles: which pipeline, in which images, placed how."""
+    """Options of the commands that compile: which pipeline, in which images, with which placement."""
     for option in reversed(
         (
             click.option(
@@ -186,12 +196,21 @@ def package_options(command: Callable[..., None]) -> Callable[..., None]:
                 show_default=True,
                 help="'partitions': cluster a log's folders in parallel; 'ablations': each switch alone, and all.",
             ),
-            click.option("--image-tag", help="Tag of the images; must never move. Default: this version."),
+            click.option("--image-tag", help="Tag of the images; must be immutable. Default: the version of recmill."),
             click.option(
-                "--image-registry", "registry", default="", help="Registry and path before the images' names."
+                "--image-registry",
+                "registry",
+                default="",
+                help="Registry and path prefix of the images. Default: none.",
             ),
-            click.option("--placement", help="YAML file: resources, GPUs, nodes, volumes, time (docs/kubernetes.md)."),
-            click.option("--gpus", type=click.IntRange(min=0), help="GPUs of the training step, of each node."),
+            click.option(
+                "--placement", help="YAML file with resources, GPUs, nodes, volumes and timeouts (docs/kubernetes.md)."
+            ),
+            click.option(
+                "--gpus",
+                type=click.IntRange(min=0),
+                help="GPUs per node of the training step. Default: the placement's, else 0.",
+            ),
             click.option("--gpu-type", help="Resource name of the GPUs. Default: nvidia.com/gpu."),
         )
     ):
@@ -200,11 +219,11 @@ def package_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("compile")
-@click.option("--out", default="build", show_default=True, help="Folder to write the pipeline's YAML to.")
+@click.option("--out", default="build", show_default=True, help="Folder for the pipeline's YAML.")
 @package_options
 @json_option
 def compile_pipeline(out: str, as_json: bool, **package: Any) -> None:
-    """Write the pipeline as YAML that Kubeflow Pipelines runs; the same input gives the same bytes."""
+    """Write the pipeline as YAML for Kubeflow Pipelines; the same input gives the same bytes."""
     from recmill.artifacts import hash_file
 
     path = _compile_to(Path(out), **package)
@@ -235,7 +254,7 @@ def _compile_to(
         placement=_read_placement(placement, gpus, gpu_type),
     )
     if folder.is_file():
-        raise InputError(f"{folder}: exists and is a file; --out wants a folder")
+        raise InputError(f"{folder}: is a file, expected a folder for --out")
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / PIPELINES[kind]
@@ -255,18 +274,37 @@ def _read_placement(path: str | None, gpus: int | None, gpu_type: str | None) ->
 
 
 @click.command()
-@click.option("--host", envvar=["RECMILL_KFP_HOST", "KFP_HOST", "KF_PIPELINES_ENDPOINT"], help="Address of the API.")
 @click.option(
-    "--namespace", envvar=["RECMILL_KFP_NAMESPACE", "KFP_NAMESPACE"], help="Namespace, on a server of many users."
+    "--host",
+    envvar=["RECMILL_KFP_HOST", "KFP_HOST", "KF_PIPELINES_ENDPOINT"],
+    help="URL of the Kubeflow Pipelines API.",
 )
-@click.option("--token", envvar=["RECMILL_KFP_TOKEN", "KFP_TOKEN"], help="Bearer token; better in the environment.")
-@click.option("--experiment", default="recmill", show_default=True, help="Experiment the run is listed under.")
-@click.option("--run-name", help="Name of the run. Default: recmill and the preset.")
-@click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="A parameter of the pipeline. Repeatable.")
+@click.option(
+    "--namespace",
+    envvar=["RECMILL_KFP_NAMESPACE", "KFP_NAMESPACE"],
+    help="Namespace on a multi-user server. Default: kubeflow.",
+)
+@click.option(
+    "--token",
+    envvar=["RECMILL_KFP_TOKEN", "KFP_TOKEN"],
+    help="Bearer token; prefer the environment variable RECMILL_KFP_TOKEN.",
+)
+@click.option("--experiment", default="recmill", show_default=True, help="Experiment of the run.")
+@click.option("--run-name", help="Name of the run. Default: 'recmill' and the preset.")
+@click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="Pipeline parameter; repeatable.")
 @package_options
-@click.option("--wait", is_flag=True, help="Follow the run and end with its result.")
-@click.option("--timeout", "timeout_s", type=float, default=86_400, show_default=True, help="Seconds --wait waits.")
-@click.option("--poll-interval", "poll_s", type=float, default=5, show_default=True, help="Seconds between two looks.")
+@click.option("--wait", is_flag=True, help="Follow the run until it ends; exit code 1 if it fails.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=86_400,
+    show_default=True,
+    help="Maximum waiting time of --wait in seconds.",
+)
+@click.option(
+    "--poll-interval", "poll_s", type=float, default=5, show_default=True, help="Polling interval in seconds."
+)
 @json_option
 def submit(
     host: str | None,
@@ -281,7 +319,7 @@ def submit(
     as_json: bool,
     **package: Any,
 ) -> None:
-    """Send the pipeline to Kubeflow Pipelines and, with --wait, follow it to its end (exit 1 if it fails).
+    """Submit the pipeline to Kubeflow Pipelines and, with --wait, follow it to its end.
 
     \b
     Example:

@@ -1,7 +1,7 @@
 """Run the pipeline on this machine through kfp's local runner, and follow its steps.
 
-kfp prints everything the steps say to standard output, between its own lines. All of it goes to a log file; the lines
-in which a step speaks for itself (`[step] text`, see recmill.tracking) are passed on to whoever follows.
+kfp prints the steps' output to standard output, between its own lines. All of it goes to a log file; the steps' own
+lines (`[step] text`, see recmill.tracking) are also passed to a follower.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ import psutil
 
 from recmill.artifacts import InputError
 
-Follow = Callable[[str, str], None]  # step, what it says
+Follow = Callable[[str, str], None]  # step, text of its line
 SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")
 EXCEPTION = re.compile(r"[A-Za-z_.]+(Error|Exception)(:|$)")
-STOP_S = 10.0  # for steps that were interrupted to end by themselves
+STOP_S = 10.0  # grace period of interrupted steps
 
 
 class StepFailed(RuntimeError):
-    """A step crashed; the message is one line that names it and why."""
+    """A step crashed; the message is one line with the step and the reason."""
 
 
 class StepLog(io.TextIOBase):
-    """A text stream that writes to a log file, passes the steps' own lines on, and remembers the first failure."""
+    """A text stream that writes to a log file, passes the steps' own lines on and keeps the first failure."""
 
     def __init__(self, file: TextIO, *, steps: tuple[str, ...], follow: Follow) -> None:
         self.file, self.steps, self.follow = file, steps, follow
         self.partial = ""
         self.input_error = ""
         self.failure = ""
-        self.exception = ""  # the last one of a traceback, for a step that could not even begin
+        self.exception = ""  # the last line of a traceback, for a step that failed before it started
 
     def writable(self) -> bool:
         return True
@@ -59,7 +59,7 @@ class StepLog(io.TextIOBase):
     def describe_failure(self, kfp_message: str) -> str:
         """Which step failed and why, in one line. kfp's message ends with the task's name between colour codes."""
         named = [step for step in self.steps if f"'{step.replace('_', '-')}'" in kfp_message]
-        reason = self.failure or self.exception or "it was killed or ended without a word"
+        reason = self.failure or self.exception or "it was killed or exited without a message"
         return f"step {named[-1] if named else 'unknown'} failed: {reason}"
 
     def _read(self, line: str) -> None:
@@ -85,7 +85,7 @@ def run_locally(
     environment: Mapping[str, str],
     follow: Follow,
 ) -> None:
-    """Run a compiled-in-memory pipeline here; InputError or StepFailed if one of its steps fails."""
+    """Run a pipeline on this machine; InputError or StepFailed if one of its steps fails."""
     from kfp import local
     from kfp.local import config
 
@@ -97,7 +97,7 @@ def run_locally(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # that our image is not called python
-        # Both folders are ours to lose: kfp deletes workspace_root after every run.
+        # Both folders are temporary: kfp deletes workspace_root after every run.
         root, workspace = Path(scratch, "root"), Path(scratch, "workspace")
         workspace.mkdir()
         log = StepLog(file, steps=steps, follow=follow)

@@ -1,4 +1,4 @@
-"""Where a pipeline's tasks run: which images, and on a cluster which resources, volumes, secrets and rights."""
+"""Where a pipeline's tasks run: their images and, on a cluster, resources, volumes, secrets and privileges."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STARTS_PODS = ("generate_data", "train_model")
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Puts tasks in their place. Without a placement they run on this machine, where only the image's name matters."""
+    """Places tasks. Without a placement they run on this machine, where only the image's name matters."""
 
     image_tag: str = TAG
     registry: str = ""
     placement: Placement | None = None
 
     def place(self, step: str, task: dsl.PipelineTask) -> dsl.PipelineTask:
-        """The task in the image of its step, with what the placement gives that step."""
+        """The task in the image of its step, with the resources that the placement gives the step."""
         name = self.image_of(step)
         task.set_container_image(name)
         # Not a parameter: an id that changes with every run would defeat Kubeflow's cache.
@@ -52,7 +52,7 @@ class Site:
 
     @contextmanager
     def closing(self, where: dict[str, Any]) -> Iterator[None]:
-        """Whatever ends the tasks inside, a last one ends the MLflow run; `recmill run` does so itself."""
+        """Whatever ends the tasks inside, a last task ends the MLflow run; `recmill run` does so itself."""
         if not self.placement:
             yield
             return
@@ -63,9 +63,9 @@ class Site:
 
 
 def field_of(item: Any, name: str) -> Any:
-    """A field of the item that dsl.ParallelFor is at. Not `item.name`: that is what kfp calls the item.
+    """A field of the current item of dsl.ParallelFor. Not `item.name`: that is kfp's name of the item.
 
-    To be passed on as it is: kfp's local runner does not find it inside of a longer text.
+    Pass it on unchanged: kfp's local runner does not find it inside a longer text.
     """
     return item.__getattr__(name)
 
@@ -90,7 +90,7 @@ def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: Placement) -
         kubernetes.add_toleration(task, **toleration.to_manifest())
     if given.shm:
         kubernetes.empty_dir_mount(task, "shm", "/dev/shm", medium="Memory", size_limit=given.shm)
-    # Only the names of a secret and its keys are written down; a server without logins needs no secret.
+    # Only the names of the secret and its keys are in the pipeline; a server without logins needs no secret.
     logins = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     kubernetes.use_secret_as_env(task, placement.secret, {name: name for name in logins}, optional=True)
     task.set_env_variable("MLFLOW_TRACKING_URI", placement.tracking_uri)

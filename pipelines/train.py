@@ -3,7 +3,7 @@
 generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── report
                └─ tune_ingest ───────────────────┘
 
-With partitions, generate_data runs once a partition, side by side, and merge_data joins what they wrote.
+With partitions, generate_data runs once per partition, in parallel, and merge_data joins the datasets.
 """
 
 from typing import Any
@@ -50,27 +50,15 @@ def build_pipeline(*, image_tag: str = TAG, registry: str = "", placement: Place
         parent_run_id: str = "",
     ) -> None:
         where = {"workdir": workdir, "tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
+        source = {"preset": preset, "data": data, "data_settings": data_settings, "layout": layout}
+        how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
+        ranks = {"nproc": nproc, "num_nodes": num_nodes}
+        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget_bytes": hot_budget_bytes}
         with site.closing(where):
-            generated = site.place(
-                "generate_data",
-                generate_data(
-                    preset=preset,
-                    data=data,
-                    data_settings=data_settings,
-                    layout=layout,
-                    eval_fraction=eval_fraction,
-                    engine=engine,
-                    master=master,
-                    **where,
-                ),
+            generated = site.place("generate_data", generate_data(**source, **how, **where))
+            steps_after_data(
+                site, generated.outputs["dataset"], ranks, {**budgets, "compress": compress}, settings, where
             )
-            ranks = {"nproc": nproc, "num_nodes": num_nodes}
-            budgets = {
-                "memory_budget_bytes": memory_budget_bytes,
-                "hot_budget_bytes": hot_budget_bytes,
-                "compress": compress,
-            }
-            steps_after_data(site, generated.outputs["dataset"], ranks, budgets, settings=settings, where=where)
 
     return train
 
@@ -99,71 +87,38 @@ def build_partitioned_pipeline(
     ) -> None:
         tracked = {"tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
         where = {"workdir": workdir, **tracked}
+        how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
+        ranks = {"nproc": nproc, "num_nodes": num_nodes}
+        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget_bytes": hot_budget_bytes}
         with site.closing(where):
             with dsl.ParallelFor(partitions, name="partitions") as partition:
+                source = {"preset": "parquet", "data": field_of(partition, "data"), "data_settings": "{}"}
+                folder = {"workdir": f"{workdir}/partitions", "subfolder": field_of(partition, "name")}
                 generated = site.place(
-                    "generate_data",
-                    generate_data(
-                        preset="parquet",
-                        data=field_of(partition, "data"),
-                        data_settings="{}",
-                        layout="session",
-                        eval_fraction=eval_fraction,
-                        engine=engine,
-                        master=master,
-                        workdir=f"{workdir}/partitions",
-                        subfolder=field_of(partition, "name"),
-                        **tracked,
-                    ),
+                    "generate_data", generate_data(**source, layout="session", **how, **folder, **tracked)
                 )
             merged = site.place("merge_data", merge_data(datasets=dsl.Collected(generated.outputs["dataset"]), **where))
-            ranks = {"nproc": nproc, "num_nodes": num_nodes}
-            budgets = {
-                "memory_budget_bytes": memory_budget_bytes,
-                "hot_budget_bytes": hot_budget_bytes,
-                "compress": compress,
-            }
-            steps_after_data(site, merged.outputs["dataset"], ranks, budgets, settings=settings, where=where)
+            steps_after_data(site, merged.outputs["dataset"], ranks, {**budgets, "compress": compress}, settings, where)
 
     return train_on_partitions
 
 
 def steps_before_training(
-    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], *, settings: Any, where: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    """Profile, plan and tune on a dataset: the three tasks."""
-    profiled = site.place("profile_access", profile_access(dataset=dataset, **where))
-    planned = site.place(
-        "plan_shards",
-        plan_shards(profile=profiled.outputs["profile"], settings=settings, **budgets, **ranks, **where),
-    )
-    tuned = site.place("tune_ingest", tune_ingest(dataset=dataset, settings=settings, **where))
-    return profiled, planned, tuned
+    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], settings: Any, where: dict[str, Any]
+) -> dict[str, Any]:
+    """Profile, plan and tune on a dataset: the outputs profile, plan and allocation."""
+    profile = site.place("profile_access", profile_access(dataset=dataset, **where)).outputs["profile"]
+    planned = plan_shards(profile=profile, settings=settings, **budgets, **ranks, **where)
+    tuned = tune_ingest(dataset=dataset, settings=settings, **where)
+    plan, allocation = site.place("plan_shards", planned), site.place("tune_ingest", tuned)
+    return {"profile": profile, "plan": plan.outputs["plan"], "allocation": allocation.outputs["allocation"]}
 
 
 def steps_after_data(
-    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], *, settings: Any, where: dict[str, Any]
+    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], settings: Any, where: dict[str, Any]
 ) -> None:
     """Profile, plan, tune, train and report on a dataset."""
-    profiled, planned, tuned = steps_before_training(site, dataset, ranks, budgets, settings=settings, where=where)
-    trained = site.place(
-        "train_model",
-        train_model(
-            dataset=dataset,
-            plan=planned.outputs["plan"],
-            allocation=tuned.outputs["allocation"],
-            settings=settings,
-            **ranks,
-            **where,
-        ),
-    )
-    site.place(
-        "report",
-        report(
-            profile=profiled.outputs["profile"],
-            plan=planned.outputs["plan"],
-            allocation=tuned.outputs["allocation"],
-            model=trained.outputs["model"],
-            **where,
-        ),
-    )
+    made = steps_before_training(site, dataset, ranks, budgets, settings, where)
+    inputs = {name: made[name] for name in ("plan", "allocation")}
+    trained = site.place("train_model", train_model(dataset=dataset, **inputs, settings=settings, **ranks, **where))
+    site.place("report", report(**made, model=trained.outputs["model"], **where))

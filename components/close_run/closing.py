@@ -1,4 +1,4 @@
-"""How a pipeline run's MLflow run ends, whatever ended the pipeline."""
+"""Ends the MLflow run of a pipeline run, whatever ended the pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAG_REASON = "recmill.failure"
 def end_run(
     *, state: str, reason: str, workdir: str, tracking_uri: str, parent_run_id: str, pipeline_run_id: str
 ) -> RunReference:
-    """Give the MLflow run its final status, the headline metrics and, where it failed, the reason."""
+    """Set the MLflow run's final status, the headline metrics and, if it failed, the reason."""
     if is_tracking_off() or not tracking_uri or not (parent_run_id or pipeline_run_id):
         return RunReference()
     status = STATUSES.get(state, "FAILED")
@@ -38,7 +38,7 @@ def end_run(
 
 
 def headline(workdir: str) -> dict[str, float]:
-    """Quality of the model and seconds of the run, as far as the run came."""
+    """Quality of the model and duration of the run, as far as they are known."""
     known: dict[str, float] = {}
     for file, names in (("steps/train_model.json", (*QUALITY, "samples_per_s")), ("run.json", ("seconds",))):
         try:

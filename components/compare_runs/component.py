@@ -13,7 +13,7 @@ def compare_runs(
     tracking_uri: str,
     parent_run_id: str,
 ) -> None:
-    """Put trainings of the same data side by side: the first is the baseline."""
+    """Compare trainings on the same data; the first is the baseline."""
     import fsspec
 
     from components.compare_runs.folders import order_runs, result_rows

@@ -1,4 +1,4 @@
-"""How generate_data asks Spark for executors: pods of the step's own image, on the run's volume."""
+"""Spark executors of generate_data: pods of the step's own image, on the run's volume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recmill.data.cluster.spark_session import ExecutorPods
 
 
 def spark_settings(master: str) -> dict[str, str]:
-    """Spark's settings for that master; for a Kubernetes one, executors as the placement wants them."""
+    """Spark's settings for that master; on Kubernetes, with executors as the placement describes them."""
     if not master:
         return {}
     if not master.startswith("k8s://"):

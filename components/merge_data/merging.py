@@ -1,4 +1,4 @@
-"""Datasets of a log's partitions as one dataset: the same part files, one manifest over all of them."""
+"""Merges the datasets of a log's partitions: the same part files, one manifest for all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUTS = ("session", "time")  # each deduplicated dataset has an encoding of it
 
 
 def merge_datasets(paths: Sequence[str], *, out: str | Path, progress: Progress = no_progress) -> Dataset:
-    """Write one dataset that holds the rows of all. Their schemas must agree and no session may lie in two of them."""
+    """Write one dataset with the rows of all. Their schemas must agree and no session may be in two of them."""
     if not paths:
         raise InputError("no partition to merge")
     loaded = [Dataset.load(path) for path in paths]
@@ -55,7 +55,7 @@ def _check_alike(loaded: Sequence[Dataset]) -> None:
     first = loaded[0]
     for dataset in loaded:
         if is_remote(dataset.path):
-            raise InputError(f"{dataset.path}: partitions are merged on a mounted volume, not on a URL")
+            raise InputError(f"{dataset.path}: expected a partition on a mounted volume, not a URL")
         if dataset.layout != first.layout or dataset.layout not in LAYOUTS:
             raise InputError(f"{dataset.path}: layout is {dataset.layout!r}, expected {first.layout!r} of {LAYOUTS}")
         if dataset.splits != first.splits:
@@ -65,7 +65,7 @@ def _check_alike(loaded: Sequence[Dataset]) -> None:
 
 
 def _described(dataset: Dataset) -> Schema:
-    """The schema without remarks about one partition's data."""
+    """The schema without facts about one partition's data."""
     return replace(Schema.load(dataset.path), info={})
 
 
@@ -77,7 +77,9 @@ def _check_sessions(loaded: Sequence[Dataset], progress: Progress) -> None:
         sessions = np.unique(np.concatenate([column["session_id"].to_numpy() for column in columns]))
         shared = np.intersect1d(seen, sessions)
         if len(shared):
-            raise InputError(f"{dataset.path}: session {shared[0]} is in an earlier partition, too; cut by session")
+            raise InputError(
+                f"{dataset.path}: session {shared[0]} is in an earlier partition too; partition the log by session"
+            )
         seen = np.concatenate([seen, sessions])
         progress("check partitions", number + 1, len(loaded))
 

@@ -16,7 +16,7 @@ def report(
     tracking_uri: str,
     parent_run_id: str,
 ) -> None:
-    """Write the one page that shows the whole run. The inputs are what must be there before it can."""
+    """Write the page that shows the whole run. The inputs make this step wait for what the page shows."""
     import fsspec
 
     from components.outputs import log_numbers, path_of

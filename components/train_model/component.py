@@ -21,7 +21,7 @@ def train_model(
     variant: dict = {},  # noqa: B006
     subfolder: str = "",
 ) -> None:
-    """Train with torchrun in this pod, or on several nodes; evaluate on held-out sessions; register the model."""
+    """Train with torchrun in this pod or on several nodes, evaluate on held-out sessions, register the model."""
     import json
 
     from components.memory import explain_memory_limit

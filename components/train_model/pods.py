@@ -1,4 +1,4 @@
-"""What pods say and why they end: their logs, and their status in one sentence."""
+"""Logs of pods, and why pods failed, in one sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from recmill.progress import Progress
 from recmill.training.processes import PROGRESS_MARK
 
-# Reasons for which a container waits and will go on waiting until somebody changes something.
-WAITING_FOR_EVER = (
+# Reasons for which a container waits until somebody changes something.
+STUCK_REASONS = (
     "ImagePullBackOff",
     "ErrImagePull",
     "ErrImageNeverPull",
@@ -21,7 +21,7 @@ WAITING_FOR_EVER = (
 
 
 def follow_log(core: Any, namespace: str, name: str, *, path: Path, progress: Progress) -> None:
-    """Copy a pod's log to a file as it grows, each line with the pod's name; hand its progress lines on instead."""
+    """Copy a growing log to a file, each line with the pod's name; progress lines go to `progress` instead."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -37,12 +37,12 @@ def follow_log(core: Any, namespace: str, name: str, *, path: Path, progress: Pr
                     else:
                         file.write(f"[{name}] {line}\n")
     except (ApiException, HTTPError, OSError) as error:
-        with open(path, "a", encoding="utf-8") as file:  # the pod is gone; its status says why
+        with open(path, "a", encoding="utf-8") as file:  # the pod is gone; its status gives the reason
             file.write(f"[{name}] the log ends here: {error.__class__.__name__}\n")
 
 
 def describe_failure(pods: list[Any]) -> str:
-    """Why the first of these pods failed, the ones that were killed first; nothing if none did."""
+    """Why a pod failed, those killed at their memory limit first; "" if none did."""
     found = []
     for pod in pods:
         for status in pod.status.container_statuses or []:
@@ -57,11 +57,11 @@ def describe_failure(pods: list[Any]) -> str:
 
 
 def find_stuck(pods: list[Any]) -> str:
-    """Which pod cannot start, and why; nothing if all can."""
+    """Which pod cannot start, and why; "" if all can."""
     for pod in pods:
         for status in pod.status.container_statuses or []:
             waiting = status.state.waiting
-            if waiting and waiting.reason in WAITING_FOR_EVER:
+            if waiting and waiting.reason in STUCK_REASONS:
                 return f"pod {pod.metadata.name} cannot start: {waiting.reason}: {waiting.message or ''}".strip(": ")
         for condition in pod.status.conditions or []:
             if condition.type == "PodScheduled" and condition.status == "False":

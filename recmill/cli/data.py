@@ -12,44 +12,54 @@ from recmill.sizes import format_bytes
 
 @click.command()
 @click.argument("raw", type=str)
-@click.option("--out", required=True, help="Folder (or URL) of the dataset; replaced if it is one already.")
-@click.option("--layout", type=click.Choice(["session", "deduplicated", "time"]), default="session", show_default=True)
-@click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True)
+@click.option("--out", required=True, help="Folder or URL for the dataset; an existing dataset is replaced.")
 @click.option(
-    "--master", help="Where Spark runs: local[4], spark://HOST:7077, k8s://https://HOST:6443. With --engine spark."
+    "--layout",
+    type=click.Choice(["session", "deduplicated", "time"]),
+    default="session",
+    show_default=True,
+    help="Order and form of the rows.",
+)
+@click.option(
+    "--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True, help="Query engine."
+)
+@click.option(
+    "--master", help="Spark master with --engine spark: local[4], spark://HOST:7077, k8s://https://HOST:6443."
 )
 @click.option(
     "--spark",
     "spark_flags",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A setting of Spark, e.g. spark.kubernetes.container.image=recmill/data:TAG. May be repeated.",
+    help="Spark setting, e.g. spark.kubernetes.container.image=recmill/data:TAG; repeatable.",
 )
 @click.option(
     "--memory-limit",
     type=BYTES,
     default="2GB",
     show_default=True,
-    help="How far the process may grow; rows go to disk.",
+    help="Memory limit of the process; further rows are spilled to disk.",
 )
 @click.option(
     "--eval-fraction",
     type=float,
     default=0.0,
     show_default=True,
-    help="Share of the sessions held out as 'test'; ignored if the schema names splits.",
+    help="Share of sessions held out as 'test'; ignored if the schema names splits.",
 )
 @click.option(
     "--eval-sessions",
     type=click.Choice(["last", "random"]),
     default="last",
     show_default=True,
-    help="Which ones: those that start last, or some of all times.",
+    help="Hold out the sessions that start last, or random ones.",
 )
 @click.option(
-    "--rows-per-group", type=int, help="Samples of a Parquet row group; 8192, or up to 32768 for 'deduplicated'."
+    "--rows-per-group",
+    type=int,
+    help="Samples per Parquet row group. Default: 8192, or up to 32768 for 'deduplicated'.",
 )
-@click.option("--schema", "schema_path", help="The schema, if there is no schema.json beside the Parquet files.")
+@click.option("--schema", "schema_path", help="Schema file. Default: schema.json beside the Parquet files.")
 @json_option
 def cluster(
     raw: str,
@@ -117,15 +127,17 @@ def cluster(
 
 @click.command()
 @click.argument("data", type=str)
-@click.option("--out", required=True, help="Folder (or URL) of the profile; replaced if it is one already.")
-@click.option("--sample", type=float, default=1.0, show_default=True, help="Share of the rows to read.")
-@click.option("--confidence", type=float, default=0.999, show_default=True, help="Of the intervals when sampling.")
-@click.option("--split", help="The split to profile; default: train where there are several, else all rows.")
+@click.option("--out", required=True, help="Folder or URL for the profile; an existing profile is replaced.")
+@click.option("--sample", type=float, default=1.0, show_default=True, help="Share of rows to read.")
+@click.option(
+    "--confidence", type=float, default=0.999, show_default=True, help="Confidence level for sampled estimates."
+)
+@click.option("--split", help="Split to profile. Default: train where there are several, else all rows.")
 @json_option
 def profile(data: str, out: str, sample: float, confidence: float, split: str | None, as_json: bool) -> None:
     """Count how often every row of every table of dataset DATA is read, and how much the lists of a session repeat.
 
-    Writes profile.json and, a table, counts/TABLE.parquet (row, count; most read first).
+    Writes profile.json and, per table, counts/TABLE.parquet (row, count; most read first).
     """
     from recmill.profiling.access import profile_access
 

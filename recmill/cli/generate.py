@@ -15,18 +15,20 @@ PRESETS = ("tiny", "small", "recd", "globo", "frappe", "movielens", "criteo")
 
 @click.command()
 @click.option(
-    "--preset", type=click.Choice(PRESETS), required=True, help="What to write; the first three are synthetic."
+    "--preset", type=click.Choice(PRESETS), required=True, help="Data to write; the first three are synthetic."
 )
-@click.option("--out", required=True, help="Folder for the log: log-*.parquet and schema.json.")
-@click.option("--sessions", type=int, help="Number of sessions (synthetic).")
+@click.option("--out", required=True, help="Folder for log-*.parquet and schema.json.")
+@click.option("--sessions", type=int, help="Number of sessions (synthetic). Default: the preset's.")
 @click.option("--samples-per-session", type=float, help="Mean session size; sizes are heavy-tailed (synthetic).")
 @click.option("--zipf", type=float, help="Exponent of the popularity of ids; 0 is uniform (synthetic).")
 @click.option(
     "--stay-prob", type=float, help="Probability that a user feature stays from sample to sample (synthetic)."
 )
 @click.option("--seed", type=int, help="Same seed, same log (synthetic; globo: its negatives).")
-@click.option("--limit", type=int, help="Take only the first sessions in time (real data; frappe: rows a split).")
-@click.option("--data", help="Where the real data lies, if not in RECMILL_DATA_DIR.")
+@click.option(
+    "--limit", type=int, help="Take only this many sessions, the earliest (real data; frappe: rows per split)."
+)
+@click.option("--data", help="Folder of the real data. Default: RECMILL_DATA_DIR.")
 @json_option
 def generate(preset: str, out: str, data: str | None, as_json: bool, **overrides: Any) -> None:
     """Write a raw log in time order: synthetic traffic, or a real data set in recmill's format.
@@ -37,7 +39,7 @@ def generate(preset: str, out: str, data: str | None, as_json: bool, **overrides
       recmill generate --preset recd --samples-per-session 4 --stay-prob 0.95 --out logs/short
       RECMILL_DATA_DIR=/data recmill generate --preset globo --limit 100000 --out logs/globo
 
-    Labels of synthetic logs come from a hidden model, so the best AUC that anybody can reach is known and printed.
+    Labels of synthetic logs come from a hidden model, so the best reachable AUC is known and printed.
     Nothing is downloaded; docs/data.md says where to get each data set and where to put it.
     """
     import time
@@ -59,7 +61,5 @@ def describe(summary: dict[str, Any]) -> list[str]:
         f"  positives   {info['base_rate']:.1%}",
     ]
     if info.get("best_auc") is not None:
-        lines.append(
-            f"  best AUC    {info['best_auc']:.4f} (log loss {info['best_log_loss']:.4f}): nothing scores higher"
-        )
+        lines.append(f"  best AUC    {info['best_auc']:.4f} (log loss {info['best_log_loss']:.4f})")
     return lines

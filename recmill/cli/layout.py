@@ -13,17 +13,17 @@ from recmill.sizes import format_bytes
 @click.command()
 @click.argument("data", type=str)
 @click.option("--plan", "plan_path", required=True, help="Plan with a hot set (`recmill plan --hot-budget`).")
-@click.option("--out", required=True, help="Folder (or URL) of the laid out dataset; replaced if it is one already.")
+@click.option("--out", required=True, help="Folder or URL for the new dataset; an existing dataset is replaced.")
 @click.option(
     "--sessions",
     type=click.Choice(["auto", "whole", "split"]),
     default="auto",
     show_default=True,
-    help="Whether a session with hot and cold samples is cold as a whole, or divided; auto: as the plan found better.",
+    help="Treat a session with hot and cold samples as cold as a whole, or split it; auto: what the plan chose.",
 )
 @json_option
 def layout(data: str, plan_path: str, out: str, sessions: str, as_json: bool) -> None:
-    """Lay dataset DATA out for hot batches: samples that read hot rows only apart from the others.
+    """Lay dataset DATA out for hot batches: samples that read hot rows only are stored separately.
 
     The training rows become the splits 'hot', whose ids are slots of the hot rows, and 'cold'; other splits stay.
     """

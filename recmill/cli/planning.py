@@ -13,51 +13,56 @@ from recmill.sizes import format_bytes
 
 @click.command()
 @click.argument("profile")
-@click.option("--out", required=True, help="Folder to write the plan to.")
+@click.option("--out", required=True, help="Folder for the plan.")
 @click.option(
     "--topology", "topology_file", help="YAML with nodes, ranks_per_node and bandwidths. Default: one machine."
 )
-@click.option("--nproc", default=1, show_default=True, help="Ranks on this machine, when no --topology is given.")
+@click.option("--nproc", default=1, show_default=True, help="Ranks on this machine, without --topology.")
 @click.option(
     "--memory-budget",
     type=BYTES,
     default="1GiB",
     show_default=True,
-    help="Bytes a rank for rows, optimiser state and finding rows.",
+    help="Per-rank budget for rows, optimiser state and lookup indexes.",
 )
-@click.option("--batch-size", default=2048, show_default=True, help="Samples of one step over all ranks.")
+@click.option("--batch-size", default=2048, show_default=True, help="Samples per step, over all ranks.")
 @click.option(
     "--strategy",
     type=click.Choice(["tiers", "torchrec"]),
     default="tiers",
     show_default=True,
-    help="Rows by how often they are read, or TorchRec's own planner.",
+    help="Place rows by how often they are read, or tables by TorchRec's own planner.",
 )
 @click.option(
     "--total-bytes",
     "total_bytes_ratio",
     default="1.0",
     show_default=True,
-    help="All ranks may send this many times the bytes of row-wise sharding with distinct ids; `any` for no limit.",
+    help="Limit on bytes sent by all ranks, as a multiple of row-wise sharding with id dedup; `any`: no limit.",
 )
-@click.option("--hot-budget", type=BYTES, help="Also choose a hot set for hot batches, of so many bytes a rank.")
 @click.option(
-    "--compress", help="Also share parameters: `auto`, a factor like 100, or a size like 64MiB for all shared tables."
+    "--hot-budget", type=BYTES, help="Memory per rank for the hot rows of hot batches, e.g. 16MiB. Default: no hot set."
+)
+@click.option(
+    "--compress",
+    help="Share parameters: auto, a factor (100) or a size for all shared tables (64MiB). Default: no sharing.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["float32", "int8"]),
     default="float32",
     show_default=True,
-    help="Of parameters shared by --compress: in int8 three times as many fit into the same bytes.",
+    help="Precision of parameters shared by --compress; int8 fits three times as many into the same memory.",
 )
-@click.option("--measure", is_flag=True, help="Time collectives on the ranks first; writes OUT-topology.yaml.")
-@click.option("--from", "previous", help="An older plan: move only rows that pay for their move.")
-@click.option("--steps", default=10_000, show_default=True, help="Steps that --from expects the new plan to serve.")
+@click.option("--measure", is_flag=True, help="Measure the collectives of the ranks first; writes OUT-topology.yaml.")
+@click.option("--from", "previous", help="Older plan to start from; only rows whose move pays are moved.")
+@click.option("--steps", default=10_000, show_default=True, help="Training steps over which a move of --from must pay.")
 @click.option(
-    "--cores", type=click.IntRange(min=1), help="Cores of a rank for ingestion. Default: this machine's share."
+    "--cores",
+    type=click.IntRange(min=1),
+    help="Ingestion cores per rank. Default: an equal share of this machine's cores.",
 )
-@click.option("--explain", is_flag=True, help="Give the reasoning: the plan as a whole, then every table.")
+@click.option("--explain", is_flag=True, help="Explain the plan, then every table.")
 @json_option
 def plan(
     profile: str,
@@ -80,8 +85,8 @@ def plan(
 ) -> None:
     """Decide where every row of the embedding tables of PROFILE lives, within a memory budget.
 
-    Rows read most are replicated on every rank, warm rows kept once a node, cold rows spread over all ranks, such that
-    the predicted communication of a step takes least time; `--explain` says why.
+    The rows read most often are replicated on every rank, warm rows are kept once per node, cold rows are spread over
+    all ranks, so that the predicted communication time per step is minimal; `--explain` gives the reasons.
 
     \b
     Example topology.yaml:

@@ -1,4 +1,4 @@
-"""`recmill compare`: runs beside one another, or what every switch buys, on a page and in the terminal."""
+"""`recmill compare`: runs side by side, or what each switch buys, as a page and in the terminal."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from recmill.training.switches import Switch
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--out", help="Where the page is written. Default: report.html, or WORK/report.html with --preset.")
+@click.option("--out", help="File of the page. Default: report.html, or WORK/report.html with --preset.")
 @click.option("--title", help="Title of the page. Default: the names of the runs.")
-@click.option("--preset", help="Train every variant on this data and compare them: tiny, small, recd, globo, ...")
-@click.option("--data", help="With --preset, or alone for Parquet of your own: where the data lies.")
-@click.option("--work", help="Folder of the variants. Default: runs/compare-PRESET. The same command again resumes.")
+@click.option("--preset", help="Train every variant on this preset and compare them: tiny, small, recd, globo, ...")
+@click.option("--data", help="Folder of the preset's files or, without --preset, of your own Parquet.")
+@click.option("--work", help="Folder of the variants; the same command resumes. Default: runs/compare-PRESET.")
 @click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Turns of every variant.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Trainings per variant.")
 @click.option(
     "--switch",
     "switches",
     multiple=True,
     type=click.Choice([switch.value for switch in Switch]),
-    help="Compare these switches only. May be repeated. Default: all.",
+    help="Compare this switch only; repeatable. Default: all five.",
 )
-@click.option("--no-leave-one-out", is_flag=True, help="Leave out the variants with all switches but one.")
-@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding bytes a process.")
-@click.option("--hot-budget", type=BYTES, default="16MiB", show_default=True, help="Bytes of hot rows a process.")
-@click.option("--compress", default="auto", show_default=True, help="How far shared tables are compressed.")
+@click.option("--no-leave-one-out", is_flag=True, help="Omit the variants with all switches but one.")
+@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding memory per process.")
+@click.option("--hot-budget", type=BYTES, default="16MiB", show_default=True, help="Memory for hot rows per process.")
+@click.option(
+    "--compress", default="auto", show_default=True, help="Compression of shared tables: auto, a factor or a size."
+)
 @click.option(
     "--set",
     "flags",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A training setting (epochs=2), or one of the data (data.sessions=5000). May be repeated.",
+    help="Training setting (epochs=2) or data setting (data.sessions=5000); repeatable.",
 )
 @json_option
 def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: bool, **options: Any) -> None:
     """Build one self-contained HTML page from RUN folders, or train all variants of a preset first.
 
-    The first RUN is the baseline; every other one is set against it, figure by figure. A ratio above 1 always means
-    better. A RUN is a folder as `recmill run --out` or `recmill train --out` writes it.
+    The first RUN is the baseline of every figure; a ratio above 1 always means better. A RUN is a folder written by
+    `recmill run --out` or `recmill train --out`.
 
     With --preset (or --data) the same data is trained with none, one, all but one and all of the optimisations:
     dedup, tiers, hot_batches, sharing, tuning. MLflow gets one run with a nested run per variant

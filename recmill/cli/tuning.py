@@ -11,24 +11,26 @@ from recmill.sizes import format_bytes
 
 @click.command()
 @click.argument("data")
-@click.option("--out", required=True, help="Folder to write allocation.json to.")
-@click.option("--cores", type=click.IntRange(min=1), help="Cores to share out. Default: those this process may use.")
+@click.option("--out", required=True, help="Folder for allocation.json.")
 @click.option(
-    "--memory-limit", type=BYTES, help="Most that ingestion may hold, such as 512MiB. Default: half of what is free."
+    "--cores", type=click.IntRange(min=1), help="Cores to divide among stages. Default: those this process may use."
+)
+@click.option(
+    "--memory-limit", type=BYTES, help="Ingestion memory limit, e.g. 512MiB. Default: half of the free memory."
 )
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
     default=4096,
     show_default=True,
-    help="Samples of one step over all ranks.",
+    help="Samples per step, over all ranks.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Time to measure and tune; starting pipelines comes on top.",
+    help="Time for measuring and tuning in seconds, without starting pipelines.",
 )
 @json_option
 def tune(
@@ -71,7 +73,7 @@ def tune(
 
 
 def _describe(allocation: WorkerAllocation, out: str) -> list[str]:
-    lines = [f"{'stage':<12}{'workers':>8}{'a row group':>14}"]
+    lines = [f"{'stage':<12}{'workers':>8}{'per group':>14}"]
     for stage, taken in sorted(allocation.stage_times.items(), key=lambda entry: -entry[1].seconds):
         lines.append(f"{stage:<12}{allocation.stages[stage]:>8}{taken.seconds * 1e3:>11.1f} ms")
     lines += ["", f"{'measured':<20}{'rows/s':>12}  read/decode/transform/batch"]
@@ -79,5 +81,5 @@ def _describe(allocation: WorkerAllocation, out: str) -> list[str]:
         counts = "/".join(str(found.stages[stage]) for stage in ("read", "decode", "transform", "batch"))
         mark = "  <- chosen" if name == allocation.controller else ""
         lines.append(f"{name:<20}{found.rows_per_s:>12,.0f}  {counts}{mark}")
-    lines += ["", f"at most {format_bytes(allocation.memory_bytes)} held; allocation in {out}"]
+    lines += ["", f"memory at most {format_bytes(allocation.memory_bytes)}; allocation in {out}"]
     return lines

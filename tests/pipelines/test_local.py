@@ -99,7 +99,7 @@ def test_wrong_input_inside_a_step_is_wrong_input_of_the_run(tmp_path: Path) -> 
     ("behaviour", "says"),
     [
         ("crash", "step one_step failed: KeyError: 'lost'"),
-        ("die", "step one_step failed: it was killed or ended without a word"),
+        ("die", "step one_step failed: it was killed or exited without a message"),
         ("import", "step one_step failed: ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
