@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
-from recmill.cli.output import BYTES, emit, json_option
+from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, settings_option
 
 if TYPE_CHECKING:
     from components.placement import Placement
@@ -26,15 +26,9 @@ PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "
 @click.option("--preset", type=click.Choice(PRESETS), help="Data to run on. Default: tiny, or the Parquet of --data.")
 @click.option("--data", help="Folder with Parquet and schema.json, or with the files that the preset reads.")
 @click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
-@click.option(
-    "--set",
-    "flags",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Training setting (epochs=2) or data setting (data.sessions=5000); repeatable.",
-)
+@settings_option
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
-@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding memory per process.")
+@memory_budget_option
 @click.option(
     "--hot-budget", type=BYTES, help="Memory for hot rows per process, e.g. 8MiB; enables hot batches. Default: none."
 )
@@ -64,14 +58,11 @@ def run(
     data: str | None,
     out: str | None,
     flags: tuple[str, ...],
-    nproc: int,
     memory_budget: int,
     hot_budget: int | None,
-    compress: str,
-    layout: str,
-    eval_fraction: float,
     no_tracking: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run the whole pipeline on this machine: data, profile, plan, tuning, training, report.
 
@@ -94,12 +85,9 @@ def run(
         "workdir": _absolute(out),
         "data_settings": json.dumps(data_settings),
         "settings": json.dumps(settings),
-        "nproc": nproc,
         "memory_budget_bytes": memory_budget,
         "hot_budget_bytes": hot_budget or 0,
-        "compress": compress,
-        "layout": layout,
-        "eval_fraction": eval_fraction,
+        **options,
     }
     try:
         results = _run_tracked(arguments, no_tracking, as_json)

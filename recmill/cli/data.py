@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 
@@ -35,6 +36,7 @@ from recmill.sizes import format_bytes
 )
 @click.option(
     "--memory-limit",
+    "memory_limit_bytes",
     type=BYTES,
     default="2GB",
     show_default=True,
@@ -68,12 +70,10 @@ def cluster(
     engine: str,
     master: str | None,
     spark_flags: tuple[str, ...],
-    memory_limit: int,
-    eval_fraction: float,
-    eval_sessions: str,
     rows_per_group: int | None,
     schema_path: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Turn a raw log RAW (a Parquet file or a folder of them) into a dataset.
 
@@ -93,12 +93,10 @@ def cluster(
             out=out,
             layout=layout,
             engine=engine,
-            memory_limit_bytes=memory_limit,
-            eval_fraction=eval_fraction,
-            eval_sessions=eval_sessions,
             rows_per_group=rows_per_group,
             rows_per_part=max(1_000_000, rows_per_group or 0),
             progress=progress_for(as_json),
+            **options,
         )
     seconds = time.perf_counter() - started
     splits = {split: sum(part.num_rows for part in dataset.split_parts(split)) for split in dataset.splits}

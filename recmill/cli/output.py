@@ -1,4 +1,4 @@
-"""What every command shares: the `--json` flag and how results are printed."""
+"""What commands share: options, sizes in bytes, and how results are printed."""
 
 from __future__ import annotations
 
@@ -50,3 +50,14 @@ class ByteSize(click.ParamType[int]):
 
 
 BYTES = ByteSize()
+
+
+def settings_option(command: F) -> F:
+    """`--set NAME=VALUE`, as `flags`."""
+    about = "Training setting (epochs=2) or data setting (data.sessions=5000); repeatable."
+    return click.option("--set", "flags", multiple=True, metavar="NAME=VALUE", help=about)(command)
+
+
+def memory_budget_option(command: F) -> F:
+    about = "Embedding memory per process."
+    return click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help=about)(command)

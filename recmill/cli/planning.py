@@ -20,6 +20,7 @@ from recmill.sizes import format_bytes
 @click.option("--nproc", default=1, show_default=True, help="Ranks on this machine, without --topology.")
 @click.option(
     "--memory-budget",
+    "memory_budget_bytes",
     type=BYTES,
     default="1GiB",
     show_default=True,
@@ -41,7 +42,10 @@ from recmill.sizes import format_bytes
     help="Limit on bytes sent by all ranks, as a multiple of row-wise sharding with id dedup; `any`: no limit.",
 )
 @click.option(
-    "--hot-budget", type=BYTES, help="Memory per rank for the hot rows of hot batches, e.g. 16MiB. Default: no hot set."
+    "--hot-budget",
+    "hot_budget_bytes",
+    type=BYTES,
+    help="Memory per rank for the hot rows of hot batches, e.g. 16MiB. Default: no hot set.",
 )
 @click.option(
     "--compress",
@@ -56,7 +60,13 @@ from recmill.sizes import format_bytes
 )
 @click.option("--measure", is_flag=True, help="Measure the collectives of the ranks first; writes OUT-topology.yaml.")
 @click.option("--from", "previous", help="Older plan to start from; only rows whose move pays are moved.")
-@click.option("--steps", default=10_000, show_default=True, help="Training steps over which a move of --from must pay.")
+@click.option(
+    "--steps",
+    "previous_steps",
+    default=10_000,
+    show_default=True,
+    help="Training steps over which a move of --from must pay.",
+)
 @click.option(
     "--cores",
     type=click.IntRange(min=1),
@@ -69,19 +79,11 @@ def plan(
     out: str,
     topology_file: str | None,
     nproc: int,
-    memory_budget: int,
-    batch_size: int,
-    strategy: str,
     total_bytes_ratio: str,
-    hot_budget: int | None,
-    compress: str | None,
-    precision: str,
     measure: bool,
-    previous: str | None,
-    steps: int,
-    cores: int | None,
     explain: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Decide where every row of the embedding tables of PROFILE lives, within a memory budget.
 
@@ -108,22 +110,8 @@ def plan(
         topology = measure_topology(topology, progress=progress)
         measured = str(Path(out).absolute().with_name(Path(out).name + "-topology.yaml"))
         topology.save(measured)
-    shard_plan = plan_shards(
-        profile,
-        out=out,
-        topology=topology,
-        memory_budget_bytes=memory_budget,
-        batch_size=batch_size,
-        strategy=strategy,
-        total_bytes_ratio=_ratio(total_bytes_ratio),
-        hot_budget_bytes=hot_budget,
-        compress=compress,
-        precision=precision,
-        previous=previous,
-        previous_steps=steps,
-        cores=cores,
-        progress=progress,
-    )
+    ratio = _ratio(total_bytes_ratio)
+    shard_plan = plan_shards(profile, out=out, topology=topology, total_bytes_ratio=ratio, progress=progress, **options)
     lines = _describe(shard_plan, out)
     if measured:
         lines.append(f"measured topology in {measured}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from recmill.cli.output import BYTES, emit, json_option, progress_for
+from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, progress_for, settings_option
 from recmill.training.switches import Switch
 
 
@@ -29,18 +29,12 @@ from recmill.training.switches import Switch
     help="Compare this switch only; repeatable. Default: all five.",
 )
 @click.option("--no-leave-one-out", is_flag=True, help="Omit the variants with all switches but one.")
-@click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help="Embedding memory per process.")
+@memory_budget_option
 @click.option("--hot-budget", type=BYTES, default="16MiB", show_default=True, help="Memory for hot rows per process.")
 @click.option(
     "--compress", default="auto", show_default=True, help="Compression of shared tables: auto, a factor or a size."
 )
-@click.option(
-    "--set",
-    "flags",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Training setting (epochs=2) or data setting (data.sessions=5000); repeatable.",
-)
+@settings_option
 @json_option
 def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: bool, **options: Any) -> None:
     """Build one self-contained HTML page from RUN folders, or train all variants of a preset first.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from recmill.artifacts import WorkerAllocation
@@ -16,7 +18,10 @@ from recmill.sizes import format_bytes
     "--cores", type=click.IntRange(min=1), help="Cores to divide among stages. Default: those this process may use."
 )
 @click.option(
-    "--memory-limit", type=BYTES, help="Ingestion memory limit, e.g. 512MiB. Default: half of the free memory."
+    "--memory-limit",
+    "memory_limit_bytes",
+    type=BYTES,
+    help="Ingestion memory limit, e.g. 512MiB. Default: half of the free memory.",
 )
 @click.option(
     "--batch-size",
@@ -33,20 +38,11 @@ from recmill.sizes import format_bytes
     help="Time for measuring and tuning in seconds, without starting pipelines.",
 )
 @json_option
-def tune(
-    data: str,
-    out: str,
-    cores: int | None,
-    memory_limit: int | None,
-    batch_size: int,
-    seconds: float,
-    as_json: bool,
-) -> None:
+def tune(data: str, out: str, as_json: bool, **options: Any) -> None:
     """Measure the ingestion stages on DATA and decide how many workers each gets.
 
-    The agent tunes a running pipeline; what it settles on is measured against the linear programme's answer, the even
-    split and one worker a stage, and the best is written. `train --set tuning=true` continues
-    from there.
+    An agent tunes a running pipeline. Its allocation is measured against that of the linear programme, the even split
+    and one worker per stage, and the best is written. `train --set tuning=true` continues from there.
 
     \b
     Examples:
@@ -56,15 +52,7 @@ def tune(
     """
     from recmill.tuning.allocation import tune_ingest
 
-    allocation = tune_ingest(
-        data,
-        out=out,
-        cores=cores,
-        memory_limit_bytes=memory_limit,
-        batch_size=batch_size,
-        seconds=seconds,
-        progress=progress_for(as_json),
-    )
+    allocation = tune_ingest(data, out=out, progress=progress_for(as_json), **options)
     emit(
         {"path": out, "content_hash": allocation.content_hash, **allocation.to_json()},
         _describe(allocation, out),

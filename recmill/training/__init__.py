@@ -1,6 +1,6 @@
 """Training: `trainer` launches torchrun, `rank` holds what every process runs; checkpoints, evaluation, export.
 
-`config` has every setting with its default; `ablation` trains variants to show what each switch buys.
+`config` has every setting with its default, `switches` the five switches; `ablation` measures what each buys.
 """
 
 __all__ = [

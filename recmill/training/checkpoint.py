@@ -1,6 +1,6 @@
 """Checkpoints of a training run: logical tables, so that any world size and plan can load them.
 
-    run/checkpoints/step-00000500/    the newest two, while the run goes on
+    run/checkpoints/step-00000500/    the newest two, until the run is finished
     run/checkpoint/                   the finished model
 
 Ranks write their shards into one temporary folder; the first rank seals it and renames it when all are done.
@@ -53,7 +53,7 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
 
 
 def load_checkpoint(path: Path, sharded: ShardedModel) -> Checkpoint:
-    """Load weights, optimiser state and, at the same world size, random state; gives the checkpoint's manifest."""
+    """Load weights, optimiser state and, at the same world size, random state; returns the checkpoint's manifest."""
     checkpoint = Checkpoint.load(path)
     table_states = sharded.table_states()
     state = _model_state(sharded, table_states)
@@ -98,7 +98,7 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
 
 
 def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: SharedParameters) -> SharedArray:
-    """Let the model read a shared array laid out as the checkpoint's is; which rows it keeps exactly is read first."""
+    """Attach a shared array laid out like the checkpoint's; which rows it keeps exactly is read first."""
     exact = {
         name: torch.zeros(entry.exact_rows, dtype=torch.int64)
         for name, entry in sharing.tables.items()
@@ -133,7 +133,7 @@ def prune_checkpoints(folder: Path) -> None:
 def _model_state(sharded: ShardedModel, table_states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The state of all stores together, with that of the dense half.
 
-    Nothing is said of an optimiser without state: an empty entry is a key of its own, which another store lacks.
+    An optimiser without state has no entry: an empty one would be a key that another store lacks.
     """
     merged: dict[str, Any] = {"tables": {}}
     for state in table_states:

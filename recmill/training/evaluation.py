@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    auc: float | None  # None where the labels are all alike
+    auc: float | None  # None if all labels are equal
     log_loss: float
     normalised_entropy: float | None  # log loss against that of always predicting the base rate; below 1 is better
     base_rate: float
@@ -59,7 +59,7 @@ def area_under_curve(scores_N: np.ndarray, labels_N: np.ndarray) -> float:
 
 
 def thin_curve(curve: tuple[np.ndarray, ...], num_points: int = 200) -> tuple[np.ndarray, ...]:
-    """At most `num_points` points of a curve, evenly spaced by index, its ends kept."""
+    """At most `num_points` points of a curve, evenly spaced by index, with both ends."""
     keep = np.unique(np.linspace(0, len(curve[0]) - 1, min(num_points, len(curve[0]))).round().astype(int))
     return tuple(axis[keep] for axis in curve)
 

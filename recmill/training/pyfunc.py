@@ -28,7 +28,7 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
 
 def pad_ids(lists: list[Any], entry: dict[str, Any]) -> torch.Tensor:
-    """One row a sample, padded with -1; sequences longer than the model takes keep their last elements."""
+    """One row per sample, padded with -1; sequences longer than the model's limit keep their last elements."""
     rows = [np.atleast_1d(np.asarray(row, dtype=np.int64))[-entry["max_length"] :] for row in lists]
     padded = np.full((len(rows), max([len(row) for row in rows] + [1])), -1, dtype=np.int64)
     for position, row in enumerate(rows):

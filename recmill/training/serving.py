@@ -1,4 +1,4 @@
-"""What is done with a finished checkpoint: evaluate it, or turn it into something a server can load."""
+"""Evaluates a finished checkpoint, or exports it for serving."""
 
 from __future__ import annotations
 

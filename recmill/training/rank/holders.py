@@ -1,4 +1,4 @@
-"""What holds each table in a run: TorchRec, tiers of rows, shared parameters or files, by the plan and the switches."""
+"""What holds each table in a run, by the plan and the switches: TorchRec, tiers of rows, shared parameters or files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class TableHolders:
-    """Tables by what holds them; every other table is TorchRec's. Hot rows come on top, for hot batches."""
+    """Tables by what holds them; TorchRec holds the others. Hot rows are copies for hot batches."""
 
     tiered: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
@@ -35,7 +35,7 @@ class TableHolders:
 
 
 def assign_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, device: str = "cpu") -> TableHolders:
-    """Where every table of this run lives. A switch set to "true" that the plan cannot serve is an error."""
+    """What holds every table of this run. A switch set to "true" that the plan does not support is an error."""
     tiered = frozenset() if config.tiers == "false" else placed(plan, "tiered")
     shared = shared_tables(plan, config)
     for switch, tables, option in (("tiers", tiered, "--strategy tiers"), ("sharing", shared, "--compress")):
@@ -44,7 +44,7 @@ def assign_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, devic
     hot_rows = load_hot_rows(plan) if wants_hot_batches(plan, config) else {}
     unheld = {table.name for table in schema.tables} - shared - set(hot_rows)
     if hot_rows and unheld:
-        raise InputError(f"{plan.path}: the hot set says nothing of table(s) {', '.join(sorted(unheld))}")
+        raise InputError(f"{plan.path}: the hot set lacks table(s) {', '.join(sorted(unheld))}")
     beyond = tables_beyond_memory(schema, config, others=tiered | shared)
     return TableHolders(
         tiered=tiered,
@@ -56,9 +56,9 @@ def assign_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, devic
 
 
 def tables_beyond_memory(schema: Schema, config: TrainConfig, *, others: frozenset[str] = frozenset()) -> list[str]:
-    """The largest tables, as many as must leave so that the rest keeps to `table_memory_bytes`.
+    """The largest tables, as many as must leave memory for the rest to fit into `table_memory_bytes`.
 
-    Tables in `others` are placed by the plan in other ways and do not count.
+    Tables in `others` are held in other ways and do not count.
     """
     if not config.table_memory_bytes:
         return []
@@ -84,7 +84,7 @@ def _resident_rows(plan: ShardPlan, tables: list[str]) -> dict[str, Tensor]:
 
 
 def _cached_shares(schema: Schema, config: TrainConfig, tables: list[str], num_ranks: int) -> dict[str, float]:
-    """What the other tables leave of the GPU's memory, as a share of the rows of those that exceed it."""
+    """GPU memory left by the other tables, as a share of the rows of those that exceed it."""
     sizes = {table.name: _table_bytes(table, config) for table in schema.tables}
     beyond = sum(sizes[name] for name in tables)
     left = config.table_memory_bytes * num_ranks - (sum(sizes.values()) - beyond)
@@ -92,7 +92,7 @@ def _cached_shares(schema: Schema, config: TrainConfig, tables: list[str], num_r
 
 
 def exact_rows_of(plan: ShardPlan) -> dict[str, Tensor]:
-    """The ids of the rows that keep parameters of their own, in the order of their slots, of every shared table."""
+    """Per shared table the ids of the rows that keep parameters of their own, in the order of their slots."""
     return {
         name: torch.from_numpy(read_exact_rows(plan.path, name))
         for name, entry in (plan.shared.tables if plan.shared else {}).items()

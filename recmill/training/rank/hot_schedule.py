@@ -1,7 +1,7 @@
-"""In which order hot and cold batches are trained, decided by what the order does to the held-out loss.
+"""The order in which hot and cold batches are trained, adapted to the held-out loss.
 
-A rate of r means: r of an epoch's hot batches, then r of its cold ones, and so on in turns, so that every epoch has
-about 1/r turns and moves the hot rows twice a turn. Long runs of either kind drift away from what the other teaches:
+A rate of r means: train r of an epoch's hot batches, then r of its cold ones, and so on in turns. An epoch has about
+1/r turns, and each turn swaps the hot rows in and out. Long runs of one kind drift away from what the other teaches:
 
     held-out loss rose         rate / 2      shorter runs, more swaps
     fell several times         rate * 2      longer runs, fewer swaps
@@ -10,7 +10,7 @@ about 1/r turns and moves the hot rows twice a turn. Long runs of either kind dr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Block:
 
 
 class HotSchedule:
-    """Gives the blocks of an epoch one after another, and adapts the rate to the held-out losses it is told.
+    """Returns the blocks of an epoch one after another, and adapts the rate to the held-out losses.
 
         schedule = HotSchedule(num_hot=800, num_cold=200)
         while (block := schedule.next_block()) is not None:
@@ -45,23 +45,10 @@ class HotSchedule:
     The state is a few numbers, equal on all ranks because the loss is: `observe` takes rank 0's.
     """
 
-    def __init__(
-        self,
-        *,
-        num_hot: int,
-        num_cold: int,
-        rate: float = START_RATE,
-        falls_to_double: int = FALLS_TO_DOUBLE,
-        process_group: dist.ProcessGroup | None = None,
-    ) -> None:
-        if num_hot < 0 or num_cold < 0 or not MIN_RATE <= rate <= MAX_RATE or falls_to_double < 1:
-            raise InputError(
-                f"received {num_hot} hot and {num_cold} cold batches, a rate of {rate} and {falls_to_double} falls; "
-                f"expected no negative number, a rate of {MIN_RATE} to {MAX_RATE} and 1 fall or more"
-            )
+    def __init__(self, *, num_hot: int, num_cold: int, rate: float = START_RATE) -> None:
+        assert min(num_hot, num_cold) >= 0
+        assert MIN_RATE <= rate <= MAX_RATE
         self.num_hot, self.num_cold = num_hot, num_cold
-        self.falls_to_double = falls_to_double
-        self._group = process_group
         self._state = _State(rate=rate)
 
     @property
@@ -70,12 +57,12 @@ class HotSchedule:
 
     @property
     def num_swaps(self) -> int:
-        """Times the hot rows entered or left so far."""
+        """How often the hot rows were swapped in or out so far."""
         return self._state.num_swaps
 
     @property
     def is_turn_over(self) -> bool:
-        """Whether the last block ended a turn: the time to measure the held-out loss."""
+        """Whether the last block ended a turn: then the held-out loss is due."""
         state = self._state
         is_cold_done = state.is_hot_next and (state.hot_done + state.cold_done) > 0
         return is_cold_done or self.is_epoch_over
@@ -85,7 +72,7 @@ class HotSchedule:
         return self._state.hot_done >= self.num_hot and self._state.cold_done >= self.num_cold
 
     def next_block(self) -> Block | None:
-        """The next batches to train, or None when the epoch is over (then `start_epoch` begins another)."""
+        """The next batches to train, or None at the end of the epoch (then `start_epoch` begins another)."""
         if self.is_epoch_over:
             return None
         state = self._state
@@ -101,9 +88,9 @@ class HotSchedule:
         return Block(is_hot=is_hot, start=done, count=count)
 
     def _turn_of_hot(self) -> int:
-        """Hot batches of this turn. No more turns than there are batches of the rarer kind, so that each has some.
+        """Hot batches of this turn: at least so many that a cold one is due.
 
-        Nor fewer than it takes for a cold batch to be due: every turn has one, and cold ones would run ahead.
+        There are at most as many turns as batches of the rarer kind, and every turn has a cold batch.
         """
         state = self._state
         left, fewest = self.num_hot - state.hot_done, min(self.num_hot, self.num_cold)
@@ -113,17 +100,12 @@ class HotSchedule:
         return min(left, max(1, due, _round(max(state.rate, 1 / fewest) * self.num_hot)))
 
     def _turn_of_cold(self) -> int:
-        """Cold batches until as much of them is trained as of the hot ones: both end together."""
+        """Cold batches until the same share of both kinds is trained, so that both end together."""
         state = self._state
         left = self.num_cold - state.cold_done
         if state.hot_done >= self.num_hot:
             return left
         return min(left, max(1, _round(self.num_cold * state.hot_done / self.num_hot) - state.cold_done))
-
-    def blocks(self) -> Iterator[Block]:
-        """The blocks that are left of the epoch, at the rate each is reached with."""
-        while (block := self.next_block()) is not None:
-            yield block
 
     def start_epoch(self) -> None:
         state = self._state
@@ -132,10 +114,10 @@ class HotSchedule:
         state.epoch += 1
 
     def observe(self, loss: float) -> float:
-        """Take the held-out loss (rank 0's counts) and give the new rate."""
-        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+        """Take the held-out loss (rank 0's counts) and return the new rate."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
             shared = torch.tensor([loss], dtype=torch.float64)
-            dist.broadcast(shared, src=dist.get_global_rank(self._group, 0) if self._group else 0, group=self._group)
+            dist.broadcast(shared, src=0)
             loss = float(shared)
         state = self._state
         if state.last_loss is not None:
@@ -143,17 +125,17 @@ class HotSchedule:
                 state.rate, state.num_falls = max(MIN_RATE, state.rate / 2), 0
             elif loss < state.last_loss:
                 state.num_falls += 1
-                if state.num_falls >= self.falls_to_double:
+                if state.num_falls >= FALLS_TO_DOUBLE:
                     state.rate, state.num_falls = min(MAX_RATE, state.rate * 2), 0
         state.last_loss = loss
         return state.rate
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the blocks to come, as JSON."""
+        """Everything that decides the remaining blocks, as JSON."""
         return {**asdict(self._state), "num_hot": self.num_hot, "num_cold": self.num_cold}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with the same data."""
+        """Continue where `state` was taken, with the same data."""
         for name, expected in (("num_hot", self.num_hot), ("num_cold", self.num_cold)):
             if state.get(name) != expected:
                 raise InputError(f"the saved schedule has {name} {state.get(name)!r}, this run has {expected}")
@@ -161,7 +143,7 @@ class HotSchedule:
 
 
 def _round(number: float) -> int:
-    """Halves go up; Python's own rounding would take 2 of 5 batches as half of them, and 4 of 7."""
+    """Round half up; Python's own rounding makes 2 the half of 5 batches, and 4 the half of 7."""
     return math.floor(number + 0.5)
 
 

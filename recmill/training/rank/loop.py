@@ -1,4 +1,4 @@
-"""What every rank runs: read a batch, take a step, evaluate and save now and then."""
+"""The training loop of a rank: read a batch, take a step, evaluate and save at intervals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from recmill.training.rank.sharding import ShardedModel
 from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
 from recmill.tuning.online.tuner import OnlineTuner
 
-HELD_OUT_BATCHES = 4  # looked at after a turn of hot and cold batches
+HELD_OUT_BATCHES = 4  # evaluated after a turn of hot and cold batches
 DISK_FOLDER = "tables"  # rows of tables beyond memory, in the run's folder until it is finished
 LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
 Report = Callable[[str, int, int], None]
@@ -50,7 +50,7 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(kw_only=True)
 class RunState:
-    """Where a run is. Lives in every checkpoint, so that a resumed run continues as if never stopped."""
+    """Progress of a run. Part of every checkpoint, so that a resumed run continues as if never stopped."""
 
     step: int = 0
     num_samples: int = 0
@@ -145,7 +145,7 @@ class TrainingRun:
         return min(total, self.config.max_steps) if self.config.max_steps else total
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint, if there is one; steps logged after it will be taken again."""
+        """Continue from the newest checkpoint, if there is one; steps logged after it are repeated."""
         found = newest_checkpoint(self.out / "checkpoints")
         if found is None:
             return
@@ -158,7 +158,7 @@ class TrainingRun:
             write_text_atomically(self.out / "metrics.jsonl", "".join(f"{json.dumps(e)}\n" for e in self.curve))
 
     def train(self) -> dict[str, Any]:
-        """Train to the end and give what result.json holds (on rank 0; other ranks get {})."""
+        """Train to the end and return the content of result.json (on rank 0; {} on the others)."""
         eval_every = self.config.eval_every or self.ingest.batches_per_epoch
         with self.ingest, self._tuned() as tuners:
             self.sharded.module.train()
@@ -183,7 +183,7 @@ class TrainingRun:
 
     @contextmanager
     def _tuned(self) -> Iterator[list[OnlineTuner]]:
-        """Let an agent follow what ingestion needs while the block runs, where the config asks for it."""
+        """Let an agent adjust the ingestion workers while the block runs, if the config says so."""
         with ExitStack() as stack:
             is_tuned = self.config.tuning == "true" or (self.config.tuning == "auto" and self.allocation is not None)
             if not is_tuned:
@@ -196,7 +196,7 @@ class TrainingRun:
             ]
 
     def _next(self, batches: Iterator[tuple[Batch, bool]]) -> tuple[Batch, bool]:
-        """The next batch. Waiting for it is training time, but for the first one's, when ingestion starts."""
+        """The next batch. Waiting for it counts as training time, except for the first, when ingestion starts."""
         started = time.perf_counter()
         found = next(batches)
         if self.num_metered:
@@ -209,7 +209,7 @@ class TrainingRun:
             self.sharded.enter_hot()
         else:
             self.sharded.leave_hot()
-        if self.device.type != "cpu":  # batches are on the CPU, and rows read ahead belong to the very batch
+        if self.device.type != "cpu":  # on the CPU a copy would lose the rows that were read ahead for this batch
             batch = batch.to(self.device)
         self.sharded.schedule_lr(self.config, step=self.state.step, num_steps=self.num_steps)
         logits_B = self._forward(batch, is_hot=is_hot)
@@ -226,7 +226,7 @@ class TrainingRun:
         self.state.seconds += time.perf_counter() - started
 
     def _forward(self, batch: Batch, *, is_hot: bool = False) -> Tensor:
-        """Logits of the batch. A rank without samples passes a blank one and drops it: every rank must take part."""
+        """Logits of the batch. A rank without samples computes and drops a blank one: every rank must take part."""
         if len(batch):
             return self.sharded.module(batch.dense_BF, batch.ids, is_hot)
         keys = batch.ids.keys()
@@ -259,7 +259,7 @@ class TrainingRun:
             self.report("train step", self.state.step, self.num_steps)
 
     def _evaluate_and_decide(self) -> None:
-        """Measure the held-out split; keep the best weights and stop early where the config asks for it."""
+        """Evaluate the held-out split; keep the best weights and stop early if the config says so."""
         split = "valid" if "valid" in self.dataset.splits else evaluation_split(self.dataset)
         self.meter.stop()
         accuracy, _ = self.evaluate(split)
@@ -306,7 +306,7 @@ class TrainingRun:
 
     @torch.no_grad()
     def _held_out_loss(self) -> float:
-        """The mean loss over the first held-out batches, by which hot and cold turns are made longer or shorter."""
+        """The mean loss over the first held-out batches, from which the length of hot and cold turns follows."""
         self.meter.stop()
         self.sharded.module.eval()
         self.sharded.write_hot_back()

@@ -1,4 +1,4 @@
-"""A model spread over ranks by TorchRec: tables by the plan, everything else replicated."""
+"""A model sharded over ranks by TorchRec: tables by the plan, everything else replicated."""
 
 from __future__ import annotations
 
@@ -61,25 +61,25 @@ class ShardedModel:
     )
 
     def enter_hot(self) -> None:
-        """Bring the hot rows to every rank: from here on hot batches are trained."""
+        """Copy the hot rows to every rank: from here on hot batches are trained."""
         if not self.is_hot:
             for collection in self.hot:
                 collection.enter(self.stores)
             self.is_hot = True
 
     def leave_hot(self) -> None:
-        """Bring the hot rows back to where their tables live: from here on any batch can be trained."""
+        """Write the hot rows back to their tables: from here on any batch can be trained."""
         self.write_hot_back()
         self.is_hot = False
 
     def write_hot_back(self) -> None:
-        """Make the stores hold what the hot rows are now (for evaluation and checkpoints), staying in hot mode."""
+        """Update the stores with the hot rows (for evaluation and checkpoints), staying in hot mode."""
         if self.is_hot:
             for collection in self.hot:
                 collection.leave(self.stores)
 
     def schedule_lr(self, config: TrainConfig, *, step: int, num_steps: int) -> None:
-        """Give the step that begins the learning rates of the config's schedule; `step` are behind it."""
+        """Set the learning rates of the next step by the config's schedule, after `step` steps."""
         if config.lr_schedule == "constant":
             return
         share = 1 - step / num_steps
@@ -91,12 +91,12 @@ class ShardedModel:
             collection.set_lr(share * config.table_lr)
 
     def table_states(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps of the tables, one state a store."""
+        """The tables as a checkpoint stores them, one state per store."""
         self.write_hot_back()
         return [store.state() for store in self.stores]
 
     def absorb_tables(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over states of the form `table_states` gives, after a checkpoint has been read into them."""
+        """Take over states of the form of `table_states`, after a checkpoint has been read into them."""
         for store, state in zip(self.stores, states, strict=True):
             store.absorb(state)
 
@@ -144,7 +144,7 @@ def shard_model(
             data_parallel_wrapper=DefaultDataParallelWrapper(bucket_cap_mb=DENSE_BUCKET_MB),
         )
     dense = [parameter for name, parameter in module.named_parameters() if name.startswith("ranker.")]
-    # foreach: the same bits in half the time (0.9 instead of 1.8 ms a step with 42 parameters); the fused form rounds
+    # foreach: the same bits in half the time (0.9 instead of 1.8 ms per step with 42 parameters); fused rounds
     # differently.
     decay = config.dense_weight_decay
     optimiser = torch.optim.Adam(dense, lr=config.dense_lr, weight_decay=decay, foreach=True)
@@ -200,7 +200,7 @@ class _Tables:
                 yield shape, chosen
 
     def _options(self) -> dict[str, Any]:
-        # A group of its own keeps a collection's messages apart from DDP's, whose order is autograd's business.
+        # A group of its own separates a collection's messages from DDP's, whose order autograd decides.
         return {
             "optimiser": table_optimiser(self.config),
             "process_group": dist.new_group(),
@@ -222,7 +222,7 @@ class _Tables:
         return built
 
     def attach_shared(self, embeddings: TableEmbeddings) -> list[TableStore]:
-        """One array for all shared tables; the collection of the first shape stands for it."""
+        """One array for all shared tables; the collection of the first shape represents it."""
         if not self.held.shared or self.plan.shared is None:
             return []
         exact = exact_rows_of(self.plan)
@@ -235,7 +235,7 @@ class _Tables:
     def attach_disk(self, embeddings: TableEmbeddings, folder: Path | None) -> list[DiskStore]:
         built = []
         for shape, configs in self._by_shape(embeddings, frozenset(self.held.on_disk)):
-            assert folder is not None  # whoever gives a limit says where the rest goes
+            assert folder is not None  # a memory limit comes with a folder
             store = DiskStore(
                 configs,
                 folder=folder,
@@ -278,7 +278,7 @@ def table_scale(num_rows: int, config: TrainConfig) -> float:
 
 
 def _leave_as_it_is(weight: Tensor) -> Tensor:
-    """Instead of TorchRec's start of a table, which takes as long as ours and is written over by it."""
+    """Replaces TorchRec's initialisation, which takes as long as ours and is overwritten by it."""
     return weight
 
 
