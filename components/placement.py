@@ -102,7 +102,7 @@ DEFAULT_STEPS: dict[str, StepPlacement] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class ClusterPlacement:
     """Everything about a pipeline's pods except what they compute."""
 
     claim: str = "recmill-runs"  # the volume of the runs

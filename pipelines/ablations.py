@@ -9,10 +9,8 @@ from kfp.dsl.base_component import BaseComponent
 
 from components.compare_runs.component import compare_runs
 from components.generate_data.component import generate_data
-from components.images import TAG
-from components.placement import Placement
 from components.train_model.component import train_model
-from pipelines.site import Site, field_of
+from pipelines.site import LOCAL, Site, field_of
 from pipelines.train import steps_before_training
 from recmill.training.switches import ablation_variants
 
@@ -23,9 +21,8 @@ VARIANTS = [
 ]
 
 
-def build_ablations(*, image_tag: str = TAG, registry: str = "", placement: Placement | None = None) -> BaseComponent:
+def build_ablations(site: Site = LOCAL) -> BaseComponent:
     """The comparison of the baseline, each switch alone and all of them as one pipeline."""
-    site = Site(image_tag=image_tag, registry=registry, placement=placement)
 
     @dsl.pipeline(name=NAME, description="Each switch alone and all of them, on the same data and plan.")
     def compare_ablations(

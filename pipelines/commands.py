@@ -16,7 +16,7 @@ from recmill.artifacts import InputError, explain_write_errors, is_remote, read_
 from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, settings_option
 
 if TYPE_CHECKING:
-    from components.placement import Placement
+    from components.placement import ClusterPlacement
 
 PRESETS = ("tiny", "small", "recd", "globo", "frappe", "movielens", "criteo")
 PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "ablations": "recmill-ablations.yaml"}
@@ -233,14 +233,13 @@ def _compile_to(
 
     from components.images import TAG
     from pipelines.ablations import build_ablations
+    from pipelines.site import Site
     from pipelines.train import build_partitioned_pipeline, build_pipeline
 
     builders = {"train": build_pipeline, "partitions": build_partitioned_pipeline, "ablations": build_ablations}
-    pipeline = builders[kind](
-        image_tag=TAG if image_tag is None else image_tag,
-        registry=registry,
-        placement=_read_placement(placement, gpus, gpu_type),
-    )
+    tag = TAG if image_tag is None else image_tag
+    site = Site(image_tag=tag, registry=registry, placement=_read_placement(placement, gpus, gpu_type))
+    pipeline = builders[kind](site)
     if folder.is_file():
         raise InputError(f"{folder}: is a file, expected a folder for --out")
     with explain_write_errors(folder):
@@ -252,10 +251,10 @@ def _compile_to(
     return path
 
 
-def _read_placement(path: str | None, gpus: int | None, gpu_type: str | None) -> Placement:
-    from components.placement import Placement
+def _read_placement(path: str | None, gpus: int | None, gpu_type: str | None) -> ClusterPlacement:
+    from components.placement import ClusterPlacement
 
-    placement = Placement.load(path) if path else Placement()
+    placement = ClusterPlacement.load(path) if path else ClusterPlacement()
     if gpu_type:
         placement = replace(placement, gpu_type=gpu_type)
     return placement if gpus is None else placement.with_step("train_model", gpus=gpus)

@@ -11,7 +11,7 @@ from kfp import dsl, kubernetes
 
 from components.close_run.component import close_run
 from components.images import CUDA_SUFFIX, DATA, TAG, TRAINER, image
-from components.placement import USER, VARIABLE, Placement
+from components.placement import USER, VARIABLE, ClusterPlacement
 
 IMAGES = {
     "generate_data": DATA,
@@ -33,7 +33,7 @@ class Site:
 
     image_tag: str = TAG
     registry: str = ""
-    placement: Placement | None = None
+    placement: ClusterPlacement | None = None
 
     def place(self, step: str, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """The task in the image of its step, with the resources that the placement gives the step."""
@@ -62,6 +62,9 @@ class Site:
             yield
 
 
+LOCAL = Site()
+
+
 def field_of(item: Any, name: str) -> Any:
     """A field of the current item of dsl.ParallelFor. Not `item.name`: that is kfp's name of the item.
 
@@ -70,7 +73,7 @@ def field_of(item: Any, name: str) -> Any:
     return item.__getattr__(name)
 
 
-def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: Placement) -> None:
+def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: ClusterPlacement) -> None:
     given = placement.step(step)
     task.set_cpu_request(given.cpu).set_cpu_limit(given.cpu)
     task.set_memory_request(given.memory).set_memory_limit(given.memory)

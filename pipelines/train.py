@@ -12,23 +12,20 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from components.generate_data.component import generate_data
-from components.images import TAG
 from components.merge_data.component import merge_data
-from components.placement import Placement
 from components.plan_shards.component import plan_shards
 from components.profile_access.component import profile_access
 from components.report.component import report
 from components.train_model.component import train_model
 from components.tune_ingest.component import tune_ingest
-from pipelines.site import Site, field_of
+from pipelines.site import LOCAL, Site, field_of
 
 STEPS = ("generate_data", "profile_access", "plan_shards", "tune_ingest", "train_model", "report")
 NAME = "recmill"
 
 
-def build_pipeline(*, image_tag: str = TAG, registry: str = "", placement: Placement | None = None) -> BaseComponent:
+def build_pipeline(site: Site = LOCAL) -> BaseComponent:
     """The training pipeline, its steps running in the images of that tag; on a cluster, placed there."""
-    site = Site(image_tag=image_tag, registry=registry, placement=placement)
 
     @dsl.pipeline(name=NAME, description="Raw interaction logs in; a trained, sharded recommendation model out.")
     def train(
@@ -63,11 +60,8 @@ def build_pipeline(*, image_tag: str = TAG, registry: str = "", placement: Place
     return train
 
 
-def build_partitioned_pipeline(
-    *, image_tag: str = TAG, registry: str = "", placement: Placement | None = None
-) -> BaseComponent:
+def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
     """The same for a log that lies in several folders: each is clustered by a task of its own, side by side."""
-    site = Site(image_tag=image_tag, registry=registry, placement=placement)
 
     @dsl.pipeline(name=f"{NAME}-partitions", description="As recmill, with the raw log clustered in partitions.")
     def train_on_partitions(

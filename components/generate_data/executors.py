@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from components.placement import Placement
+from components.placement import ClusterPlacement
 from recmill.data.cluster.spark_session import ExecutorPods
 
 
@@ -14,7 +14,7 @@ def spark_settings(master: str) -> dict[str, str]:
         return {}
     if not master.startswith("k8s://"):
         return {"spark.master": master}
-    placement = Placement.from_environment()
+    placement = ClusterPlacement.from_environment()
     given = placement.step("generate_data")
     pods = ExecutorPods(
         image=placement.image,

@@ -26,7 +26,7 @@ def train_model(
 
     from components.memory import explain_memory_limit
     from components.outputs import log_numbers, path_of, publish
-    from components.placement import Placement
+    from components.placement import ClusterPlacement
     from components.train_model.train_job import TrainJobLauncher
     from recmill import artifacts
     from recmill.tracking import step_run
@@ -46,7 +46,7 @@ def train_model(
         subfolder=subfolder,
     ) as step:
         step.log_dataset(data, context="training")
-        placement = Placement.from_environment()
+        placement = ClusterPlacement.from_environment()
         launcher = TrainJobLauncher(num_nodes=num_nodes, placement=placement, progress=step.progress)
         with explain_memory_limit():
             result = train(

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.placement import Placement
+from components.placement import ClusterPlacement
 from components.train_model.pods import describe_failure, find_stuck, follow_log
 from recmill.artifacts import InputError, dump_json, write_text_atomically
 from recmill.progress import Progress, no_progress
@@ -34,7 +34,7 @@ STUCK_S = 300  # a pod that cannot start (no such image, no such secret) for thi
 
 
 def make_train_job(
-    job: Mapping[str, Any], folder: Path, *, num_nodes: int, num_local: int, placement: Placement
+    job: Mapping[str, Any], folder: Path, *, num_nodes: int, num_local: int, placement: ClusterPlacement
 ) -> dict[str, Any]:
     """The TrainJob of a run. Its name follows from the run's folder, so that a restarted step finds it."""
     step = placement.step("train_model")
@@ -79,7 +79,7 @@ class TrainJobLauncher:
         self,
         *,
         num_nodes: int,
-        placement: Placement,
+        placement: ClusterPlacement,
         progress: Progress = no_progress,
         poll_s: float = POLL_S,
         stuck_s: float = STUCK_S,

@@ -88,7 +88,7 @@ def run_ablation(
         folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_settings(folder, ablation)
     write_text_atomically(folder / ABLATION_FILE, dump_json(_manifest(ablation, [])))
-    inputs = _Inputs(folder=folder, ablation=ablation, progress=progress)
+    inputs = _SharedInputs(folder=folder, ablation=ablation, progress=progress)
     variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     turns = [
@@ -115,7 +115,7 @@ def prepare_jobs(
     """The variants (those named, or all) as jobs that ranks of one process group can train in turn: worker.open_run."""
     folder = Path(out).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    inputs = _Inputs(folder=folder, ablation=ablation, progress=progress)
+    inputs = _SharedInputs(folder=folder, ablation=ablation, progress=progress)
     jobs = []
     for variant in ablation.variants():
         if names is not None and variant.name not in names:
@@ -144,7 +144,7 @@ def _refuse_other_settings(folder: Path, ablation: Ablation) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Inputs:
+class _SharedInputs:
     """What variants are trained with and share, each made when the first variant needs it."""
 
     folder: Path
@@ -214,7 +214,7 @@ class _Inputs:
         return TrainConfig.from_overrides(variant.settings(), base=self.ablation.config)
 
 
-def _train(inputs: _Inputs, variant: SwitchChoice, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
+def _train(inputs: _SharedInputs, variant: SwitchChoice, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
     """Train one repeat of a variant and return its figures."""
     run, started = inputs.folder / variant.name, time.time()
     dataset, plan, allocation = inputs.dataset(variant), inputs.plan(variant), inputs.allocation(variant)

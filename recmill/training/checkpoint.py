@@ -40,7 +40,7 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         dist.barrier()
-        state = {**_model_state(sharded, sharded.table_states()), "rng": {str(rank): _random_state()}}
+        state = {**_model_state(sharded, sharded.table_states()), "rng": {str(rank): torch.get_rng_state()}}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=str(folder))
@@ -60,13 +60,15 @@ def load_checkpoint(path: Path, sharded: ShardedModel) -> Checkpoint:
     rank = str(dist.get_rank())
     has_random_state = checkpoint.world_size == dist.get_world_size()
     if has_random_state:
-        state["rng"] = {rank: _random_state()}
+        state["rng"] = {rank: torch.get_rng_state()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Tensors are filled in place: most are views of the live model, the others are taken over afterwards.
         dcp.load(state, checkpoint_id=str(path))
     sharded.absorb_tables(table_states)
-    _load_dense_optimiser(sharded.dense_optimiser, state["dense_optimiser"])
+    optimiser = sharded.dense_optimiser
+    for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
+        optimiser.state[parameter] = dict(state["dense_optimiser"][str(position)])
     if has_random_state:
         torch.set_rng_state(state["rng"][rank])
     return checkpoint
@@ -148,10 +150,6 @@ def _model_state(sharded: ShardedModel, table_states: Sequence[Mapping[str, Any]
     }
 
 
-def _random_state() -> torch.Tensor:
-    return torch.get_rng_state()
-
-
 def _dense_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     """Adam's moments by position, created where no step has been taken yet, so that there is something to load into."""
     state = {}
@@ -164,8 +162,3 @@ def _dense_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
         }
         state[str(position)] = dict(entry)
     return state
-
-
-def _load_dense_optimiser(optimiser: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
-        optimiser.state[parameter] = dict(state[str(position)])

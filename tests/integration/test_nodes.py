@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from components.placement import Placement
+from components.placement import ClusterPlacement
 from components.train_model.train_job import JOB, launch_folder, make_train_job
 from recmill.artifacts import dump_json
 from recmill.data.cluster import cluster_sessions
@@ -32,7 +32,7 @@ def launch_nodes(job: Mapping[str, Any], folder: Path, nproc: int) -> None:
     """What the TrainJob's runtime does: torchrun once per node, told by PET_* who is who."""
     launch_folder(folder).mkdir()
     (launch_folder(folder) / JOB).write_text(dump_json(job), encoding="utf-8")
-    manifest = make_train_job(job, folder, num_nodes=nproc, num_local=1, placement=Placement(image="trainer:t1"))
+    manifest = make_train_job(job, folder, num_nodes=nproc, num_local=1, placement=ClusterPlacement(image="trainer:t1"))
     trainer = manifest["spec"]["trainer"]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

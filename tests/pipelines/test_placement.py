@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.placement import DEFAULT_STEPS, Placement
+from components.placement import DEFAULT_STEPS, ClusterPlacement
 from pipelines.ablations import VARIANTS
 from pipelines.commands import PIPELINES, compile_pipeline
 from pipelines.site import IMAGES
@@ -149,7 +149,7 @@ def test_the_placement_travels_to_the_steps_that_start_pods(tmp_path: Path) -> N
     for name, executor in spec["deploymentSpec"]["executors"].items():
         variables = {entry["name"]: entry["value"] for entry in executor["container"]["env"]}
         if "RECMILL_PLACEMENT" in variables:
-            travelling[name] = Placement.from_body(json.loads(variables["RECMILL_PLACEMENT"]), where="test")
+            travelling[name] = ClusterPlacement.from_body(json.loads(variables["RECMILL_PLACEMENT"]), where="test")
     assert set(travelling) == {"exec-generate-data", "exec-train-model"}
     there = travelling["exec-train-model"]
     assert (there.mount, there.image) == ("/data", "recmill/trainer:0.1.0")
@@ -175,12 +175,12 @@ def test_a_wrong_placement_is_named(tmp_path: Path, text: str, says: str) -> Non
     file = tmp_path / "placement.yml"
     file.write_text(text)
     with pytest.raises(InputError, match=re.escape(says)):
-        Placement.load(file)
+        ClusterPlacement.load(file)
 
 
 def test_a_placement_survives_its_journey() -> None:
-    placement = Placement(image="i:1").with_step("train_model", gpus=1, node_selector={"a": "b"})
-    assert Placement.from_body(json.loads(placement.to_json()), where="test").to_json() == placement.to_json()
+    placement = ClusterPlacement(image="i:1").with_step("train_model", gpus=1, node_selector={"a": "b"})
+    assert ClusterPlacement.from_body(json.loads(placement.to_json()), where="test").to_json() == placement.to_json()
 
 
 def test_every_step_has_an_image_and_a_default_placement() -> None:

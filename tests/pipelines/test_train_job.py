@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from components.memory import describe_limit, explain_memory_limit, num_kills
-from components.placement import Placement
+from components.placement import ClusterPlacement
 from components.train_model.pods import describe_failure, find_stuck
 from components.train_model.train_job import finished, make_train_job
 from recmill.training.config import TrainConfig
@@ -20,8 +20,8 @@ from recmill.training.trainer import TrainingFailed
 OUT = Path("/runs/one/train")
 
 
-def manifest(placement: Placement | None = None, **settings: Any) -> dict[str, Any]:
-    placement = placement or Placement(image="recmill/trainer:t1")
+def manifest(placement: ClusterPlacement | None = None, **settings: Any) -> dict[str, Any]:
+    placement = placement or ClusterPlacement(image="recmill/trainer:t1")
     job = {"config": TrainConfig(**settings).to_json()}
     return make_train_job(job, OUT, num_nodes=4, num_local=2, placement=placement)
 
@@ -66,7 +66,7 @@ def test_the_pods_get_the_volume_and_no_rights() -> None:
 
 
 def test_gpus_nodes_and_taints_of_the_placement_reach_the_pods() -> None:
-    placement = Placement.from_body(
+    placement = ClusterPlacement.from_body(
         {
             "image": "i:1",
             "steps": {"train_model": {"gpus": 8, "node_selector": {"pool": "gpu"}, "tolerations": [{"key": "gpu"}]}},

@@ -10,7 +10,7 @@ from typing import Any
 from recmill.artifacts import InputError
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
-from recmill.training.rank.hot_schedule import Block, HotSchedule
+from recmill.training.rank.hot_schedule import BatchBlock, HotSchedule
 
 AHEAD = 2  # batches whose rows are read from disk while earlier ones are trained
 
@@ -38,7 +38,7 @@ class Feed:
             counts = {kind: stream.batches_per_epoch for kind, stream in self._streams.items()}
             self.schedule = HotSchedule(num_hot=counts[True], num_cold=counts.get(False, 0))
         self.wants_loss = False
-        self._block: Block | None = None
+        self._block: BatchBlock | None = None
         self._left = 0  # batches left in the block
         self._num_done = 0
         self._prefetch = prefetch
@@ -118,7 +118,7 @@ class Feed:
         for is_hot, stream in self._streams.items():
             stream.load_state_dict(state["streams"][_name(is_hot)])
         self.schedule.load_state_dict(state["schedule"])
-        self._block = Block(**state["block"]) if state["block"] else None
+        self._block = BatchBlock(**state["block"]) if state["block"] else None
         self._left, self._num_done = int(state["left"]), int(state["num_done"])
 
     def stats(self) -> dict[str, Any]:

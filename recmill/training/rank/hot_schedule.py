@@ -25,7 +25,7 @@ FALLS_TO_DOUBLE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class BatchBlock:
     """Batches of one kind in a row: numbers [start, start + count) of the epoch's hot or cold batches."""
 
     is_hot: bool
@@ -71,7 +71,7 @@ class HotSchedule:
     def is_epoch_over(self) -> bool:
         return self._state.hot_done >= self.num_hot and self._state.cold_done >= self.num_cold
 
-    def next_block(self) -> Block | None:
+    def next_block(self) -> BatchBlock | None:
         """The next batches to train, or None at the end of the epoch (then `start_epoch` begins another)."""
         if self.is_epoch_over:
             return None
@@ -85,7 +85,7 @@ class HotSchedule:
         else:
             state.cold_done += count
         state.is_hot_next = not is_hot
-        return Block(is_hot=is_hot, start=done, count=count)
+        return BatchBlock(is_hot=is_hot, start=done, count=count)
 
     def _turn_of_hot(self) -> int:
         """Hot batches of this turn: at least so many that a cold one is due.

@@ -266,15 +266,10 @@ def _initial_rows(schema: Schema, config: TrainConfig) -> InitialRows:
 
     def rows(name: str, start: int, stop: int) -> Tensor:
         table = tables[name]
-        scale = table_scale(table.num_rows, config)
+        scale = config.table_init_scale or max(0.01, 1 / math.sqrt(table.num_rows))
         return initial_rows(name, start=start, stop=stop, dim=table.dim, scale=scale, seed=config.seed)
 
     return rows
-
-
-def table_scale(num_rows: int, config: TrainConfig) -> float:
-    """Half the width of the uniform distribution a table's rows start from."""
-    return config.table_init_scale or max(0.01, 1 / math.sqrt(num_rows))
 
 
 def _leave_as_it_is(weight: Tensor) -> Tensor:

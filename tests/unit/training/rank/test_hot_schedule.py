@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recmill.artifacts import InputError
-from recmill.training.rank.hot_schedule import Block, HotSchedule
+from recmill.training.rank.hot_schedule import BatchBlock, HotSchedule
 
 
 def blocks_of(schedule):
@@ -17,10 +17,10 @@ def blocks_of(schedule):
 def test_half_of_the_hot_batches_then_half_of_the_cold_ones():
     schedule = HotSchedule(num_hot=10, num_cold=4)
     assert blocks_of(schedule) == [
-        Block(is_hot=True, start=0, count=5),
-        Block(is_hot=False, start=0, count=2),
-        Block(is_hot=True, start=5, count=5),
-        Block(is_hot=False, start=2, count=2),
+        BatchBlock(is_hot=True, start=0, count=5),
+        BatchBlock(is_hot=False, start=0, count=2),
+        BatchBlock(is_hot=True, start=5, count=5),
+        BatchBlock(is_hot=False, start=2, count=2),
     ]
     assert schedule.num_swaps == 4
     assert schedule.next_block() is None
