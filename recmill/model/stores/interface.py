@@ -1,7 +1,7 @@
-"""What every way of keeping embedding tables has in common, whoever holds the rows.
+"""The interface that all stores of embedding tables implement.
 
-A collection answers lookups for some tables and updates them itself in the backward pass. TorchRec's sharded
-collections, rows in tiers, hot rows and shared parameters all look like this to the model and to checkpoints.
+A collection answers lookups for some tables and updates them itself in the backward pass. The model and checkpoints see
+TorchRec's sharded collections, tiers, shared parameters and tables on disk through this interface.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-# R = rows asked for, H = rows of a replica, D = embedding width
-InitialRows = Callable[[str, int, int], Tensor]  # (table, start, stop) -> rows as a fresh run starts them
+# R = requested rows, H = rows of a replica, D = embedding width
+InitialRows = Callable[[str, int, int], Tensor]  # (table, start, stop) -> initial values of these rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,18 @@ class Replica:
     weights_HD: Tensor
     state: Mapping[str, Tensor]  # state name -> [H] or [H, D]
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """Weights and state."""
+        return [self.weights_HD, *self.state.values()]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
 
 class TableStore(Protocol):
-    """Tables that training can start, save, load and move rows of. Every method is called on all ranks together."""
+    """Tables whose rows training can initialise, save, load and move. All ranks call every method together."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -47,28 +56,37 @@ class TableStore(Protocol):
         ...
 
     def start(self, initial_rows: InitialRows) -> None:
-        """Give every row the value a fresh run starts from, and clear the optimiser state."""
+        """Set every row to its initial value and clear the optimiser state."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: {"tables": {table: rows}, "table_optimiser": {table: {name: state}}}.
+        """What a checkpoint stores: {"tables": {table: rows}, "table_optimiser": {table: {name: state}}}.
 
-        Values are tensors or ShardedTensors over *logical* rows (row id order), so that any other store can load them.
+        Values are tensors or ShardedTensors over *logical* rows (in row id order), so that any store can load them.
         """
         ...
 
     def absorb(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of the form `state()` gives, after a checkpoint has been read into it."""
+        """Load a state of the form that `state()` returns, after a checkpoint has been read into it."""
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the steps that begin from now on."""
+        """Set the learning rate of the steps that begin from now on."""
         ...
 
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(weights [R, D], {state name: [R] or [R, D]}) of rows by their ids, the same on every rank."""
+        """(weights [R, D], {state name: [R] or [R, D]}) of rows by id, the same on every rank."""
         ...
 
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Write rows back. All ranks pass the same values; each keeps what it holds."""
+        """Write rows back. All ranks pass the same values; each writes the rows it holds."""
         ...
+
+
+def copy_rows(store: TableStore, replicas: Mapping[str, Replica]) -> None:
+    """Set copies of rows to what the store holds, on all ranks."""
+    for table, own in replicas.items():
+        weights, state = store.gather_rows(table, own.rows_H)
+        own.weights_HD.copy_(weights)
+        for name, live in own.state.items():
+            live.copy_(state[name].reshape(live.shape))

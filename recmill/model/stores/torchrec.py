@@ -1,4 +1,4 @@
-"""TorchRec's sharded tables as a TableStore: rows move in and out of the shards, whoever holds them."""
+"""TorchRec's sharded tables as a TableStore: rows move in and out of the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels import move_rows
+from recmill.model.stores.collectives import world_size
 from recmill.model.stores.hot.swap import HeldShard, exchange_changes
-from recmill.model.stores.interface import InitialRows, Replica
+from recmill.model.stores.interface import InitialRows, Replica, copy_rows
 
-# R = rows asked for, D = embedding width
+# R = requested rows, D = embedding width
 START_BLOCK = 1 << 20
 
 
 class TorchRecStore:
     """Tables of a DistributedModelParallel, by their ShardedTensors, whose local shards are views of the live rows.
 
-    `weights` maps a table to its ShardedTensor, `optimiser_state` a table to {state name: ShardedTensor} (what
-    `ShardedModel.table_weights` and `table_optimiser_state` give). Table-wise and row-wise shards are held whole in
-    their columns; of column-wise ones only weights and element-wise state can be moved.
+    `weights` maps a table to its ShardedTensor, `optimiser_state` a table to {state name: ShardedTensor}. Table-wise
+    and row-wise shards hold whole rows; of column-wise shards only weights and element-wise state can be moved.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class TorchRecStore:
         return tuple(self._weights)
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the steps that begin from now on."""
-        assert self._optimiser is not None, "the store was made without the tables' optimiser"
+        """Set the learning rate of the steps that begin from now on."""
+        assert self._optimiser is not None, "the store was built without the tables' optimiser"
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        self._optimiser.step()  # of a fused optimiser: hands the rate to its tables
+        self._optimiser.step()  # a fused optimiser passes the rate to its tables here
 
     @torch.no_grad()
     def start(self, initial_rows: InitialRows) -> None:
-        """Give every local row the value a fresh run starts from, and clear the optimiser state."""
+        """Set every local row to its initial value and clear the optimiser state."""
         for table, weight in self._weights.items():
             for shard in weight.local_shards():
                 first, column = shard.metadata.shard_offsets
@@ -70,7 +70,7 @@ class TorchRecStore:
         return {"tables": dict(self._weights), "table_optimiser": {k: dict(v) for k, v in self._state.items() if v}}
 
     def absorb(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do: a checkpoint is read into the live shards."""
+        """Nothing to do: checkpoints are read into the live shards."""
 
     @torch.no_grad()
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -94,37 +94,33 @@ class TorchRecStore:
 
     @torch.no_grad()
     def refresh(self, replicas: Mapping[str, Replica]) -> None:
-        """Make copies of rows equal to the rows, on all ranks, with one exchange for all tables.
+        """Update copies of rows on all ranks, with one exchange for all tables.
 
-        Replicas are equal everywhere, so whoever holds a row compares it with its own copy and sends it if they differ.
+        Replicas are equal on all ranks, so the rank that holds a row compares it with its own copy and sends it if they
+        differ.
         """
-        cut = [table for table in replicas if self._is_cut(table)]
+        cut = {table: own for table, own in replicas.items() if self._is_cut(table)}
         whole = {table: own for table, own in replicas.items() if table not in cut}
-        for table in cut:
-            own = replicas[table]
-            found, state = self.gather_rows(table, own.rows_H)
-            own.weights_HD.copy_(found)
-            for name, target in own.state.items():
-                target.copy_(state[name])
-        if not dist.is_initialized() or dist.get_world_size(self._group) == 1:
+        copy_rows(self, cut)
+        if world_size(self._group) == 1:
             for table, own in whole.items():
                 for live, held, place, local in self._pairs(table, own):
                     for source, target in zip(live, held, strict=True):
                         move_rows(source, target, source_rows_N=local, target_rows_N=place)
             return
         exchange_changes(
-            {table: _parts(own) for table, own in whole.items()},
+            {table: own.parts for table, own in whole.items()},
             {table: self._pairs(table, own) for table, own in whole.items()},
             self._group,
         )
 
     def _pairs(self, table: str, own: Replica) -> list[HeldShard]:
-        """What this rank holds of a replicated table: a shard's weights and state beside their copies."""
+        """This rank's shards of a replicated table: weights and state paired with their copies."""
         found = []
         for number, shard in enumerate(self._shards(table, "")):
             place, local, _ = self._overlap(table, shard, own.rows_H)
             live = [shard.tensor, *(self._shards(table, name)[number].tensor for name in own.state)]
-            found.append(HeldShard(live=live, held=_parts(own), place=place, local=local))
+            found.append(HeldShard(live=live, held=own.parts, place=place, local=local))
         return found
 
     def _shards(self, table: str, name: str) -> list[Any]:
@@ -134,14 +130,14 @@ class TorchRecStore:
         return sorted(shards, key=lambda shard: tuple(shard.metadata.shard_offsets))
 
     def _is_cut(self, table: str) -> bool:
-        """Whether shards hold some columns of their rows only."""
+        """Whether shards hold only some columns of their rows."""
         whole = self._weights[table].metadata()
         return any(shard.shard_sizes[1] != whole.size[1] for shard in whole.shards_metadata)
 
     def _overlap(self, table: str, shard: Any, rows_R: Tensor) -> tuple[Tensor | None, Tensor, slice | None]:
-        """Which of the rows a shard holds: their places among them (None: all), in the shard, and the columns it has.
+        """Which of the rows a shard holds: (positions in `rows_R` or None for all, positions in the shard, its columns).
 
-        Remembered for the rows asked for last: hot rows are the same at every swap.
+        Cached for the rows requested last: hot rows are the same at every swap.
         """
         offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
         columns = slice(int(offsets[1]), int(offsets[1] + sizes[1])) if len(offsets) == 2 else None
@@ -155,11 +151,11 @@ class TorchRecStore:
         return known[1], known[2], columns
 
     def _state_shape(self, table: str, name: str, rows_R: Tensor, dim: int) -> tuple[int, ...]:
-        # TorchRec names the state of local tables only, so ranks that hold nothing learn its form from one that does.
+        # TorchRec knows the state of local tables only, so ranks that hold nothing learn its shape from one that does.
         if (table, name) not in self._wide:
             local = self._state.get(table, {}).get(name)
             flag = torch.tensor([int(local is not None and len(local.metadata().size) == 2)])
-            if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+            if world_size(self._group) > 1:
                 dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
             self._wide[table, name] = bool(flag)
         return (len(rows_R), dim) if self._wide[table, name] else (len(rows_R),)
@@ -173,24 +169,20 @@ class TorchRecStore:
                 move_rows(shard.tensor, found, source_rows_N=local, target_rows_N=place)
             else:
                 found[slice(None) if place is None else place, columns] = shard.tensor[local].to(device)
-        if not dist.is_initialized() or dist.get_world_size(self._group) == 1:
+        if world_size(self._group) == 1:
             return found
         owners = {shard.placement.rank() for shard in self._weights[table].metadata().shards_metadata}
         if len(owners) == 1:
             source_rank = owners.pop()
             dist.broadcast(found, src=source_rank, group=self._group)
             return found
-        # Every element is held once and is zero elsewhere; added up as integers, so that no bit changes (-0.0 + 0.0).
+        # Each element is held by one rank and zero elsewhere; summed as integers, so that no bit changes (-0.0 + 0.0).
         dist.all_reduce(found.view(torch.int32), group=self._group)
         return found
 
 
 def _overlap(shard: Any, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the rows a shard holds: their places among them and in the shard."""
+    """Which of the rows a shard holds: their positions in `rows_R` and in the shard."""
     first, count = int(shard.metadata.shard_offsets[0]), int(shard.metadata.shard_sizes[0])
     place = ((rows_R >= first) & (rows_R < first + count)).nonzero().squeeze(1)
     return place, (rows_R[place] - first).to(shard.tensor.device)
-
-
-def _parts(own: Replica) -> list[Tensor]:
-    return [own.weights_HD, *own.state.values()]

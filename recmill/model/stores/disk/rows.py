@@ -1,12 +1,12 @@
-"""The rows of one table in a sparse file on disk: read and written in bulk, drawn when they are first touched.
+"""The rows of one table in a sparse file on disk: read and written in bulk, initialised on first touch.
 
     record of a row:   | D weights | S floats of optimiser state |     float32, row after row
 
-The file is as long as the whole table, but only pages that were written take space: a table of 50 GB is there at once.
-Rows nobody has touched have no bytes; a hash of the row says what they start from. The mapping is dropped from memory
-every now and then: what was written stays with the operating system, which may keep it in its cache.
+The file is as long as the whole table, but only written pages take space: creating a table of 50 GB takes no time.
+Untouched rows have no bytes; their initial values are a hash of the row number. The mapping is dropped from memory from
+time to time: written pages stay with the operating system, which may cache them.
 
-Shape suffixes: R = rows, D = embedding width, S = floats of state a row.
+Shape suffixes: R = rows, D = embedding width, S = floats of state per row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK_ROWS = 1 << 16
 
 
 def hashed_rows(rows_R: IdArray, dim: int, *, scale: float, seed: int) -> Tensor:
-    """[R, D] uniform in +-scale, each row from its number alone (splitmix64): any row can be drawn at any time."""
+    """[R, D] uniform in +-scale, each row computed from its number alone (splitmix64), at any time."""
     with np.errstate(over="ignore"):
         base_R = (rows_R.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         mixed = base_R[:, None] ^ (np.arange(1, dim + 1, dtype=np.uint64) * np.uint64(0xD1B54A32D192ED03))[None, :]
@@ -45,13 +45,13 @@ def hashed_rows(rows_R: IdArray, dim: int, *, scale: float, seed: int) -> Tensor
 
 
 class RowBlocks(Tensor):
-    """All rows of a table for a checkpoint, a block at a time: a table beyond memory is never copied as one tensor.
+    """All rows of a table for a checkpoint, block by block: a table beyond memory is never copied as one tensor.
 
-    A view of the file (`rows.as_subclass(RowBlocks)`) with what torch's distributed checkpoints ask of a tensor that is
-    kept in parts (`_Checkpointable`). Reading a checkpoint into the blocks writes the rows.
+    A view of the file (`rows.as_subclass(RowBlocks)`) with the methods that torch's distributed checkpoints need for a
+    tensor stored in parts (`_Checkpointable`). Reading a checkpoint into the blocks writes the rows.
     """
 
-    # Whatever is computed with it is a plain tensor.
+    # Results of operations on it are plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
@@ -82,7 +82,7 @@ class RowBlocks(Tensor):
 
 
 class DiskRows:
-    """Rows by number, weights and state side by side. One thread at a time may use it."""
+    """Rows by number, weights next to state. Not thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class DiskRows:
         seed: int,
         resident_bytes: int = 256 * 2**20,
     ) -> None:
-        """`resident_bytes` bounds what of the file stays mapped into this process."""
+        """`resident_bytes` limits how much of the file stays mapped into this process."""
         self.num_rows, self.dim, self.width = num_rows, dim, dim + state_width
         self.scale, self.seed = scale, seed
         self._max_pages = max(1, resident_bytes // PAGE_BYTES)
@@ -104,23 +104,23 @@ class DiskRows:
         self.num_bytes = 4 * num_rows * self.width
         with explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "w+b")  # noqa: SIM115  it lives as long as the mapping
+            self._file = open(path, "w+b")  # noqa: SIM115  open as long as the mapping
             os.ftruncate(self._file.fileno(), self.num_bytes)
         try:
             self._map = mmap.mmap(self._file.fileno(), self.num_bytes)
         except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {self.num_bytes:,} B cannot be mapped ({error})") from error
-        self._map.madvise(mmap.MADV_RANDOM)  # rows are scattered: reading ahead would fetch what nobody asked for
+            raise InputError(f"{path}: {self.num_bytes:,} bytes cannot be mapped ({error})") from error
+        self._map.madvise(mmap.MADV_RANDOM)  # rows are scattered: kernel read-ahead would fetch unneeded pages
         self._rows = torch.frombuffer(self._map, dtype=torch.float32).view(num_rows, self.width)
         self._touched = np.zeros(-(-num_rows // 8), np.uint8)
 
     @property
     def address(self) -> int:
-        """Where the first row is mapped."""
+        """Address of the first row in memory."""
         return self._rows.data_ptr()
 
     def clear(self) -> None:
-        """Forget everything: all rows start again."""
+        """Reset all rows to untouched."""
         self._release()
         os.ftruncate(self._file.fileno(), 0)
         os.ftruncate(self._file.fileno(), self.num_bytes)
@@ -148,7 +148,7 @@ class DiskRows:
         self._count_pages(len(rows_R))
 
     def fill(self) -> Tensor:
-        """Every row written, for whoever needs the whole table: [num_rows, D + S], a view of the file."""
+        """Write every untouched row and return the whole table: [num_rows, D + S], a view of the file."""
         for start in range(0, self.num_rows, BLOCK_ROWS):
             rows = np.arange(start, min(start + BLOCK_ROWS, self.num_rows))
             fresh = rows[~self._is_touched(rows)]
@@ -165,7 +165,7 @@ class DiskRows:
             self._release()
 
     def _release(self) -> None:
-        self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: nothing written is lost
+        self._map.madvise(mmap.MADV_DONTNEED)  # the mapping is shared: nothing written is lost
         self._pages = 0
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""Embedding tables larger than memory: hot rows in memory, all others on disk, the next batches' rows read ahead.
+"""Embedding tables larger than memory: hot rows in memory, all others on disk, with read-ahead for coming batches.
 
-    ids of a batch --> hot?  slot in memory, always there
-                  \\-> cold: distinct rows, read from disk into places behind the hot rows
+    ids of a batch --> hot:  slot in memory, always there
+                  \\-> cold: distinct rows, read from disk into slots behind the hot rows
                                        |
          FBGEMM table:  [ hot rows | rows of this batch ]   lookup and fused update as for any other table
                                        |
-                        after the update the batch's rows go back to disk, by the thread that reads ahead
+                        after the update, the read-ahead thread writes the batch's rows back to disk
 
-On CUDA the same purpose is served by TorchRec's own cache over host memory: see uvm_caching.py.
+On CUDA, TorchRec's own cache over host memory does the same job: see uvm_caching.py.
 """
 
 from __future__ import annotations
@@ -24,80 +24,65 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torchrec import EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor, PoolingType
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
 from recmill.artifacts import InputError, module_name
 from recmill.data.hot.remap import HotRemap
 from recmill.model.stores.disk.rows import BLOCK_ROWS, DiskRows, IdArray, RowBlocks
-from recmill.model.stores.hot.collection import PooledRows
-from recmill.model.stores.hot.tables import FusedTables
+from recmill.model.stores.fbgemm import FusedTables
 from recmill.model.stores.interface import InitialRows, TableOptimiser
+from recmill.model.stores.lookups import HandOver, PooledRows, answer_rows, pick_lists, pooling_of
 
-# R = rows, U = distinct cold rows of a batch, N = ids, D = embedding width, S = floats of state a row
+# R = rows, U = distinct cold rows of a batch, N = ids, D = embedding width, S = floats of state per row
 T = TypeVar("T")
 CAPACITY = 1 << 15
-EAGER_ROWS = 1 << 22  # a table up to this size starts from the run's own initial rows; a larger one from hashed ones
+EAGER_ROWS = 1 << 22  # larger tables start from hashed rows instead of the run's initial rows
 
 
 @dataclass(kw_only=True, eq=False)
 class _Fetched:
-    """Rows of one batch of one table on their way into memory."""
+    """Rows of one table that one batch needs, read from disk."""
 
-    slots_N: Tensor  # where each id will be found
+    slots_N: Tensor  # the slot of each id
     rows_U: IdArray
     values: Tensor  # [U, D + S]
-    num_writes: int  # writes that were queued before the read was: later ones must be added
+    num_writes: int  # writes queued before the read: later ones must be merged in
 
 
 class _DiskTable:
-    """One table: its file, its hot rows and the rows of the batch at hand."""
+    """One table: its file, its hot rows and the rows of the current batch."""
 
     def __init__(self, config: Any, hot_rows: Tensor, *, rows: DiskRows, optimiser: TableOptimiser) -> None:
         self.config, self.rows, self.optimiser = config, rows, optimiser
         self.hot_rows = hot_rows.numpy().astype(np.int64)
         self.remap = HotRemap({"": self.hot_rows}, {"": config.num_embeddings})
-        self.pooling = "none"
-        if isinstance(config, EmbeddingBagConfig):
-            self.pooling = "mean" if config.pooling == PoolingType.MEAN else "sum"
-        self.capacity, self.state_width = 0, rows.width - rows.dim
+        self.capacity = 0
         self.recent: deque[tuple[int, IdArray, Tensor]] = deque()  # number, rows and values of writes
         self.num_writes = 0
         self._grow(CAPACITY)
         self.load_hot()
 
     def _grow(self, capacity: int) -> None:
-        held = self._memory(len(self.hot_rows)) if self.capacity else None
+        held: Tensor | None = self.memory.read(slice(len(self.hot_rows))) if self.capacity else None
         self.capacity = capacity
-        self.tables = FusedTables(
+        self.memory: FusedTables = FusedTables(
             [len(self.hot_rows) + capacity],
             [0] * len(self.config.feature_names),
             dim=self.config.embedding_dim,
-            pooling=self.pooling,
+            pooling=pooling_of(self.config),
             optimiser=self.optimiser,
             device=torch.device("cpu"),
         )
-        self.weights, self.state = self.tables.weights(0), list(self.tables.state(0).values())
         if held is not None:
             self._place(0, held)
 
     def set_lr(self, lr: float) -> None:
-        self.optimiser = replace(self.optimiser, lr=lr)  # for tables that are made larger
-        self.tables.set_lr(lr)
+        self.optimiser = replace(self.optimiser, lr=lr)  # for when the table grows
+        self.memory.set_lr(lr)
 
-    def _memory(self, stop: int, start: int = 0) -> Tensor:
-        """[stop - start, D + S] copied from memory."""
-        parts = [
-            self.weights[start:stop],
-            *(own[start:stop].reshape(stop - start, self.state_width) for own in self.state),
-        ]
-        return torch.cat(parts, dim=1)
-
-    @torch.no_grad()
     def _place(self, start: int, values: Tensor) -> None:
-        dim, stop = self.config.embedding_dim, start + len(values)
-        self.weights[start:stop] = values[:, :dim]
-        for own in self.state:
-            own[start:stop] = values[:, dim:].reshape(-1, *own.shape[1:])
+        """Write rows of the file ([R, D + S]) to consecutive slots in memory."""
+        self.memory.write(slice(start, start + len(values)), *self.memory.split(values))
 
     def load_hot(self) -> None:
         for start in range(0, len(self.hot_rows), BLOCK_ROWS):
@@ -106,30 +91,25 @@ class _DiskTable:
     def save_hot(self) -> None:
         for start in range(0, len(self.hot_rows), BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, len(self.hot_rows))
-            self.rows.write(self.hot_rows[start:stop], self._memory(stop, start))
+            self.rows.write(self.hot_rows[start:stop], self.memory.read(slice(start, stop)))
 
     def read_rows(self, rows_R: IdArray) -> Tensor:
-        """[R, D + S] of any rows: hot ones from memory, where their live values are."""
+        """[R, D + S] of any rows: hot ones from memory, which has their live values."""
         found = self.rows.read(rows_R)
         slots = self.remap.slots("", rows_R)
         hot = np.flatnonzero(slots >= 0)
-        where = torch.from_numpy(slots[hot].astype(np.int64))
-        parts = [self.weights[where], *(own[where].reshape(len(hot), self.state_width) for own in self.state)]
-        found[torch.from_numpy(hot)] = torch.cat(parts, dim=1)
+        found[torch.from_numpy(hot)] = self.memory.read(torch.from_numpy(slots[hot].astype(np.int64)))
         return found
 
-    @torch.no_grad()
     def write_rows(self, rows_R: IdArray, values: Tensor) -> None:
         slots = self.remap.slots("", rows_R)
         cold, hot = np.flatnonzero(slots < 0), np.flatnonzero(slots >= 0)
         self.rows.write(rows_R[cold], values[torch.from_numpy(cold)])
-        where, chosen = torch.from_numpy(slots[hot].astype(np.int64)), values[torch.from_numpy(hot)]
-        self.weights[where] = chosen[:, : self.rows.dim]
-        for own in self.state:
-            own[where] = chosen[:, self.rows.dim :].reshape(-1, *own.shape[1:])
+        where = torch.from_numpy(slots[hot].astype(np.int64))
+        self.memory.write(where, *self.memory.split(values[torch.from_numpy(hot)]))
 
     def fetch(self, ids_N: IdArray, num_writes: int) -> _Fetched:
-        """Read what a batch needs (in the thread that does all reading and writing)."""
+        """Read the rows of a batch (in the thread that does all reading and writing)."""
         slots_N = self.remap.slots("", ids_N).astype(np.int64)
         cold = slots_N < 0
         rows_U, inverse = np.unique(ids_N[cold], return_inverse=True)
@@ -138,7 +118,7 @@ class _DiskTable:
         return _Fetched(slots_N=torch.from_numpy(slots_N), rows_U=rows_U, values=values, num_writes=num_writes)
 
     def install(self, fetched: _Fetched) -> None:
-        """Put a batch's rows behind the hot ones, with what was written since they were read."""
+        """Place a batch's rows behind the hot ones, merged with what was written since they were read."""
         for number, rows, values in self.recent:
             if number >= fetched.num_writes and len(rows) and len(fetched.rows_U):
                 place = np.minimum(np.searchsorted(rows, fetched.rows_U), len(rows) - 1)
@@ -149,9 +129,9 @@ class _DiskTable:
         self._place(len(self.hot_rows), fetched.values)
 
     def collect(self, fetched: _Fetched) -> Tensor:
-        """The batch's rows after the update, noted as the newest write."""
+        """The batch's rows after the update, recorded as the newest write."""
         first = len(self.hot_rows)
-        values = self._memory(first + len(fetched.rows_U), first)
+        values = self.memory.read(slice(first, first + len(fetched.rows_U)))
         self.recent.append((self.num_writes, fetched.rows_U, values))
         self.num_writes += 1
         return values
@@ -170,24 +150,12 @@ class _Reading:
     num_writes: dict[str, int]
 
 
-class _Update(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, found: Tensor, finish: Any) -> Tensor:
-        ctx.finish = finish
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.finish(gradients[0])
-        return None, None, None
-
-
 class DiskStore(nn.Module):
-    """Tables on disk that are looked up, trained, saved and loaded as any others, in one process.
+    """Tables on disk, looked up, trained, saved and loaded like any others, in one process.
 
     `tables` are TorchRec configs, all pooled or all looked up row by row; `hot_rows` maps a table to the rows that stay
-    in memory (none by default). `prefetch(ids)` starts to read what a coming batch needs; batches are then looked up in
-    the order in which they were prefetched. One batch is trained at a time: backward before the next lookup.
+    in memory (default: none). `prefetch(ids)` starts reading the rows of a coming batch; batches must then be looked up
+    in the order in which they were prefetched. One batch is trained at a time: backward before the next lookup.
     """
 
     def __init__(
@@ -203,7 +171,7 @@ class DiskStore(nn.Module):
     ) -> None:
         super().__init__()
         if dist.is_initialized() and dist.get_world_size() > 1:
-            raise InputError("tables on disk belong to one process; with several ranks shard them over the ranks")
+            raise InputError("tables on disk require a single process; with several ranks, shard them over the ranks")
         given = dict(hot_rows or {})
         logical = {module_name(name): name for name in given}
         self.is_pooled = isinstance(tables[0], EmbeddingBagConfig)
@@ -233,15 +201,15 @@ class DiskStore(nn.Module):
         return tuple(self._tables)
 
     def prefetch(self, ids: KeyedJaggedTensor) -> None:
-        """Start to read the rows of a batch that will be looked up soon."""
+        """Start reading the rows of a batch that will be looked up soon."""
         self._ahead.append(self._start_reading(ids))
 
     def _start_reading(self, ids: KeyedJaggedTensor) -> _Reading:
         reading = _Reading(ids=ids, fetched={}, num_writes={})
         for name, table in self._tables.items():
             reading.num_writes[name] = table.num_writes
-            values, _ = _values_of(ids, table.config)
-            reading.fetched[name] = self._reader[0].submit(table.fetch, values, table.num_writes)
+            values, _ = pick_lists(ids, table.config.feature_names)
+            reading.fetched[name] = self._reader[0].submit(table.fetch, values.numpy(), table.num_writes)
         return reading
 
     def forward(self, ids: KeyedJaggedTensor) -> Any:
@@ -251,31 +219,25 @@ class DiskStore(nn.Module):
         for name, table in self._tables.items():
             fetched = reading.fetched[name].result()
             table.install(fetched)
-            # Writes older than every read under way are on disk for all of them.
+            # Writes older than every pending read are on disk for all of them.
             table.forget_writes(min((own.num_writes[name] for own in self._ahead), default=table.num_writes))
             found |= self._look_up(table, fetched, ids)
         return PooledRows(found) if self.is_pooled else found
 
     def _look_up(self, table: _DiskTable, fetched: _Fetched, ids: KeyedJaggedTensor) -> dict[str, Any]:
-        _, lengths = _values_of(ids, table.config)
+        names, width = table.config.feature_names, table.config.embedding_dim
+        _, lengths = pick_lists(ids, names)
         offsets = pad(lengths.long().cumsum(0), (1, 0))
-        rows = table.tables.look_up(fetched.slots_N, offsets)
+        rows = table.memory.look_up(fetched.slots_N, offsets)
+        pieces = torch.split(rows, width, dim=1)
         if torch.is_grad_enabled():
 
-            def finish(gradient: Tensor) -> None:
-                table.tables.update(fetched.slots_N, offsets, gradient)
+            def receive(gradients: Sequence[Tensor]) -> None:
+                table.memory.update(fetched.slots_N, offsets, torch.cat(list(gradients), dim=1))
                 self._write_back(table, fetched)
 
-            rows = _Update.apply(self.anchor, rows, finish)  # type: ignore[no-untyped-call]
-        names = table.config.feature_names
-        if self.is_pooled:
-            return dict(zip(names, torch.split(rows, table.config.embedding_dim, dim=1), strict=True))
-        per_feature = lengths.view(len(names), -1)
-        pieces = torch.split(rows, per_feature.sum(1).tolist())
-        return {
-            name: JaggedTensor(values=own, lengths=own_lengths)
-            for name, own, own_lengths in zip(names, pieces, per_feature, strict=True)
-        }
+            pieces = HandOver.apply(self.anchor, rows, width, receive)  # type: ignore[no-untyped-call]
+        return dict(zip(names, pieces, strict=True)) if self.is_pooled else answer_rows(pieces[0], names, lengths)
 
     def _write_back(self, table: _DiskTable, fetched: _Fetched) -> None:
         values = table.collect(fetched)
@@ -284,7 +246,7 @@ class DiskStore(nn.Module):
             self._writes.popleft().result()
 
     def _in_reader(self, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of work on the files: one thread does all of it, in order."""
+        """Run work on the files in the one thread that does all of it, in order, and return its result."""
         return self._reader[0].submit(work, *arguments).result()
 
     def flush(self) -> None:
@@ -299,12 +261,12 @@ class DiskStore(nn.Module):
             table.rows.close()
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the steps that begin from now on."""
+        """Set the learning rate of the steps that begin from now on."""
         for table in self._tables.values():
             table.set_lr(lr)
 
     def start(self, initial_rows: InitialRows) -> None:
-        """Every row as a fresh run starts it; of tables above EAGER_ROWS rows, hashed ones of the same spread."""
+        """Set every row to its initial value; tables above EAGER_ROWS rows get hashed rows of the same spread."""
         self.flush()
         self._ahead.clear()
         for name, table in self._tables.items():
@@ -313,7 +275,7 @@ class DiskStore(nn.Module):
             self._in_reader(table.load_hot)
 
     def state(self) -> dict[str, Any]:
-        """All rows in blocks of the files. Rows nobody touched are written for it: the files take their full size."""
+        """All rows as blocks of the files. Writes untouched rows too, so the files grow to their full size."""
         self.flush()
         weights: dict[str, RowBlocks] = {}
         state: dict[str, dict[str, RowBlocks]] = {}
@@ -327,7 +289,7 @@ class DiskStore(nn.Module):
         return {"tables": weights, "table_optimiser": state}
 
     def absorb(self, state: Mapping[str, Any]) -> None:
-        """Take over rows that were read into what `state()` gave, or into tensors or blocks of the same form."""
+        """Load rows that were read into the result of `state()`, or into tensors or blocks of the same form."""
         self._ahead.clear()
         for name, table in self._tables.items():
             weights, own = state["tables"][name], state["table_optimiser"].get(name, {})
@@ -342,21 +304,14 @@ class DiskStore(nn.Module):
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         self.flush()
         own = self._tables[table]
-        found, dim = self._in_reader(own.read_rows, rows_R.numpy()), own.rows.dim
-        is_one = self.optimiser.kind == "rowwise_adagrad"
-        state = dict.fromkeys(self.optimiser.state_names, found[:, dim] if is_one else found[:, dim:])
-        return found[:, :dim], state
+        return own.memory.split(self._in_reader(own.read_rows, rows_R.numpy()))
 
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
         self.flush()
-        self._ahead.clear()  # what was read ahead may be among these rows: it is read again
+        self._ahead.clear()  # rows read ahead may be among these: they are read again
         own = self._tables[table]
         own.forget_writes(own.num_writes)
-        parts = [
-            weights_RD,
-            *(state[name].reshape(len(rows_R), own.state_width) for name in self.optimiser.state_names),
-        ]
-        self._in_reader(own.write_rows, rows_R.numpy(), torch.cat(parts, dim=1))
+        self._in_reader(own.write_rows, rows_R.numpy(), own.memory.join(weights_RD, state))
 
 
 def _start_rows(rows: DiskRows, name: str, initial_rows: InitialRows) -> None:
@@ -367,11 +322,3 @@ def _start_rows(rows: DiskRows, name: str, initial_rows: InitialRows) -> None:
     for begin in range(0, rows.num_rows, BLOCK_ROWS):
         drawn = initial_rows(name, begin, min(begin + BLOCK_ROWS, rows.num_rows))
         rows.write(np.arange(begin, begin + len(drawn)), pad(drawn, (0, rows.width - rows.dim)))
-
-
-def _values_of(ids: KeyedJaggedTensor, config: Any) -> tuple[IdArray, Tensor]:
-    """Ids and lengths of a table's features, one feature after another."""
-    keys, edges, stride = ids.keys(), ids.offset_per_key(), ids.stride()
-    places = [keys.index(name) for name in config.feature_names]
-    values = torch.cat([ids.values()[edges[p] : edges[p + 1]] for p in places])
-    return values.numpy(), torch.cat([ids.lengths()[p * stride : (p + 1) * stride] for p in places])

@@ -1,7 +1,7 @@
-"""The way of rows from their shards into the copies on every rank: what changed, in one message a rank.
+"""Copies rows from their shards to the replicas on every rank: only what changed, in one message per rank.
 
-    rank that holds a row:   its copy differs?  ->  block:  | places | weights | state |   of table 0, of table 1, ...
-    every rank:              blocks of all ranks  ->  copies, at the places they name
+    rank that holds a row:   its copy differs?    ->  block:  | places | weights | state |  of table 0, of table 1, ...
+    every rank:              blocks of all ranks  ->  copies, at the given places
 
 Shape suffixes: T = tables, R = ranks, H = rows of a replica, D = embedding width.
 """
@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels import find_changed, move_rows
-from recmill.model.stores.hot.sync import exchange_blocks
+from recmill.model.stores.collectives import exchange_blocks
 
 
 class HeldShard(NamedTuple):
-    """A shard of a table beside the copies of its rows: weights first, then state."""
+    """A shard of a table and the copies of its rows: weights first, then state."""
 
     live: list[Tensor]
     held: list[Tensor]
-    place: Tensor | None  # which copies are of this shard's rows; None: all of them
-    local: Tensor  # their rows in the shard
+    place: Tensor | None  # the copies that belong to this shard's rows; None: all of them
+    local: Tensor  # the positions of these rows in the shard
 
 
 def exchange_changes(
@@ -33,7 +33,7 @@ def exchange_changes(
     shards: Mapping[str, Sequence[HeldShard]],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Bring the replicas (a table's weights and state) up to date with the shards that the ranks hold of them."""
+    """Update the replicas (weights and state per table) from the shards that the ranks hold."""
     if not replicas:
         return
     device = next(iter(replicas.values()))[0].device
@@ -58,13 +58,13 @@ def exchange_changes(
 
 
 def _find(shard: HeldShard) -> tuple[Tensor, Tensor]:
-    """Places of the copies that differ from their rows, and these rows in the shard."""
+    """(places of the copies that differ from their rows, positions of these rows in the shard)."""
     changed = find_changed(shard.held, shard.live, held_rows_N=shard.place, live_rows_N=shard.local)
     return changed if shard.place is None else shard.place[changed], shard.local[changed]
 
 
 def _pieces(block: Tensor, counts_T: Sequence[int], replicas: Mapping[str, Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Views of a block, a table at a time: places (int32 in floats), weights, state."""
+    """Views of a block, per table: places (int32 stored in floats), weights, state."""
     found, start = [], 0
     for count, parts in zip(counts_T, replicas.values(), strict=True):
         pieces = [block[start : start + count]]

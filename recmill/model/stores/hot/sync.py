@@ -1,14 +1,14 @@
-"""How replicated rows stay equal on every rank: gradients of all ranks are gathered and applied by each, in rank order.
+"""How replicated rows stay equal: every rank gathers the gradients of all ranks and applies them in rank order.
 
     rank 0: ids, gradients --\\                 /--> ranks 0, 1: the same update of the same rows
     rank 1: ids, gradients ---+-- all-gather --+
 
-raw       what travels are the gradients of the lookups. Every rank then makes the update that one table holding all
-          samples would make, in the same order: weights and optimiser state are equal to the last bit.
-reduced   a rank adds up the gradients of equal rows first, where that is less to send. Sums are taken in another
-          order: rows differ from the above by float32 rounding.
+raw       ranks send the gradients of their lookups. Every rank then makes the update that one table with all samples
+          would make, in the same order: weights and optimiser state are equal to the last bit.
+reduced   a rank first sums the gradients of equal rows, where that is less to send. The order of the sums differs, so
+          rows differ from "raw" by float32 rounding.
 
-The ids are known in the forward pass, so they travel while the model computes; only gradients wait.
+The ids are known in the forward pass, so they are sent while the model computes; only gradients have to wait.
 """
 
 from __future__ import annotations
@@ -21,42 +21,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import find_rows, sum_bags, take_windows
-from recmill.model.stores.hot.tables import FusedTables
+from recmill.model.stores.collectives import exchange_blocks, gather_uneven, world_size
+from recmill.model.stores.fbgemm import FusedTables
 
-# F = features, B = bags a feature (of one rank), N = ids, U = distinct rows of one rank, D = width, R = ranks
+# F = features, B = bags per feature (of one rank), N = ids, U = distinct rows of one rank, D = width, R = ranks
 SYNCS = ("raw", "reduced")
 
 
-def gather_uneven(
-    payload: Tensor, lengths: list[int], group: dist.ProcessGroup | None
-) -> tuple[Tensor, dist.Work | None]:
-    """[R, longest, ...] of every rank's payload, whose lengths all ranks know, and what to wait for."""
-    longest = max(max(lengths), 1)
-    own = pad(payload.flatten(1), (0, 0, 0, longest - len(payload))) if payload.dim() > 1 else None
-    if own is None:
-        own = pad(payload, (0, longest - len(payload)))
-    own = own.contiguous()
-    everyone = own.new_empty(len(lengths) * longest, *own.shape[1:])
-    work = dist.all_gather_into_tensor(everyone, own, group=group, async_op=True)
-    return everyone.view(len(lengths), longest, *own.shape[1:]), work
-
-
-def exchange_blocks(blocks: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[dist.Work]:
-    """Starts to send this rank's block to all others and to receive theirs in place; gives what to wait for.
-
-    Gloo's all-gather would pad the blocks to one length and copy them once more on arrival.
-    """
-    own = dist.get_rank(group)
-    others = [rank for rank in range(len(blocks)) if rank != own]
-    sends = [dist.P2POp(dist.isend, blocks[own], group=group, group_peer=rank) for rank in others if len(blocks[own])]
-    receives = [
-        dist.P2POp(dist.irecv, blocks[rank], group=group, group_peer=rank) for rank in others if len(blocks[rank])
-    ]
-    return dist.batch_isend_irecv([*sends, *receives]) if sends or receives else []
-
-
 class PendingUpdate:
-    """One lookup whose gradients all ranks will apply. Made in the forward pass, finished in the backward pass."""
+    """One lookup whose gradients all ranks will apply. Created in the forward pass, finished in the backward pass."""
 
     def __init__(
         self,
@@ -70,7 +43,7 @@ class PendingUpdate:
     ) -> None:
         self.tables, self.group = tables, group
         self.ids_N, self.lengths_FB, self.offsets = ids_N, lengths_FB, offsets
-        self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+        self.world_size = world_size(group)
         self.num_bags = len(lengths_FB) // tables.num_features
         if self.world_size == 1:
             return
@@ -86,7 +59,7 @@ class PendingUpdate:
         self._sizes_work = dist.all_gather_into_tensor(self._sizes, own, group=group, async_op=True)
 
     def send_ids(self) -> None:
-        """Once sizes are known, start to send what the gradients will belong to."""
+        """Once sizes are known, start sending the ids that the gradients will belong to."""
         if self.world_size == 1:
             return
         if self._sizes_work is not None:
@@ -95,7 +68,7 @@ class PendingUpdate:
         num_vectors = sum(bags * self.tables.num_features for bags, _, _ in self.sizes_R3)
         if self.tables.pooling == "none":
             num_vectors = sum(ids for _, ids, _ in self.sizes_R3)
-        # All ranks see the same sizes, so they agree. A row costs what a bag costs, and its id.
+        # All ranks see the same sizes, so they agree. A row costs as much as a bag, plus its id.
         self.is_reduced = self.rows_U is not None and sum(rows for _, _, rows in self.sizes_R3) < num_vectors
         if self.is_reduced and self.rows_U is not None:
             counts = [rows for _, _, rows in self.sizes_R3]
@@ -110,7 +83,7 @@ class PendingUpdate:
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """Update the rows with the gradients of all ranks, divided by the number of ranks as TorchRec does.
 
-        `gradients` are [B, D] of every feature of pooled tables, or a single [N, D].
+        `gradients` is one [B, D] per feature for pooled tables, or a single [N, D].
         """
         if self.world_size > 1 and self.is_reduced:
             self._apply_reduced(gradients)
@@ -133,7 +106,7 @@ class PendingUpdate:
         ]
         lengths_FB = torch.cat(per_rank, dim=1).long()
         counts_RF = torch.stack([own.sum(1) for own in per_rank]).long()
-        # Ids lie rank by rank, feature by feature inside; the update wants them feature by feature, ranks inside.
+        # Ids are ordered by rank, then feature; the update needs them ordered by feature, then rank.
         heads_R = torch.tensor([bags * num_features for bags, _, _ in self.sizes_R3], device=gradient.device)
         firsts_RF = counts_RF.cumsum(1) - counts_RF
         rank_starts = torch.arange(self.world_size, device=gradient.device) * self._ids.shape[1]

@@ -1,7 +1,7 @@
-"""Embedding tables whose rows live where they are read: hot ones on every rank, warm ones on every node.
+"""Embedding tables whose rows live where they are read: hot rows on every rank, warm rows on every node.
 
 lookup = collection(ids)            # starts to communicate and returns
-...                                 # whatever does not need the rows overlaps with it
+...                                 # work that does not need the rows overlaps with it
 rows = lookup["history"]            # waits
 loss.backward()                     # sends gradients; rows are updated before the next lookup sees them
 """
@@ -17,15 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
-from torchrec.modules.embedding_configs import PoolingType
 
 from kernels import expand_jagged, expand_rows
 from recmill.artifacts import InputError, ShardPlan, module_name
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
+from recmill.model.stores.fbgemm import FusedTables
 from recmill.model.stores.interface import InitialRows, TableOptimiser
+from recmill.model.stores.lookups import HandOver, pooling_of
 from recmill.model.stores.tiered.exchange import Grid
-from recmill.model.stores.tiered.lookup import Answer, FetchRows, Request, RowExchange, grid_summary
-from recmill.model.stores.tiered.rows import Layout, RowStore
+from recmill.model.stores.tiered.layout import KeyLayout
+from recmill.model.stores.tiered.lookup import Answer, Request, RowExchange
 from recmill.model.stores.tiered.state import TieredState
 from recmill.model.stores.tiered.tier_map import TierMap
 
@@ -35,7 +36,7 @@ Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lists:
-    """A feature's lists: ids one after another, their lengths, and which sample has which list (None: its own)."""
+    """A feature's lists: ids one after another, their lengths, and which list each sample has (None: its own)."""
 
     ids_N: Tensor
     lengths_B: Tensor
@@ -45,68 +46,34 @@ class _Lists:
 class TieredEmbeddingCollection(nn.Module):
     """Looks up tables by a tier plan on any number of ranks; rows update themselves in the backward pass.
 
-    Give it a KeyedJaggedTensor or an InverseKeyedJaggedTensor. A pooled collection answers with one vector a sample and
-    feature, the other with a JaggedTensor a feature. Forward and gradients are exact, whatever the plan; gradients are
-    divided by the number of ranks. `sync_every` above 1 updates replicated rows only every so many steps, with the sum
-    of their gradients: less traffic, the same rows on all ranks, but no longer the same training.
+    `plan` is a ShardPlan, or tier maps by table name together with `ranks_per_node`. Call the collection with a
+    KeyedJaggedTensor or an InverseKeyedJaggedTensor: pooled tables answer with one vector per sample and feature, the
+    others with one JaggedTensor per feature. Forward and gradients are exact for every plan; gradients are divided by
+    the number of ranks. `sync_every` above 1 updates replicated rows only every that many steps, with the sum of their
+    gradients: less traffic and equal rows on all ranks, but a different training result.
 
-    Tables are no parameters of the module. All ranks construct it, call it and run its backward pass together.
+    Tables are not parameters of the module. All ranks construct it, call it and run its backward pass together.
     """
 
     def __init__(
         self,
         tables: Sequence[Any],
-        plan: ShardPlan,
+        plan: ShardPlan | Mapping[str, TierMap],
         *,
         is_pooled: bool,
         optimiser: TableOptimiser,
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         sync_every: int = 1,
+        ranks_per_node: int = 1,
     ) -> None:
-        names = {module_name(table): table for table in plan.tables}
-        unplanned = [config.name for config in tables if config.name not in names]
-        if unplanned:
-            raise InputError(f"{plan.path or 'the plan'}: has no table for {', '.join(unplanned)}")
-        maps = {names[config.name]: TierMap.from_plan(plan, names[config.name]) for config in tables}
-        ranks_per_node = plan.topology.ranks_per_node
-        self._build(
-            tables, maps, ranks_per_node, is_pooled, optimiser, process_group, device or torch.device("cpu"), sync_every
-        )
-
-    @classmethod
-    def of_maps(
-        cls,
-        tables: Sequence[Any],
-        maps: Mapping[str, TierMap],
-        *,
-        ranks_per_node: int,
-        is_pooled: bool,
-        optimiser: TableOptimiser,
-        process_group: dist.ProcessGroup | None = None,
-        device: torch.device | None = None,
-        sync_every: int = 1,
-    ) -> TieredEmbeddingCollection:
-        """Without a plan: maps by the tables' names, which are those of the configs."""
-        made = cls.__new__(cls)
-        device = device or torch.device("cpu")
-        made._build(tables, maps, ranks_per_node, is_pooled, optimiser, process_group, device, sync_every)
-        return made
-
-    def _build(
-        self,
-        tables: Sequence[Any],
-        maps: Mapping[str, TierMap],
-        ranks_per_node: int,
-        is_pooled: bool,
-        optimiser: TableOptimiser,
-        process_group: dist.ProcessGroup | None,
-        device: torch.device,
-        sync_every: int,
-    ) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         if sync_every < 1:
             raise InputError(f"sync_every is {sync_every}, expected 1 or more")
+        if isinstance(plan, ShardPlan):
+            ranks_per_node = plan.topology.ranks_per_node
+        maps = _plan_maps(plan, tables) if isinstance(plan, ShardPlan) else plan
+        device = device or torch.device("cpu")
         self.is_pooled = is_pooled
         self.grid = Grid.of(process_group, ranks_per_node=ranks_per_node, device=device)
         self._configs = dict(zip(maps, tables, strict=True))
@@ -114,18 +81,18 @@ class TieredEmbeddingCollection(nn.Module):
         for table, config in self._configs.items():
             if config.num_embeddings != maps[table].num_rows:
                 raise InputError(
-                    f"table {table!r} has {config.num_embeddings} rows, its plan places {maps[table].num_rows}"
+                    f"table {table!r} has {config.num_embeddings} rows, the plan places {maps[table].num_rows}"
                 )
         worker = ThreadPoolExecutor(1, thread_name_prefix="tiers")
         self._exchanges: dict[int, RowExchange] = {}
         for dim in sorted({config.embedding_dim for config in tables}):
             own = {table: maps[table].to(device) for table, c in self._configs.items() if c.embedding_dim == dim}
-            layout = Layout.of(own, self.grid)
-            store = RowStore(layout.num_local, dim, optimiser=optimiser, device=device)
+            layout = KeyLayout.of(own, self.grid)
+            store = FusedTables([layout.num_local], dim=dim, optimiser=optimiser, device=device)
             self._exchanges[dim] = RowExchange(layout, store, worker, sync_every=sync_every)
         exchange_of = {table: self._exchanges[config.embedding_dim] for table, config in self._configs.items()}
         self._state = TieredState(exchange_of, process_group)
-        # Autograd calls backward only where an input wants a gradient; rows are no inputs.
+        # Autograd calls backward only where an input requires a gradient; rows are not inputs.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
     @property
@@ -146,11 +113,7 @@ class TieredEmbeddingCollection(nn.Module):
                 pending=exchange.lookup(request),
                 places=dict(zip(features, pieces, strict=True)),
             )
-        means = {
-            name
-            for name, table in self._features.items()
-            if getattr(self._configs[table], "pooling", None) is PoolingType.MEAN
-        }
+        means = {name for name, table in self._features.items() if pooling_of(self._configs[table]) == "mean"}
         return TieredLookup(list(parts.values()), lists, self._anchor, is_pooled=self.is_pooled, means=means)
 
     def _dim(self, table: str) -> int:
@@ -158,33 +121,33 @@ class TieredEmbeddingCollection(nn.Module):
 
     @property
     def exchanges(self) -> tuple[RowExchange, ...]:
-        """What moves the rows, one for every width of tables."""
+        """The exchanges that move rows, one per width of tables."""
         return tuple(self._exchanges.values())
 
     def finish(self) -> None:
-        """Wait until all gradients sent so far are in the rows."""
+        """Wait until all gradients sent so far are applied."""
         for exchange in self._exchanges.values():
             exchange.finish()
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the steps that begin from now on."""
+        """Set the learning rate of the steps that begin from now on."""
         for exchange in self._exchanges.values():
             exchange.set_lr(lr)
 
     def traffic(self) -> dict[str, int]:
         """{"phase/level": bytes this rank has sent}; level is intra (its node) or inter."""
-        return grid_summary(self.grid)
+        return {f"{phase}/{level}": count for (phase, level), count in sorted(self.grid.sent.items())}
 
     @property
     def size_in_bytes(self) -> int:
-        """What this rank keeps: rows, optimiser state and maps."""
+        """Bytes on this rank: rows, optimiser state and maps."""
         return sum(
-            exchange.store.size_in_bytes + sum(tiers.size_in_bytes for tiers in exchange.layout.maps.values())
+            exchange.store.num_bytes + sum(tiers.size_in_bytes for tiers in exchange.layout.maps.values())
             for exchange in self._exchanges.values()
         )
 
     def start(self, initial_rows: InitialRows) -> None:
-        """Give every row the value a fresh run starts from, and clear the optimiser state."""
+        """Set every row to its initial value and clear the optimiser state."""
         self._state.start(initial_rows)
 
     def state(self) -> dict[str, Any]:
@@ -192,7 +155,7 @@ class TieredEmbeddingCollection(nn.Module):
         return self._state.state()
 
     def absorb(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of the form `state()` gives."""
+        """Load a state of the form that `state()` returns."""
         self._state.absorb(state)
 
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -200,18 +163,28 @@ class TieredEmbeddingCollection(nn.Module):
         return self._state.gather_rows(table, rows_R)
 
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Write rows; all ranks pass the same."""
+        """Write rows; all ranks pass the same values."""
         self._state.put_rows(table, rows_R, weights_RD, state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The lookup of one width: where each id of its features finds its row among the distinct ones."""
+    """The lookup of one width: the position of each id's row among the distinct ones, per feature."""
 
     exchange: RowExchange
     request: Request
     pending: Future[Answer]
     places: dict[str, Tensor]
+
+    def rows(self, anchor: Tensor) -> Tensor:
+        """[U, D] once they have arrived; their gradient goes to the ranks that hold them."""
+        answer = self.pending.result()
+
+        def receive(gradients: Sequence[Tensor]) -> None:
+            self.exchange.update(self.request, answer, gradients[0].contiguous())
+
+        rows_UD: Tensor = HandOver.apply(anchor, answer.rows_UD, self.exchange.store.dim, receive)[0]  # type: ignore[no-untyped-call]
+        return rows_UD
 
 
 class TieredLookup(Mapping[str, Any]):
@@ -228,7 +201,7 @@ class TieredLookup(Mapping[str, Any]):
         if self._found is None:
             self._found = {}
             for part in self._parts:
-                rows_UD = FetchRows.apply(self._anchor, part.exchange, part.request, part.pending)  # type: ignore[no-untyped-call]
+                rows_UD = part.rows(self._anchor)
                 for name, places_N in part.places.items():
                     self._found[name] = self._read(name, rows_UD, places_N)
         return self._found
@@ -253,6 +226,14 @@ class TieredLookup(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(len(part.places) for part in self._parts)
+
+
+def _plan_maps(plan: ShardPlan, tables: Sequence[Any]) -> dict[str, TierMap]:
+    names = {module_name(table): table for table in plan.tables}
+    unplanned = [config.name for config in tables if config.name not in names]
+    if unplanned:
+        raise InputError(f"{plan.path or 'the plan'}: has no table for {', '.join(unplanned)}")
+    return {names[config.name]: TierMap.from_plan(plan, names[config.name]) for config in tables}
 
 
 def _lists_of(ids: Ids, names: Sequence[str]) -> dict[str, _Lists]:

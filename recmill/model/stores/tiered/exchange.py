@@ -1,6 +1,6 @@
-"""What ranks send one another: all-to-alls inside a node, between nodes and over all, with every byte counted.
+"""All-to-all messages inside a node, between nodes and over all ranks, with every byte counted.
 
-The ranks of a job form a grid; a rank talks along its row, along its column, or to all:
+The ranks of a job form a grid; a rank communicates along its row, along its column, or with all:
 
               local rank  0   1   2   3
     node 0                0   1   2   3      node group: a row      fast links
@@ -28,9 +28,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Ring:
-    """Some of the ranks, in order, this one among them."""
+    """Some of the ranks, in order, including this one."""
 
-    ranks: tuple[int, ...]  # numbered within the whole grid
+    ranks: tuple[int, ...]  # numbers in the whole grid
     position: int
     group: dist.ProcessGroup | None
 
@@ -49,7 +49,7 @@ class Grid:
     world: Ring
     node: Ring
     peers: Ring
-    device: torch.device = CPU  # of what is sent: NCCL takes nothing else than CUDA tensors
+    device: torch.device = CPU  # of messages: NCCL sends CUDA tensors only
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
@@ -60,7 +60,7 @@ class Grid:
         ranks_per_node: int,
         device: torch.device = CPU,
     ) -> Grid:
-        """The grid of a process group, called on all ranks; one node where `ranks_per_node` does not divide them."""
+        """The grid of a process group, called on all ranks; a single node if `ranks_per_node` does not divide them."""
         if not dist.is_initialized():
             alone = Ring(ranks=(0,), position=0, group=None)
             return cls(rank=0, world_size=1, ranks_per_node=1, world=alone, node=alone, peers=alone)
@@ -92,7 +92,7 @@ class Grid:
         return self.rank % self.ranks_per_node
 
     def swap(self, ring: Ring, values: Tensor, *, send: Sequence[int], receive: Sequence[int], phase: str) -> Tensor:
-        """Send the next `send[i]` entries of `values` to the i-th of the ring; gives what they sent, in their order."""
+        """Send the next `send[i]` entries of `values` to the i-th rank of the ring; returns what they send."""
         if ring.size == 1:
             return values
         received = values.new_empty((sum(receive), *values.shape[1:]))
@@ -111,21 +111,21 @@ class Grid:
         return received
 
     def swap_counts(self, ring: Ring, counts: Sequence[int], *, phase: str) -> list[int]:
-        """What every other of the ring has for us, from what we have for each of them."""
+        """How many entries each rank of the ring will send us, given how many we send to each of them."""
         ones = [1] * ring.size
         values = self.swap(ring, torch.tensor(counts, device=self.device), send=ones, receive=ones, phase=phase)
         return [int(count) for count in values.tolist()]
 
 
 def _ring(lines: Sequence[tuple[int, ...]], everyone: Ring) -> Ring:
-    """The line this rank is in, with a process group of its own. All ranks make all groups: torch wants it so."""
+    """This rank's line with its own process group. All ranks create all groups, as torch requires."""
     if len(lines) == 1:
         return everyone
     mine = next(line for line in lines if everyone.position in line)
     if len(mine) == 1:
         return Ring(ranks=mine, position=0, group=None)
     group = everyone.group or dist.group.WORLD
-    assert group is not None  # there is a world wherever there is more than one rank
+    assert group is not None  # more than one rank implies a world group
     of_job = [dist.get_global_rank(group, rank) for rank in everyone.ranks]
     groups = [dist.new_group([of_job[rank] for rank in line]) for line in lines]
     return Ring(ranks=mine, position=mine.index(everyone.position), group=groups[lines.index(mine)])
@@ -133,14 +133,14 @@ def _ring(lines: Sequence[tuple[int, ...]], everyone: Ring) -> Ring:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseRows:
-    """Some rows of a larger array: ascending keys, each once, and a vector for each."""
+    """Some rows of a larger array: ascending distinct keys, and one vector per key."""
 
     keys_K: Tensor
     rows_KD: Tensor
 
     @classmethod
     def sum_of(cls, lists: Sequence[SparseRows], *, domain: int) -> SparseRows:
-        """All rows of the lists, equal keys added up in the order of the lists."""
+        """All rows of the lists; rows with equal keys are summed in the order of the lists."""
         if len(lists) == 1:
             return lists[0]
         keys_K, inverse = distinct_keys(torch.cat([rows.keys_K for rows in lists]), bound=max(domain, 1))
@@ -148,17 +148,17 @@ class SparseRows:
 
     @classmethod
     def merge(cls, lists: Sequence[SparseRows]) -> SparseRows:
-        """All rows of lists that have no key in common."""
+        """All rows of lists that share no key."""
         keys_K, order = torch.sort(torch.cat([rows.keys_K for rows in lists]))
         return cls(keys_K=keys_K, rows_KD=torch.cat([rows.rows_KD for rows in lists])[order])
 
     def between(self, start: int, stop: int) -> SparseRows:
-        """The rows with keys in [start, stop), counted from `start`."""
+        """The rows with keys in [start, stop), renumbered from 0."""
         first, last = torch.searchsorted(self.keys_K, self.keys_K.new_tensor([start, stop])).tolist()
         return SparseRows(keys_K=self.keys_K[first:last] - start, rows_KD=self.rows_KD[first:last])
 
     def stripes(self, count: int) -> list[SparseRows]:
-        """The rows dealt out by key % count; each stripe counts its keys as key // count."""
+        """The rows distributed by key % count; inside a stripe the key is key // count."""
         if count == 1:
             return [self]
         places = [(self.keys_K % count == stripe).nonzero().squeeze(1) for stripe in range(count)]
@@ -176,7 +176,7 @@ def unstripe(stripes: Sequence[SparseRows]) -> SparseRows:
 
 
 def sum_rows(rows_ND: Tensor, inverse_N: Tensor, num_distinct: int) -> Tensor:
-    """[U, D]: rows of the same number added up, always first to last."""
+    """[U, D]: rows with the same number summed, always first to last."""
     backend = "cpu" if rows_ND.device.type == "cpu" else "triton"
     summed: Tensor = sum_rows_op(rows_ND, inverse_N, num_distinct, backend, 0)
     return summed
@@ -191,9 +191,9 @@ def swap_rows(
     phase: str,
     receive: Sequence[int] | None = None,
 ) -> list[SparseRows]:
-    """Send the i-th list to the i-th of the ring; gives what each sent to us. Keys are below `domain` on both sides.
+    """Send the i-th list to the i-th rank of the ring; returns what each sent to us. All keys are below `domain`.
 
-    `receive` says how many rows come from each, where that is known already.
+    `receive` is the number of rows from each rank, if already known.
     """
     if ring.size == 1:
         return list(lists)
@@ -211,19 +211,19 @@ def swap_rows(
 
 
 def _is_bitmap(count: int, domain: int) -> bool:
-    """Whether a bit for every possible key is shorter than a number for every present one."""
+    """Whether one bit per possible key is shorter than one number per present key."""
     return -(-domain // 32) < count * (1 if domain < 1 << 31 else 2)
 
 
 def _encoded_words(count: int, domain: int) -> int:
-    """The 4-byte words that `count` keys below `domain` take on the wire; both sides know them beforehand."""
+    """The number of 4-byte words that encode `count` keys below `domain`; both sides compute it."""
     if not count:
         return 0
     return -(-domain // 32) if _is_bitmap(count, domain) else count * (1 if domain < 1 << 31 else 2)
 
 
 def _encode(keys_K: Tensor, domain: int) -> Tensor:
-    """Ascending keys as words that travel with float32 rows: only bits are copied, never read as numbers."""
+    """Ascending keys as words sent along with float32 rows: bits are copied, never interpreted as floats."""
     if not len(keys_K):
         return torch.empty(0, device=keys_K.device)
     if not _is_bitmap(len(keys_K), domain):
@@ -238,9 +238,8 @@ def _decode(words: Tensor, count: int, domain: int) -> Tensor:
     if not count:
         return torch.empty(0, dtype=torch.int64, device=words.device)
     if not _is_bitmap(count, domain):
-        return (
-            words.clone().view(torch.int32 if domain < 1 << 31 else torch.int64).long()
-        )  # cloned: int64 wants 8 bytes
+        aligned = words.clone()  # int64 needs an address that is a multiple of 8
+        return aligned.view(torch.int32 if domain < 1 << 31 else torch.int64).long()
     packed = words.cpu().contiguous().view(torch.uint8).numpy()
     keys = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
     return torch.from_numpy(keys).to(words.device)

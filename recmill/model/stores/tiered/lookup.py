@@ -1,20 +1,20 @@
-"""One width's rows over all ranks: distinct keys out, rows back, gradients out, each row updated once.
+"""Rows of one width over all ranks: distinct keys out, rows back, gradients out, each row updated once.
 
-What a step sends, in this order; n is a rank's distinct ids, D the width:
+What a step sends, in this order (D is the width):
 
-    phase       ranks   message                                            overlaps with
-    ids         all     how many (8 bytes a pair), then 4 bytes an id      what the caller does before it reads a row
-    vectors     all     4 D bytes a row                                    the same
-    gradients   all     4 D bytes a row                                    dense backward, optimiser, next batch
-    reduce      node    how many, then 4 D bytes a replicated row          the same
-    exchange    peers   how many, then 4 D bytes a row kept more than once the same
-    spread      node    how many, then 4 D bytes a replicated row          the same
+    phase       ranks   message                                               overlaps with
+    ids         all     counts (8 bytes per pair of ranks), 4 bytes per id    work of the caller before it reads a row
+    vectors     all     4 D bytes per row                                     the same
+    gradients   all     4 D bytes per row                                     dense backward, optimiser, next batch
+    reduce      node    counts, 4 D bytes per replicated row                  the same
+    exchange    peers   counts, 4 D bytes per row with several copies         the same
+    spread      node    counts, 4 D bytes per replicated row                  the same
 
-Rows of the last three are named by 4 bytes each or by a bitmap, whichever is shorter; ids take 8 bytes where a rank
-holds 2**31 rows or more. Node rows travel with the global ones in the first three.
+The last three name rows by 4 bytes each or by a bitmap, whichever is shorter; ids take 8 bytes where a rank holds 2**31
+rows or more. Node rows are sent with the global ones in the first three.
 
-Forward and backward run in a thread of the collection's own, one after the other, so that a lookup always sees the rows
-of the update before it.
+Forward and backward run in one thread of the collection, one after the other, so that a lookup always sees the rows of
+the previous update.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ import torch
 from torch import Tensor
 
 from kernels import distinct_keys
-from recmill.model.stores.tiered.exchange import Grid, SparseRows, sum_rows
-from recmill.model.stores.tiered.rows import Layout, RowStore
+from recmill.model.stores.fbgemm import FusedTables
+from recmill.model.stores.tiered.exchange import SparseRows, sum_rows
+from recmill.model.stores.tiered.layout import KeyLayout
 from recmill.model.stores.tiered.sync import GradientSync
 
-# N = ids, U = distinct keys of this rank, H = keys others ask of this rank (repeats between ranks), D = width
+# N = ids, U = distinct keys of this rank, H = keys requested from this rank (may repeat between ranks), D = width
 INT32_KEYS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The distinct keys a rank asks for, by holder, and where each of its ids finds its row among them."""
+    """The distinct keys that a rank requests, by holder, and the position of each id's row among them."""
 
     keys_U: Tensor  # on the holder
     inverse_N: Tensor
-    send: list[int]  # how many keys of each rank
+    send: list[int]  # number of keys per rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back, and what a later gradient needs: who asked this rank for what."""
+    """The rows received, and what a later gradient needs: which rank requested which keys of this rank."""
 
     rows_UD: Tensor
     keys_H: Tensor
@@ -56,16 +57,18 @@ class Answer:
 
 @dataclass
 class _Unsynced:
-    """Gradients of replicated rows that wait for their turn (`sync_every` above 1)."""
+    """Gradients of replicated rows that wait for the next synchronisation (`sync_every` above 1)."""
 
     num_steps: int = 0
     lists: list[SparseRows] = field(default_factory=list)
 
 
 class RowExchange:
-    """Lookups and updates of all tables of one width. Called on all ranks together."""
+    """Lookups and updates of all tables of one width. All ranks call it together."""
 
-    def __init__(self, layout: Layout, store: RowStore, worker: ThreadPoolExecutor, *, sync_every: int = 1) -> None:
+    def __init__(
+        self, layout: KeyLayout, store: FusedTables, worker: ThreadPoolExecutor, *, sync_every: int = 1
+    ) -> None:
         self.layout, self.store, self.grid = layout, store, layout.grid
         self._worker, self._sync_every = worker, sync_every
         self._sync = GradientSync(
@@ -75,10 +78,10 @@ class RowExchange:
         )
         self._unsynced = _Unsynced()
         self._last: Future[Any] | None = None
-        self.key_dtype = torch.int32 if layout.stride < INT32_KEYS else torch.int64  # of an id on the wire
+        self.key_dtype = torch.int32 if layout.stride < INT32_KEYS else torch.int64  # of an id in a message
 
     def request(self, keys_N: Tensor) -> Request:
-        """Make keys distinct and sort them by holder."""
+        """Deduplicate keys and sort them by holder."""
         stride, world = max(self.layout.stride, 1), self.grid.world_size
         distinct_U, inverse_N = distinct_keys(keys_N, bound=stride * world)
         edges = torch.searchsorted(distinct_U, torch.arange(1, world, device=distinct_U.device) * stride).tolist()
@@ -87,8 +90,8 @@ class RowExchange:
         return Request(keys_U=distinct_U % stride, inverse_N=inverse_N, send=send)
 
     def lookup(self, request: Request) -> Future[Answer]:
-        """The rows of a request, on their way."""
-        return self._submit(self._answer, request, self.store.lookup)
+        """Start fetching the rows of a request."""
+        return self._submit(self._answer, request, self.store.look_up)
 
     def read(self, request: Request) -> Tensor:
         """Rows with their optimiser state."""
@@ -96,22 +99,22 @@ class RowExchange:
         return answer.rows_UD
 
     def update(self, request: Request, answer: Answer, gradients_UD: Tensor) -> None:
-        """Send gradients, summed over this rank's ids, to the holders, which take one step on every touched row."""
+        """Send gradients, summed over this rank's ids, to the holders, which step every touched row once."""
         self._submit(self._update, request, answer, gradients_UD)
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of updates that are asked for from now on; those on their way keep theirs."""
+        """Set the learning rate of updates submitted from now on; pending updates keep theirs."""
         self._submit(self.store.set_lr, lr)
 
     def finish(self) -> None:
-        """Wait until every update is in the rows; one that was put off by `sync_every` is made up for."""
+        """Wait until every update is applied, including those deferred by `sync_every`."""
         if self._last is not None:
             self._last.result()
         if self._sync_every > 1:
             self._submit(self._flush).result()
 
     def _submit(self, job: Any, *arguments: Any) -> Future[Any]:
-        # An update that failed must not be forgotten because nobody asked for its result.
+        # Nobody waits for an update: raise its error here if it failed.
         if self._last is not None and self._last.done():
             self._last.result()
         self._last = self._worker.submit(job, *arguments)
@@ -162,24 +165,5 @@ class RowExchange:
         self._apply(replicated, self.layout.replicated_start)
 
     def _apply(self, gradients: SparseRows, first_key: int) -> None:
-        self.store.update(gradients.keys_K + first_key, gradients.rows_KD)
-
-
-class FetchRows(torch.autograd.Function):
-    """The rows of a pending lookup as a differentiable tensor; its gradient goes to the ranks that hold them."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, exchange: RowExchange, request: Request, pending: Future[Answer]) -> Tensor:
-        ctx.exchange, ctx.request, ctx.answer = exchange, request, pending.result()
-        rows_UD: Tensor = ctx.answer.rows_UD
-        return rows_UD
-
-    @staticmethod
-    def backward(ctx: Any, gradients_UD: Tensor) -> tuple[None, ...]:
-        ctx.exchange.update(ctx.request, ctx.answer, gradients_UD.contiguous())
-        return None, None, None, None
-
-
-def grid_summary(grid: Grid) -> dict[str, int]:
-    """{"phase/level": bytes this rank has sent}."""
-    return {f"{phase}/{level}": count for (phase, level), count in sorted(grid.sent.items())}
+        if len(gradients.keys_K):
+            self.store.update(gradients.keys_K + first_key, None, gradients.rows_KD)

@@ -1,4 +1,4 @@
-"""Tiered tables as logical ones: started, saved, loaded and moved by row id, whoever holds the rows."""
+"""Tiered tables as logical ones: initialised, saved, loaded and moved by row id, whichever rank holds the rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.distributed._shard.sharded_tensor.shard import Shard
 from recmill.model.stores.interface import InitialRows
 from recmill.model.stores.tiered.lookup import RowExchange
 
-# R = rows asked for, D = embedding width
-CHUNK_ROWS = 1 << 17  # rows that travel at once, so that saving needs little beside the copy it makes
+# R = requested rows, D = embedding width
+CHUNK_ROWS = 1 << 17  # rows sent at once, so that saving needs little memory besides its copy
 
 
 class TieredState:
-    """The TableStore half of a tiered collection. Every method is called on all ranks together."""
+    """The TableStore half of a tiered collection. All ranks call every method together."""
 
     def __init__(self, exchange_of: Mapping[str, RowExchange], process_group: dist.ProcessGroup | None) -> None:
         self._exchange_of, self._group = dict(exchange_of), process_group
@@ -40,7 +40,7 @@ class TieredState:
                 weights = initial_rows(table, first, stop)
                 self._write(table, torch.arange(first, stop), weights, {})
         for exchange in self._exchange_of.values():
-            for state in exchange.store.state.values():
+            for state in exchange.store.states[0].values():
                 state.zero_()
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ class TieredState:
             for first, last in self._chunks(table):
                 rows = torch.arange(start + first, start + last)
                 block[first:last] = self._fetch(table, rows).cpu()
-            weights, states = exchange.store.part(block)
+            weights, states = exchange.store.split(block)
             tables[table] = self._sharded(table, weights.contiguous())
             if states:
                 optimiser[table] = {name: self._sharded(table, own.contiguous()) for name, own in states.items()}
@@ -67,17 +67,16 @@ class TieredState:
             start, _ = self._block(table)
             weights = _local(state["tables"][table])
             saved = state["table_optimiser"].get(table, {})
-            states = [_local(saved[name]) for name in exchange.store.state]
-            columns = torch.cat([weights, *(own.unsqueeze(1) if own.dim() == 1 else own for own in states)], dim=1)
+            columns = exchange.store.join(weights, {name: _local(own) for name, own in saved.items()})
             for first, last in self._chunks(table):
                 rows = torch.arange(start + first, start + last)
                 shared_rows, shared_columns = self._share(exchange, rows, columns[first:last])
-                self._write(table, shared_rows, *exchange.store.part(shared_columns))
+                self._write(table, shared_rows, *exchange.store.split(shared_columns))
 
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         self._finish()
         with torch.no_grad():
-            return self._exchange_of[table].store.part(self._fetch(table, rows_R))
+            return self._exchange_of[table].store.split(self._fetch(table, rows_R))
 
     @torch.no_grad()
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
@@ -85,7 +84,7 @@ class TieredState:
         self._write(table, rows_R, weights_RD, state)
 
     def _fetch(self, table: str, rows_R: Tensor) -> Tensor:
-        """[R, D + S] of rows that each rank asks for on its own."""
+        """[R, D + S] of the rows that this rank requests."""
         exchange = self._exchange_of[table]
         request = exchange.request(exchange.layout.keys(table, rows_R.to(exchange.store.device)))
         return exchange.read(request)[request.inverse_N]
@@ -98,7 +97,7 @@ class TieredState:
         exchange.store.write(keys, weights_RD.to(device)[places], chosen)
 
     def _share(self, exchange: RowExchange, rows_R: Tensor, columns_R: Tensor) -> tuple[Tensor, Tensor]:
-        """What all ranks hold of a chunk, on all ranks; each then keeps the rows that are its own."""
+        """The chunks of all ranks on every rank; each then keeps the rows it holds."""
         grid = exchange.grid
         if grid.world_size == 1:
             return rows_R, columns_R
@@ -110,14 +109,14 @@ class TieredState:
         return rows, grid.swap(grid.world, columns, send=send, receive=counts, phase="checkpoint")
 
     def _block(self, table: str) -> tuple[int, int]:
-        """The logical rows that this rank saves."""
+        """The range of logical rows that this rank saves."""
         grid = self._exchange_of[table].grid
         num_rows = self._exchange_of[table].layout.maps[table].num_rows
         size = -(-num_rows // grid.world_size)
         return min(grid.rank * size, num_rows), min((grid.rank + 1) * size, num_rows)
 
     def _chunks(self, table: str) -> Iterator[tuple[int, int]]:
-        """Parts of the block, as many on every rank, some of them empty."""
+        """Parts of the block: the same number on every rank, some of them empty."""
         grid = self._exchange_of[table].grid
         size = -(-self._exchange_of[table].layout.maps[table].num_rows // grid.world_size)
         start, stop = self._block(table)

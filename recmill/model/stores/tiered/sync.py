@@ -1,11 +1,11 @@
-"""Gradients of rows that several ranks or nodes keep: summed over all of them, so that every copy changes alike.
+"""Gradients of rows with several copies: summed over all ranks, so that every copy gets the same update.
 
-    reduce     inside a node, each rank sends its gradients of a replicated row to the local rank the row's stripe is on
-    exchange   between nodes, ranks of the same stripe send one another the sums of their nodes
-    spread     inside a node, the stripes' totals of replicated rows go to everyone
+    reduce     inside a node, each rank sends its gradients of a replicated row to the local rank with the row's stripe
+    exchange   between nodes, ranks of the same stripe send each other the sums of their nodes
+    spread     inside a node, each stripe's totals of replicated rows go to all ranks
 
-Only touched rows travel. Sums are taken in rank order, then in node order, on every node alike: copies stay equal bit
-for bit. A node's rows are already reduced when they come here; they need the exchange alone.
+Only touched rows are sent. Sums are taken in rank order, then in node order, on every node: copies stay equal bit for
+bit. Node rows arrive here already reduced; they need only the exchange.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from recmill.model.stores.tiered.exchange import Grid, SparseRows, swap_rows, un
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSync:
-    """Knows how many rows are kept more than once: this rank's stripe of the node's, and all replicated ones."""
+    """Sums gradients over all copies of `num_node` node rows (this rank's stripe) and `num_replicated` rows."""
 
     grid: Grid
     num_node: int
     num_replicated: int
 
     def run(self, node: SparseRows, replicated: SparseRows) -> tuple[SparseRows, SparseRows]:
-        """The totals over all ranks of both tiers, from sums of this node's ranks and gradients of this rank."""
+        """The totals over all ranks for both tiers, from this node's sums and this rank's gradients."""
         grid, stripes = self.grid, self.grid.ranks_per_node
         stripe_size = -(-self.num_replicated // stripes)
         own = replicated
@@ -47,7 +47,7 @@ class GradientSync:
         return node, own
 
     def _exchange(self, sums: SparseRows, domain: int) -> SparseRows:
-        """The sums of all nodes added up: everyone sends all to all, or, where that is more, each adds up a share."""
+        """The total over all nodes: all send everything to all, or, where that is more, each sums a share."""
         grid, nodes = self.grid, self.grid.nodes
         counts = grid.swap_counts(grid.peers, [len(sums.keys_K)] * nodes, phase="exchange")
         touched = sum(counts)

@@ -1,11 +1,12 @@
 """Where each row of a table lives: in a tier, at a slot.
 
 global      one copy, striped: slot s on rank s % W at s // W; slots in row order, so that neighbours are on all ranks
-node        one copy a node: slot s on local rank s % R at s // R; slots by falling number of reads
-replicated  a copy on every rank, at s; slots by falling number of reads
+node        one copy per node: slot s on local rank s % R at s // R; slots by descending number of reads
+replicated  one copy per rank, at s; slots by descending number of reads
 table_wise  the whole table on one rank, at s
 
-Most rows are global: a bit a row says which are not, so a map costs 1.5 bits a row and 8 bytes a row that was moved.
+Most rows are global: one bit per row marks the others ("moved"), so a map costs 1.5 bits per row and 8 bytes per moved
+row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from kernels import split_tiers
 from recmill.artifacts import InputError, ShardPlan, join_path, local_folder
 
-# N = ids, M = moved rows, R = rows asked for
+# N = ids, M = moved rows, R = requested rows
 GLOBAL, NODE, REPLICATED, TABLE_WISE = range(4)
 KINDS = ("global", "node", "replicated", "table_wise")
 TIER_BITS = 3
@@ -38,16 +39,16 @@ class TierMap:
     """The tier and slot of every row of one table."""
 
     num_rows: int
-    counts: tuple[int, int, int, int]  # rows of each kind, in the order of KINDS
+    counts: tuple[int, int, int, int]  # rows per kind, in the order of KINDS
     common: int  # the kind of rows that are not moved: GLOBAL, or TABLE_WISE for a whole table
-    bits: Tensor  # int64, a bit a row: is it moved?
+    bits: Tensor  # int64, one bit per row: is it moved?
     ranks: Tensor  # int32, moved rows before each word of bits
     moved_M: Tensor  # int64, slot << 3 | kind
     owner: int = 0  # the rank that holds a table_wise table
 
     @classmethod
     def of(cls, num_rows: int, *, replicated: Tensor | None = None, node: Tensor | None = None) -> Self:
-        """A map by hand: `replicated` and `node` list the rows of these tiers in the order of their slots."""
+        """A map from lists: `replicated` and `node` are the rows of these tiers in slot order."""
         rows: list[Rows] = []
         entries: list[Rows] = []
         for kind, listed in ((NODE, node), (REPLICATED, replicated)):
@@ -72,12 +73,12 @@ class TierMap:
             raise InputError(f"{where}: has no table {table!r}; it plans {', '.join(sorted(plan.tables))}")
         tiers = plan.tables[table].tiers
         if not tiers:
-            raise InputError(f"{where}: table {table!r} has no tiers; make the plan again with `recmill plan`")
+            raise InputError(f"{where}: table {table!r} has no tiers; create the plan again with `recmill plan`")
         num_rows = sum(tier.num_rows for tier in tiers)
         kinds = np.array([KINDS.index(tier.kind) for tier in tiers])
         if (kinds == TABLE_WISE).any():
             if len(kinds) > 1:
-                raise InputError(f"{where}: table {table!r} is table_wise and has other tiers too")
+                raise InputError(f"{where}: table {table!r} is table_wise but has other tiers too")
             return cls.whole(num_rows, owner=plan.tables[table].shards[0].rank)
         if (kinds == GLOBAL).all():
             return cls.of(num_rows)
@@ -96,7 +97,7 @@ class TierMap:
     @classmethod
     def _of_moved(cls, num_rows: int, rows_M: Rows, entries_M: Rows, *, where: str) -> Self:
         if len(rows_M) and not (rows_M.min() >= 0 and rows_M.max() < num_rows):
-            raise InputError(f"{where}: names rows from {rows_M.min()} to {rows_M.max()} of a table of {num_rows}")
+            raise InputError(f"{where}: names rows from {rows_M.min()} to {rows_M.max()} in a table of {num_rows}")
         order = np.argsort(rows_M, kind="stable")
         rows_M, entries_M = rows_M[order], entries_M[order]
         twice = np.flatnonzero(rows_M[1:] == rows_M[:-1])
@@ -139,14 +140,14 @@ class TierMap:
 
 
 def _read_moved(path: str, kinds: npt.NDArray[np.int64], num_rows: int) -> tuple[Rows, Rows]:
-    """(rows, slot << 3 | kind) of the rows that are not global; a global row's slot is checked as it goes by."""
+    """(rows, slot << 3 | kind) of the rows that are not global."""
     rows: list[Rows] = []
     entries: list[Rows] = []
     seen = 0
     for batch in pq.ParquetFile(path).iter_batches(batch_size=READ_ROWS, columns=["row", "tier", "slot"]):
         row, tier, slot = (batch.column(name).to_numpy().astype(np.int64) for name in ("row", "tier", "slot"))
         if len(tier) and not (tier.min() >= 0 and tier.max() < len(kinds)):
-            raise InputError(f"{path}: column 'tier' goes to {tier.max()}, plan.json names {len(kinds)} tiers")
+            raise InputError(f"{path}: column 'tier' has values up to {tier.max()}, plan.json has {len(kinds)} tiers")
         kind = kinds[tier]
         is_moved = kind != GLOBAL
         rows.append(row[is_moved])

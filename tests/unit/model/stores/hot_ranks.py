@@ -31,7 +31,6 @@ from torchrec.optim.optimizers import Adagrad
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recmill.model.hot_embedding import HotEmbeddingCollection
-from recmill.model.stores.hot.mixed import MixedEmbeddingCollection
 from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.torchrec import TorchRecStore
 
@@ -64,14 +63,12 @@ def hot_rows(seed: int = 3) -> dict[str, Tensor]:
     return {name: torch.randperm(rows, generator=generator)[: rows // 2] for name, rows in ROWS.items()}
 
 
-def batch(step: int, rank: int, chosen: dict[str, Tensor] | None, *, lengths_of_one: bool = False) -> KeyedJaggedTensor:
+def batch(step: int, rank: int, chosen: dict[str, Tensor] | None) -> KeyedJaggedTensor:
     """A batch of ids of any row, of another size on every rank; with `chosen` it holds slots of hot rows."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     num_samples = 5 + 2 * rank + step
     keys = [name for names in FEATURES.values() for name in names]
     lengths = torch.randint(0, 4, (len(keys) * num_samples,), generator=generator)
-    if lengths_of_one:
-        lengths = torch.ones_like(lengths)
     values = []
     for position, key in enumerate(keys):
         table = key[0]
@@ -164,24 +161,6 @@ def compare(optimiser: str, *, is_pooled: bool, sync: str, sharding: str = "tabl
     return largest_difference(expected, found)
 
 
-def compare_mixed(*, is_pooled: bool, lengths_of_one: bool) -> float:
-    """The same for batches that are split into hot and cold ids."""
-    chosen, rank = hot_rows(), dist.get_rank()
-    plain, ours = (sharded("rowwise_adagrad", is_pooled=is_pooled) for _ in range(2))
-    store = store_of(ours)
-    settings = TableOptimiser(kind="rowwise_adagrad", lr=LR, eps=EPS)
-    hot = HotEmbeddingCollection(configs(is_pooled=is_pooled), chosen, optimiser=settings)
-    mixed = MixedEmbeddingCollection(hot, ours, num_rows=ROWS)
-    hot.enter([store])
-    for step in range(NUM_STEPS):
-        ids = batch(step, rank, None, lengths_of_one=lengths_of_one)
-        loss_of(plain(ids), is_pooled=is_pooled).backward()
-        loss_of(mixed(ids), is_pooled=is_pooled).backward()
-    hot.leave([store])
-    expected, found = snapshot(store_of(plain)), snapshot(store)
-    return largest_difference(expected, found)
-
-
 def main() -> None:
     rank, world_size, store, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     warnings.simplefilter("ignore")
@@ -194,9 +173,6 @@ def main() -> None:
                 name = f"{optimiser} {'pooled' if is_pooled else 'rows'} {sync}"
                 found[name] = compare(optimiser, is_pooled=is_pooled, sync=sync)
     found["row_wise shards"] = compare("rowwise_adagrad", is_pooled=False, sync="raw", sharding="row_wise")
-    found["mixed pooled"] = compare_mixed(is_pooled=True, lengths_of_one=False)
-    found["mixed pooled single"] = compare_mixed(is_pooled=True, lengths_of_one=True)
-    found["mixed rows"] = compare_mixed(is_pooled=False, lengths_of_one=False)
     if rank == 0:
         with open(out, "w", encoding="utf-8") as file:
             json.dump(found, file)

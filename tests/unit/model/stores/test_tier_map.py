@@ -14,7 +14,7 @@ from recmill.artifacts.plan import Shard, Tier
 from recmill.artifacts.topology import Topology
 from recmill.data.schema import Feature, Schema
 from recmill.model.stores.tiered.exchange import Grid, Ring, SparseRows, unstripe
-from recmill.model.stores.tiered.rows import Layout
+from recmill.model.stores.tiered.layout import KeyLayout
 from recmill.model.stores.tiered.tier_map import GLOBAL, NODE, REPLICATED, TABLE_WISE, TierMap
 from recmill.planning.planner import default_plan
 
@@ -109,7 +109,7 @@ def test_every_copy_of_a_row_has_a_place_of_its_own(data, nodes, per_node):
     world = nodes * per_node
     copies = dict.fromkeys(("a", "b", "c"), 0)
     for rank in range(world):
-        layout = Layout.of(maps, grid_of(rank, world, per_node))
+        layout = KeyLayout.of(maps, grid_of(rank, world, per_node))
         used: list[int] = []
         for table in maps:
             places, keys = layout.held(table, torch.arange(num_rows))
@@ -123,7 +123,7 @@ def test_every_copy_of_a_row_has_a_place_of_its_own(data, nodes, per_node):
     assert copies["a"] == hot * world + num_warm * nodes + (num_rows - hot - num_warm)
 
 
-def sorted_by_reader(layout: Layout, table: str, num_rows: int) -> list[int]:
+def sorted_by_reader(layout: KeyLayout, table: str, num_rows: int) -> list[int]:
     """Where a rank reads every row, by the rules of the tiers, one row at a time."""
     grid, tiers = layout.grid, layout.maps[table]
     found = []
@@ -139,7 +139,7 @@ def sorted_by_reader(layout: Layout, table: str, num_rows: int) -> list[int]:
 
 
 def test_cold_rows_are_striped_so_that_neighbours_are_on_all_ranks():
-    layout = Layout.of({"a": TierMap.of(800)}, grid_of(0, 8, 4))
+    layout = KeyLayout.of({"a": TierMap.of(800)}, grid_of(0, 8, 4))
     holders = layout.keys("a", torch.arange(100, 132)) // layout.stride
     assert np.bincount(holders.numpy(), minlength=8).tolist() == [4] * 8
 

@@ -176,7 +176,7 @@ def reference(case: Case) -> tuple[dict[str, torch.Tensor], list[float]]:
 
 
 def build(case: Case, group: dist.ProcessGroup, mix: str | None = None, sync_every: int = 1):
-    collection = TieredEmbeddingCollection.of_maps(
+    collection = TieredEmbeddingCollection(
         configs(case),
         tier_maps(mix or case.mix, case.tables),
         ranks_per_node=case.ranks_per_node,
@@ -304,7 +304,7 @@ def run_torchrec(rank: int, folder: Path) -> dict:
     saved, rows = torchrec_tables(is_trained=True)
     dcp.save(saved, checkpoint_id=str(folder / "from_torchrec"))
     case = Case(ranks=8, ranks_per_node=4, mix="mixed")
-    tiered = TieredEmbeddingCollection.of_maps(
+    tiered = TieredEmbeddingCollection(
         configs(case)[:1],
         tier_maps("mixed", ["goods"]),
         ranks_per_node=4,
