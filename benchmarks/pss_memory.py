@@ -22,7 +22,7 @@ def train(steps: int) -> dict[str, Any]:
     from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
     from recmill.model.stores.interface import TableOptimiser
-    from recmill.model.stores.shared.bag import SharedEmbeddingBagCollection
+    from recmill.model.stores.shared import SharedEmbeddingBagCollection
 
     torch.manual_seed(0)
     names = [f"f{i}" for i in range(NUM_TABLES)]

@@ -35,7 +35,7 @@ from torchrec import EmbeddingBagConfig
 from kernels import shared_lookup
 from kernels.shared_lookup.reference import mix_bits
 from recmill.model.stores.interface import TableOptimiser
-from recmill.model.stores.shared.bag import SharedArray, SharedEmbeddingBagCollection, SharedTable
+from recmill.model.stores.shared import SharedArray, SharedEmbeddingBagCollection, SharedTable
 from recmill.planning.sharing.choice import DEFAULT_BLOCK_SIZE, choose_exact_share, choose_exact_width
 
 DIM = 64

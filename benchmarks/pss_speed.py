@@ -23,7 +23,7 @@ from kernels.shared_lookup import SharedLayout
 from kernels.shared_lookup.layout import BLOCK_FACTOR, ID_FACTOR, signed
 from kernels.shared_lookup.reference import mix_bits, scale_hash
 from recmill.model.stores.interface import TableOptimiser
-from recmill.model.stores.shared.bag import SharedEmbeddingBagCollection
+from recmill.model.stores.shared import SharedEmbeddingBagCollection
 
 LR = 0.01
 

@@ -1,4 +1,4 @@
-"""The ranking model: `embeddings` looks ids up in `stores`, `encoders` pool sequences, a `ranker` scores samples.
+"""The ranking model: `embeddings` looks up ids in `stores`, `encoders` pool sequences, a `ranker` scores samples.
 
 `servable` is the exported form. The embedding collections are also usable on their own:
 `tiered_embedding`, `hot_embedding` and `shared_embedding`.

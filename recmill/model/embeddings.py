@@ -1,8 +1,8 @@
 """The sparse half of the model: TorchRec collections over all tables of a schema.
 
-pooled     tables whose features come one list a sample: bags at stride B
-distinct   tables whose features come deduplicated: bags at stride U, expanded after the lookup
-sequence   tables that some sequence feature reads: rows, pooled or padded after the lookup
+pooled     tables whose features arrive as one list per sample: bags at stride B
+distinct   tables whose features arrive deduplicated: bags at stride U, expanded after the lookup
+sequence   tables that a sequence feature reads: rows, pooled or padded after the lookup
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from recmill.data.schema import Schema
 from recmill.data.tables import SHAPES, logical_names, table_shapes
 from recmill.model.encoders.windows import SequenceWindows
 
-# B = batch, U = distinct rows of a feature (B where nothing is deduplicated), L = padded length, D = embedding width
-INIT_BLOCK_ROWS = 65_536  # rows are drawn in blocks of this size, so any shard can draw its own rows
+# B = batch, U = distinct rows of a feature (B if not deduplicated), L = padded length, D = embedding width
+INIT_BLOCK_ROWS = 65_536  # rows are initialised in blocks of this size, so any shard can initialise its own
 
 Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, so a union would say no more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lookups:
-    """What the tables gave for a batch, still over distinct rows where the batch is deduplicated."""
+class LookedUp:
+    """The rows of a batch, still over distinct rows where the batch is deduplicated."""
 
     pooled: dict[str, Tensor] = field(default_factory=dict)  # sparse feature -> [U, D]
     sequences: dict[str, SequenceWindows] = field(default_factory=dict)  # sequence feature -> its U sequences
@@ -41,21 +41,21 @@ class Lookups:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A collection and the features it answers for. Not a module: what we hold ourselves is no business of DDP's."""
+    """A collection and the features that it looks up. Not a module: DDP must not see our own stores."""
 
     features: list[str]
     lookup: Callable[[KeyedJaggedTensor], Any]
-    once: frozenset[str] = frozenset()  # features whose every id is sent once a batch
+    once: frozenset[str] = frozenset()  # features whose ids are each sent once per batch
 
 
 class TableEmbeddings(nn.Module):
     """Looks up every id feature of a batch: pooled vectors for sparse features, windows of rows for sequences.
 
     Tables stay on the meta device unless one is given: sharding materialises only what a rank holds. `deduplicated`
-    names the features that arrive as distinct rows; what they give is the same, each row looked up once. Tables named
-    in `elsewhere` are not TorchRec's: `attach` brings the collections that hold them. `attach_hot` brings collections
-    for batches that touch hot rows only; their ids are slots of the hot set. `repeated_ids` names features of tables
-    that sequences read: TorchRec looks up each of their ids once a batch, not once an element of a list.
+    names the features that arrive as distinct rows; the result is the same, with each row looked up once. TorchRec does
+    not hold the tables in `elsewhere`: `attach` adds the collections that do. `attach_hot` adds collections for batches
+    that read hot rows only; their ids are slots of the hot set. `repeated_ids` names features of sequence tables whose
+    ids TorchRec looks up once per batch instead of once per list element.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class TableEmbeddings(nn.Module):
         self.distinct = EmbeddingBagCollection(tables=mine["distinct"], device=where) if mine["distinct"] else None
         self.sequence = EmbeddingCollection(tables=mine["sequence"], device=where) if mine["sequence"] else None
         self._mine = {shape: _features_of(configs) for shape, configs in mine.items()}
-        self.shared_arrays: tuple[Any, ...] = ()  # the one of tables that share parameters, once it is attached
+        self.shared_arrays: tuple[Any, ...] = ()  # the array of tables that share parameters, once attached
         self._attached: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._ahead: deque[tuple[Ids, _CollectionInputs]] = deque()  # batches whose rows are being read from disk
 
     def attach(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
-        """Let a collection answer for these tables of a shape (pooled, distinct or sequence)."""
+        """Let a collection look up these tables of a shape (pooled, distinct or sequence)."""
         self._attached[shape].append(_Source(features=self._readers(shape, tables), lookup=lookup))
 
     def attach_hot(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
-        """Let a collection answer for these tables of a shape in hot batches."""
+        """Let a collection look up these tables of a shape in hot batches."""
         self._hot[shape].append(_Source(features=self._readers(shape, tables), lookup=lookup))
 
     def _readers(self, shape: str, tables: Sequence[str]) -> list[str]:
@@ -109,12 +109,12 @@ class TableEmbeddings(nn.Module):
         return [*mine, *self._attached[shape]]
 
     def table_weights(self) -> dict[str, Tensor]:
-        """Every table's weight by the table's name (of an unsharded collection)."""
+        """Table name -> weight, for unsharded collections."""
         names = logical_names(self.schema)
         return {names[path.split(".")[-2]]: parameter.data for path, parameter in self.named_parameters()}
 
     def prefetch(self, ids: Ids) -> None:
-        """Let collections that read from disk start on a coming batch; batches then come in this order."""
+        """Let collections on disk start reading a coming batch; batches must then arrive in this order."""
         batch = _CollectionInputs(ids, self.schema)
         for shape in SHAPES:
             for source in self._attached[shape]:
@@ -122,10 +122,10 @@ class TableEmbeddings(nn.Module):
                     start(batch.of_shape(shape, source.features))
         self._ahead.append((ids, batch))
 
-    def forward(self, ids: Ids, is_hot: bool = False) -> Lookups:
+    def forward(self, ids: Ids, is_hot: bool = False) -> LookedUp:
         is_ahead = bool(self._ahead) and self._ahead[0][0] is ids
         batch = self._ahead.popleft()[1] if is_ahead else _CollectionInputs(ids, self.schema)
-        # All lookups start before any is waited for: sharded collections answer with an awaitable.
+        # Start all lookups before waiting for any: sharded collections return an awaitable.
         bags, shared, found = (
             [
                 (source, source.lookup(batch.of_shape(shape, source.features, once=source.once)))
@@ -151,7 +151,7 @@ class TableEmbeddings(nn.Module):
             group = batch.ids.group_of(name)
             if not batch.ids.is_plain(group):
                 inverse[name] = batch.ids.inverse(group)
-        return Lookups(pooled=pooled, sequences=sequences, inverse=inverse)
+        return LookedUp(pooled=pooled, sequences=sequences, inverse=inverse)
 
     def _windows(self, batch: _CollectionInputs, name: str, rows_ND: Tensor) -> SequenceWindows:
         window = batch.ids.windows(name)
@@ -166,23 +166,23 @@ def _features_of(configs: Sequence[Any]) -> list[str]:
 
 
 def looked_up_ids(ids: Ids, schema: Schema, name: str) -> Tensor:
-    """The ids that a batch has for a feature of a table that sequences read: of its lists, or of what windows share."""
+    """The ids that a batch looks up for a feature of a sequence table: of its lists, or of its buffer of windows."""
     batch = _CollectionInputs(ids, schema).ids
     window = batch.windows(name)
     return batch.lists(name)[0] if window is None else window[0]
 
 
 class _CollectionInputs:
-    """The KeyedJaggedTensors that the collections take for a batch, each made once."""
+    """The KeyedJaggedTensors that the collections receive for a batch, each created once."""
 
     def __init__(self, ids: Ids, schema: Schema) -> None:
         self.ids = InverseKeyedJaggedTensor.from_plain(ids) if isinstance(ids, KeyedJaggedTensor) else ids
         self.schema = schema
         self.made: dict[tuple[str, ...], KeyedJaggedTensor] = {}
-        self.places: dict[str, Tensor] = {}  # of features whose ids are sent once: where each element's id is
+        self.places: dict[str, Tensor] = {}  # features whose ids are sent once: the position of each element's id
 
     def of_shape(self, shape: str, names: list[str], *, once: frozenset[str] = frozenset()) -> KeyedJaggedTensor:
-        """Features as a collection of this shape wants them; the same object when it is asked again."""
+        """Features in the form that a collection of this shape expects; repeated calls return the same object."""
         key = (shape, *names)
         if key not in self.made:
             is_rows = shape == "sequence"
@@ -192,32 +192,34 @@ class _CollectionInputs:
         return self.made[key]
 
     def unfold(self, name: str, rows: JaggedTensor) -> Tensor:
-        """A row for each element of the lists, or of the buffer of windows, from what the table gave for them."""
+        """One row per element of the lists or of the buffer of windows, from the rows that the table returned."""
         values: Tensor = rows.values()
         return expand_rows(values, self.places[name]) if name in self.places else values
 
     def expanded(self, names: list[str]) -> KeyedJaggedTensor:
-        """Features at one list a sample."""
+        """Features with one list per sample."""
         groups = {self.ids.group_of(name): name for name in names}
         for group, name in groups.items():
             if not self.ids.is_plain(group):
-                raise ValueError(f"feature {name!r} arrives deduplicated, the model was built for one list a sample")
+                raise ValueError(
+                    f"feature {name!r} arrives deduplicated, but the model was built for one list per sample"
+                )
         return _pick(self.ids.group_kjt(next(iter(groups))), names) if len(groups) == 1 else self.aligned(names)
 
     def aligned(
         self, names: list[str], *, windows: bool = False, once: frozenset[str] = frozenset()
     ) -> KeyedJaggedTensor:
-        """Features of different numbers of rows in one KeyedJaggedTensor: shorter ones end in empty lists.
+        """Features with different numbers of rows in one KeyedJaggedTensor: shorter ones are padded with empty lists.
 
-        TorchRec's collections want one stride. An empty list costs nothing in a row lookup and a zero vector in a bag.
-        A feature stored as windows sends its buffer as one list, and one of `once` its distinct ids.
+        TorchRec's collections require one stride. An empty list costs nothing in a row lookup and a zero vector in a
+        bag. A feature stored as windows sends its buffer as one list; a feature in `once` sends its distinct ids.
         """
         values, lengths = [], []
         stride = max((self.ids.num_distinct(self.ids.group_of(name)) for name in names), default=0)
         for name in names:
             window = self.ids.windows(name) if windows else None
             feature_values, feature_lengths = self.ids.lists(name) if window is None else (window[0], None)
-            if name in once and not feature_values.is_cuda:  # where the host would wait; TorchRec has its own way there
+            if name in once and not feature_values.is_cuda:  # on CUDA the host would wait; TorchRec deduplicates there
                 feature_values, self.places[name] = distinct_keys(
                     feature_values, bound=self.schema.feature(name).num_rows
                 )
@@ -238,7 +240,7 @@ def _pick(ids: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor:
 def pool_rows(rows: JaggedTensor, *, is_mean: bool) -> Tensor:
     """Sum or mean of each sample's rows: [B, D]."""
     lengths, values = rows.lengths(), rows.values()
-    # One id a sample, as most sparse features have, is its own sum. (On CUDA the host would wait for the answer.)
+    # One id per sample, as in most sparse features, is its own sum. (On CUDA the check would make the host wait.)
     if not values.is_cuda and len(values) == len(lengths) and bool((lengths == 1).all()):
         return values
     owners = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
@@ -247,12 +249,12 @@ def pool_rows(rows: JaggedTensor, *, is_mean: bool) -> Tensor:
 
 
 def initial_rows(table: str, *, start: int, stop: int, dim: int, scale: float, seed: int) -> Tensor:
-    """Rows [start, stop) of a table as every run with this seed starts them, whoever holds them."""
+    """Initial values of rows [start, stop) of a table: the same for every run with this seed, on any rank."""
     blocks = []
     for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
         generator = torch.Generator().manual_seed(_block_seed(table, block, seed))
         first = block * INIT_BLOCK_ROWS
-        # Numbers are drawn one after another: what lies behind the last row wanted need not be drawn.
+        # Numbers are drawn in sequence: those after the last requested row need not be drawn.
         rows = torch.empty(min(stop - first, INIT_BLOCK_ROWS), dim).uniform_(-scale, scale, generator=generator)
         blocks.append(rows[max(start - first, 0) : min(stop - first, INIT_BLOCK_ROWS)])
     return torch.cat(blocks) if blocks else torch.empty(0, dim)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
-
-from kernels import dot_interaction
 
 # B = batch, F = features, D = embedding width
 
 
 class MLP(nn.Sequential):
-    """Linear layers with ReLU and dropout between them; `is_logit` leaves the last one bare."""
+    """Linear layers with ReLU and dropout between them; `is_logit` omits the activation after the last layer."""
 
     def __init__(self, in_width: int, widths: tuple[int, ...], *, dropout: float = 0.0, is_logit: bool = False) -> None:
         layers: list[nn.Module] = []
@@ -26,23 +22,8 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
 
-class DotInteraction(nn.Module):
-    """Inner products of every pair of features: F vectors in, F*(F-1)/2 numbers out."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.num_pairs = num_features * (num_features - 1) // 2
-
-    def forward(self, features_BFD: Tensor) -> Tensor:
-        return self.join(features_BFD.unbind(1))
-
-    def join(self, vectors: Sequence[Tensor], *, num_kept: int = 0) -> Tensor:
-        """The first `num_kept` vectors [B, D] themselves, then the products."""
-        return dot_interaction(vectors, num_kept=num_kept)
-
-
 class CrossNetwork(nn.Module):
-    """DCNv2's crosses: x_{k+1} = x_0 * (W_k x_k + b_k) + x_k, with W_k of low rank if `rank` is given."""
+    """DCNv2's crosses: x_{k+1} = x_0 * (W_k x_k + b_k) + x_k, with low-rank W_k if `rank` is given."""
 
     def __init__(self, width: int, num_layers: int, rank: int) -> None:
         super().__init__()

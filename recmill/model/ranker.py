@@ -1,7 +1,7 @@
-"""The dense half of the model: embeddings in, one logit a sample out.
+"""The dense half of the model: embeddings in, one logit per sample out.
 
-It sees pooled vectors and sequences of vectors and does not know where the tables live, so training (TorchRec, sharded)
-and serving (plain tensors) use the same module with the same weights.
+It receives pooled vectors and sequences of vectors and does not know where the tables live, so training (TorchRec,
+sharded) and serving (plain tensors) use the same module with the same weights.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels import distinct_rows, expand_rows
+from kernels import distinct_rows, dot_interaction, expand_rows
 from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.encoders import AttentionEncoder, MeanEncoder, TransformerEncoder
 from recmill.model.encoders.windows import SequenceWindows
-from recmill.model.layers import MLP, CrossNetwork, DotInteraction
+from recmill.model.layers import MLP, CrossNetwork
 
 Sequences = SequenceWindows | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankerConfig:
-    """The shape of a ranker; the training configuration has these fields too."""
+    """The shape of a ranker; the training configuration has the same fields."""
 
     model: str = "dlrm"
     bottom_layers: tuple[int, ...] = (128, 64)
@@ -51,15 +51,15 @@ class Ranker(nn.Module):
     """DLRM or DCNv2 over dense values, pooled embeddings and sequences of embeddings.
 
     `forward(dense_BF, pooled, sequences, inverse)`: `pooled` maps a sparse feature to [U, D], `sequences` a sequence
-    feature to windows, or to the padded pair ([U, L, D], lengths [U]). A feature in `inverse` comes as U distinct rows
-    and is expanded to B samples by it, after its encoder: the work is done once a distinct row. Every other feature has
-    U = B. With `repeats_dense` the bottom layers see each distinct row of `dense_BF` once, too.
+    feature to windows, or to the padded pair ([U, L, D], lengths [U]). A feature in `inverse` arrives as U distinct
+    rows and is expanded to B samples after its encoder, which therefore runs once per distinct row. All other features
+    have U = B. With `repeats_dense` the bottom layers also run once per distinct row of `dense_BF`.
     """
 
     def __init__(self, schema: Schema, config: RankerConfig, *, repeats_dense: bool = False) -> None:
         super().__init__()
         if not schema.id_features:
-            raise InputError("the schema has no sparse or sequence feature: there is nothing to embed")
+            raise InputError("the schema has no sparse or sequence feature, expected at least one")
         self.schema, self.repeats_dense = schema, repeats_dense
         self.width = config.interaction_dim or max(feature.dim for feature in schema.id_features)
         self.projections = nn.ModuleDict(
@@ -76,11 +76,11 @@ class Ranker(nn.Module):
         self.bottom = MLP(num_dense, (*config.bottom_layers, self.width)) if num_dense else None
         num_vectors = len(schema.id_features) + (1 if num_dense else 0)
         top = (*config.top_layers, 1)
-        if config.model == "dlrm":
-            self.interaction: nn.Module = DotInteraction(num_vectors)
-            # Without dense features the products alone would lose the first-order effects, so the vectors go along.
+        self.is_dlrm = config.model == "dlrm"
+        if self.is_dlrm:
+            # Without dense features the products alone would lose first-order effects, so the vectors are kept.
             self.num_kept = 1 if num_dense else num_vectors
-            joined = self.num_kept * self.width + self.interaction.num_pairs
+            joined = self.num_kept * self.width + num_vectors * (num_vectors - 1) // 2
             self.top = MLP(joined, top, dropout=config.dropout, is_logit=True)
         else:
             joined = num_vectors * self.width
@@ -109,15 +109,15 @@ class Ranker(nn.Module):
             if inverse and feature.name in inverse:
                 vector_BD = expand_rows(vector_BD, inverse[feature.name])
             vectors.append(vector_BD)
-        if isinstance(self.interaction, DotInteraction):
-            logit_B1: Tensor = self.top(self.interaction.join(vectors, num_kept=self.num_kept))
+        if self.is_dlrm:
+            logit_B1: Tensor = self.top(dot_interaction(vectors, num_kept=self.num_kept))
         else:
             flat_BD = torch.cat(vectors, dim=1)
             logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
         return logit_B1.squeeze(1)
 
     def _encode_dense(self, bottom: nn.Module, dense_BF: Tensor) -> Tensor:
-        # How many rows are distinct decides the shapes of what follows: on CUDA the host would have to wait for it.
+        # The number of distinct rows determines later shapes: on CUDA the host would have to wait for it.
         if not self.repeats_dense or dense_BF.is_cuda:
             found_BD: Tensor = bottom(dense_BF)
             return found_BD
@@ -135,7 +135,7 @@ def _encoder(feature: Feature, config: RankerConfig) -> nn.Module:
         return AttentionEncoder(feature.dim, config.attention_heads)
     if feature.dim % config.attention_heads:
         raise InputError(
-            f"feature {feature.name!r}: dim {feature.dim} cannot be split over attention_heads={config.attention_heads}"
+            f"feature {feature.name!r}: dim {feature.dim} is not a multiple of attention_heads={config.attention_heads}"
         )
     return TransformerEncoder(
         feature.dim, config.attention_heads, config.transformer_layers, config.max_sequence_length

@@ -13,8 +13,8 @@ from recmill.model.ranker import Ranker, RankerConfig
 class RankingModel(nn.Module):
     """Logits [B] from dense values [B, F] and the ids of every feature.
 
-    `deduplicated` names the features whose work is done once a distinct row: those with ids arrive as such rows, rows
-    of dense values are compared here, if all dense features are named.
+    `deduplicated` names the features that are processed once per distinct row: id features arrive as distinct rows;
+    if all dense features are named, rows of dense values are compared here.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The model as a server runs it: plain tensors in, probabilities out, nothing of TorchRec.
+"""The model for serving: plain tensors in, probabilities out, without TorchRec.
 
-Ids come as one padded matrix a feature (padding is -1), so that torch.export can take the whole model:
+Ids are one padded matrix per feature (padding is -1), so that torch.export can capture the whole model:
 
     feature:   history = [[7, 9], [4]]     ->     [[7, 9], [4, -1]]
 """
@@ -19,11 +19,11 @@ from recmill.model.stores.shared.array import SharedArray
 
 # B = batch, F = dense features, L = padded length, D = embedding width
 EXAMPLE_BATCH = 3
-EXAMPLE_LENGTH = 2  # not 1: torch.export would take a length of one for a constant
+EXAMPLE_LENGTH = 2  # not 1: torch.export would treat a length of one as a constant
 
 
 class SharedRows(nn.Module):
-    """Rows of tables that share parameters, found by hashing in plain torch: no custom operator at the server."""
+    """Rows of tables that share parameters, found by hashing in plain torch: the server needs no custom operator."""
 
     exact_ids: Tensor
     exponents: Tensor | None
@@ -40,13 +40,13 @@ class SharedRows(nn.Module):
         slots_ND, signs_ND = find_slots(ids_BL.flatten(), self.numbers[table], self.exact_ids, self.layout)
         if self.exponents is None:
             rows_ND = nn.functional.embedding(slots_ND, self.array[:, None]).squeeze(-1) * signs_ND
-        else:  # bytes stay bytes at the server
+        else:  # int8 weights stay int8 at the server
             rows_ND = self.array[slots_ND] * signs_ND * torch.exp2(self.exponents[slots_ND // LINE].float())
         return rows_ND.view(*ids_BL.shape, rows_ND.shape[-1])
 
 
 class ServableModel(nn.Module):
-    """Probabilities [B] from dense values [B, F] and one padded id matrix [B, L] a feature, in schema order."""
+    """Probabilities [B] from dense values [B, F] and one padded id matrix [B, L] per feature, in schema order."""
 
     def __init__(self, model: RankingModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Encoders that pool a sequence to one vector: a mean, or learnt weights."""
+"""Encoders that pool a sequence into one vector: a mean, or learned weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from recmill.model.encoders.windows import SequenceWindows
 
 
 def valid_positions(lengths_B: Tensor, padded_length: int) -> Tensor:
-    """True where a padded sequence holds a real element: [B, L]."""
+    """True where a padded sequence has a real element: [B, L]."""
     return torch.arange(padded_length, device=lengths_B.device)[None, :] < lengths_B[:, None]
 
 
 class MeanEncoder(nn.Module):
-    """The mean of a sequence; zero for an empty one."""
+    """The mean of a sequence; zero for an empty sequence."""
 
     def forward(self, padded_BLD: Tensor, lengths_B: Tensor) -> Tensor:
         valid_BL = valid_positions(lengths_B, padded_BLD.shape[1])
@@ -26,14 +26,14 @@ class MeanEncoder(nn.Module):
         return total_BD / lengths_B.clamp(min=1)[:, None].to(padded_BLD.dtype)
 
     def encode(self, windows: SequenceWindows) -> Tensor:
-        """The same of windows: [U, D]."""
+        """The same for windows: [U, D]."""
         return pool_windows(windows.rows_ND, None, windows.starts_U, windows.lengths_U).squeeze(1)
 
 
 class AttentionEncoder(nn.Module):
-    """Multi-head attention of one learned query over a sequence; zero for an empty one.
+    """Multi-head attention of one learned query over a sequence; zero for an empty sequence.
 
-    The weights of a head add up to 1, so values are projected after they are pooled: once a sequence, not once a row.
+    The weights of a head sum to 1, so values are projected after pooling: once per sequence, not once per row.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -47,13 +47,13 @@ class AttentionEncoder(nn.Module):
     def forward(self, padded_BLD: Tensor, lengths_B: Tensor) -> Tensor:
         valid_BL = valid_positions(lengths_B, padded_BLD.shape[1])
         scores_BLH = padded_BLD @ self.query_HD.T
-        # A finite floor instead of -inf keeps the softmax of an empty sequence free of NaN.
+        # A finite minimum instead of -inf avoids NaN in the softmax of an empty sequence.
         scores_BLH = scores_BLH.masked_fill(~valid_BL[:, :, None], torch.finfo(padded_BLD.dtype).min)
         weights_BLH = scores_BLH.softmax(1) * valid_BL[:, :, None].to(padded_BLD.dtype)
         return self._mix(weights_BLH.transpose(1, 2) @ padded_BLD, lengths_B)
 
     def encode(self, windows: SequenceWindows) -> Tensor:
-        """The same of windows: [U, D]. A row that windows share is scored once."""
+        """The same for windows: [U, D]. A row that several windows share is scored once."""
         return self.pool(windows.rows_ND, windows.starts_U, windows.lengths_U)
 
     def pool(self, rows_ND: Tensor, starts_U: Tensor, lengths_U: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from recmill.model.encoders.windows import SequenceWindows, ages_of
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm self-attention and feed-forward side by side: x + attention(norm(x)) + feed_forward(norm(x)).
+    """Pre-norm self-attention and feed-forward in parallel: x + attention(norm(x)) + feed_forward(norm(x)).
 
-    Side by side (as in GPT-J and PaLM) the feed-forward sees the row alone, so in a first block it can be run once for
-    all windows that share the row.
+    In parallel (as in GPT-J and PaLM) the feed-forward depends on the row alone, so the first block computes it once
+    for all windows that share the row.
     """
 
     def __init__(self, dim: int, num_heads: int) -> None:
@@ -41,7 +41,7 @@ class TransformerBlock(nn.Module):
         return hidden_BLD + self.feed_forward(hidden_BLD) + attended_BLD
 
     def encode(self, hidden_ND: Tensor, starts_U: Tensor, lengths_U: Tensor, *, num_rows: int) -> tuple[Tensor, Tensor]:
-        """The two parts of the block over windows of rows: (of each row alone [N, D], of its window [T, D])."""
+        """The two parts of the block over windows: (per row of the buffer [N, D], per row of every window [T, D])."""
         packed_NE = self.query_key_value(self.attention_norm(hidden_ND))
         attended_TD = window_attention(packed_NE, starts_U, lengths_U, num_heads=self.num_heads, num_values=num_rows)
         return hidden_ND + self.feed_forward(hidden_ND), self.project(attended_TD)
@@ -50,8 +50,8 @@ class TransformerBlock(nn.Module):
 class TransformerEncoder(nn.Module):
     """A transformer over a sequence, then attention pooling.
 
-    Positions are counted from the newest element and added after the first block: that one sees a set, so what it
-    computes of a row alone is the same in every window that holds the row, wherever it stands there.
+    Positions are counted from the newest element and added after the first block. The first block sees a set, so its
+    per-row result is the same in every window that contains the row, at any position.
     """
 
     def __init__(self, dim: int, num_heads: int, num_layers: int, max_length: int) -> None:
@@ -66,7 +66,7 @@ class TransformerEncoder(nn.Module):
         steps_L = torch.arange(length, device=padded_BLD.device)
         age_BL = (lengths_B[:, None] - 1 - steps_L[None, :]).clamp(min=0)
         valid_BL = valid_positions(lengths_B, length)
-        # An empty sequence attends to its first padding slot; the pooling zeroes what comes of it.
+        # An empty sequence attends to its first padding slot; pooling zeroes the result.
         attends_BL = valid_BL | ((lengths_B == 0)[:, None] & (steps_L == 0)[None, :])
         hidden_BLD = padded_BLD
         for number, block in enumerate(self.blocks):
@@ -76,7 +76,7 @@ class TransformerEncoder(nn.Module):
         return self.pool(hidden_BLD, lengths_B)
 
     def encode(self, windows: SequenceWindows) -> Tensor:
-        """The same of windows: [U, D]. What the first block computes of a row alone is computed once a row."""
+        """The same for windows: [U, D]. The first block computes its per-row part once per row of the buffer."""
         first, *others = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         lengths_U, num_rows = windows.lengths_U, int(windows.lengths_U.sum())
         own_ND, attended_TD = first.encode(windows.rows_ND, windows.starts_U, lengths_U, num_rows=num_rows)

@@ -1,6 +1,6 @@
-"""What holds embedding tables: TorchRec's shards, tiers of rows, hot rows, a shared array, or files on disk.
+"""Stores of embedding tables: TorchRec's shards, tiers of rows, hot rows, a shared array, files on disk.
 
-All of them implement `TableStore`, so that checkpoints and hot batches do not depend on who holds a row.
+All implement `TableStore`, so checkpoints and hot batches do not depend on where a row lives.
 """
 
 from recmill.model.stores.interface import Replica, TableOptimiser, TableStore

@@ -135,7 +135,7 @@ class TorchRecStore:
         return any(shard.shard_sizes[1] != whole.size[1] for shard in whole.shards_metadata)
 
     def _overlap(self, table: str, shard: Any, rows_R: Tensor) -> tuple[Tensor | None, Tensor, slice | None]:
-        """Which of the rows a shard holds: (positions in `rows_R` or None for all, positions in the shard, its columns).
+        """The rows that a shard holds: (positions in `rows_R` or None for all, positions in the shard, its columns).
 
         Cached for the rows requested last: hot rows are the same at every swap.
         """

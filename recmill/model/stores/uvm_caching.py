@@ -1,4 +1,4 @@
-"""Tables in host memory behind a cache on the GPU: TorchRec's and FBGEMM's own, on CUDA only (UVM caching)."""
+"""Tables in host memory with a cache on the GPU: TorchRec's and FBGEMM's UVM caching, on CUDA only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_LOAD_FACTOR = 0.01
 def cache_tables(sharding_plan: Any, tables: Collection[str], *, load_factor: float) -> None:
     """Let a TorchRec ShardingPlan keep these tables in host memory, with `load_factor` of their rows on the GPU.
 
-    The least recently used rows leave the cache. Has not run on a GPU.
+    The cache evicts the least recently used rows. This has never run on a GPU.
     """
     wanted = {module_name(table) for table in tables}
     share = min(1.0, max(MIN_LOAD_FACTOR, load_factor))

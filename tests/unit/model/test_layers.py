@@ -2,18 +2,12 @@ import pytest
 import torch
 
 from recmill.model.encoders import AttentionEncoder, MeanEncoder, TransformerEncoder
-from recmill.model.layers import CrossNetwork, DotInteraction
+from recmill.model.layers import CrossNetwork
 
 
 def encoders():
     torch.manual_seed(0)
     return [MeanEncoder(), AttentionEncoder(8, 2), TransformerEncoder(8, 2, 2, 16)]
-
-
-def test_dot_interaction_gives_every_pair_once():
-    features = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
-    # by hand: (1,0) = 3+8, (2,0) = 5+12, (2,1) = 15+24
-    assert DotInteraction(3)(features).tolist() == [[11.0, 17.0, 39.0]]
 
 
 def test_cross_layer_is_the_formula_of_dcn_v2():

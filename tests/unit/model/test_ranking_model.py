@@ -70,15 +70,15 @@ def test_one_table_serves_sparse_and_sequence_features():
     found = model.embeddings(ids_of(TAGS, ITEM, SEEN))
     weight = model.embeddings.table_weights()["items"]
     torch.testing.assert_close(found.pooled["item"], weight[[4, 5, 6]])
-    torch.testing.assert_close(found.sequences["seen"][0][0], weight[[7, 8, 9]])
-    assert found.sequences["seen"][1].tolist() == [3, 0, 2]
+    torch.testing.assert_close(found.sequences["seen"].rows_ND[:3], weight[[7, 8, 9]])
+    assert found.sequences["seen"].lengths_U.tolist() == [3, 0, 2]
 
 
 def test_a_long_sequence_keeps_its_last_elements():
     rows, lengths = torch.arange(6.0)[:, None], torch.tensor([4, 0, 2])
-    padded_rows, lengths = SequenceWindows.of_lists(rows, lengths, max_length=3).pad()
-    assert lengths.tolist() == [3, 0, 2]
-    assert padded_rows[:, :, 0].tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 0]]
+    windows = SequenceWindows.of_lists(rows, lengths, max_length=3)
+    assert windows.lengths_U.tolist() == [3, 0, 2]
+    assert windows.take(rows, num_rows=5).flatten().tolist() == [1, 2, 3, 4, 5]
 
 
 def test_pool_rows_sums_and_averages():
@@ -103,10 +103,10 @@ def test_a_shard_draws_the_rows_it_would_have_in_the_whole_table():
 
 
 def test_a_width_the_heads_cannot_share_is_named():
-    with pytest.raises(InputError, match="'seen': dim 8 cannot be split over attention_heads=3"):
+    with pytest.raises(InputError, match="'seen': dim 8 is not a multiple of attention_heads=3"):
         Ranker(SCHEMA, replace(RankerConfig(), sequence_encoder="transformer", attention_heads=3))
 
 
 def test_a_schema_without_ids_is_refused():
-    with pytest.raises(InputError, match="nothing to embed"):
+    with pytest.raises(InputError, match="no sparse or sequence feature"):
         Ranker(Schema(features=(Feature(name="age", kind="dense"),)), RankerConfig())

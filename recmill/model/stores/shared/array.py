@@ -1,12 +1,12 @@
-"""One small array of parameters that many logical tables read: each weight of each table is a slot found by hashing.
+"""One small array of parameters for many logical tables: each weight of each table is a slot found by hashing.
 
     table a, row 7:   [w w w w | w w w w]            two blocks of 4
                           |         '--------.
     array:      . . [ . . w w w w . . .  w w w w ] [ exact rows of a ][ of b ]
-                     '---- shared slots --------'   '-- ids that deserve their own --'
+                     '---- shared slots --------'   '-- rows that are not shared --'
 
-Nothing grows with the number of rows: a table of 2^40 rows costs what the array costs. With dtype int8 a weight is one
-byte, and a line of 16 slots has one more for the power of two they are counted in (kernels/shared_lookup/packing.py).
+Memory does not grow with the number of rows: a table of 2^40 rows takes no more than the array. With dtype int8 a
+weight is one byte, plus one exponent per line of 16 slots (kernels/shared_lookup/packing.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,16 +26,16 @@ from kernels.shared_lookup.calls import LINE, count_lines
 from kernels.shared_lookup.packing import pack, unpack
 from recmill.artifacts import InputError
 
-# R = rows asked for, D = embedding width, E = rows of a table that are kept exactly
+# R = requested rows, D = embedding width
 DEFAULT_COMPRESSION = 10.0
-MAX_BLOCK_SIZE = 64  # four cache lines; chosen without a sweep of longer ones
+MAX_BLOCK_SIZE = 64  # four cache lines; longer blocks were not tested
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedTable:
     """A logical table. `exact_rows` are the ids whose rows are not shared.
 
-    `exact_width` is how many weights each of those owns; they repeat over the row's width. None: as many as it is wide.
+    `exact_width` is how many weights each of those owns; they repeat over the row's width. None: full width.
     """
 
     name: str
@@ -54,12 +54,12 @@ class SharedTable:
 
     @property
     def number(self) -> int:
-        """What the hash knows the table by: the same wherever and in whatever order tables are listed."""
+        """The table's number in the hash: independent of the order in which tables are listed."""
         return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:7], "little")
 
     @property
     def own_width(self) -> int:
-        """Weights of an exact row."""
+        """Number of weights of an exact row."""
         return self.dim if self.exact_width is None else min(self.exact_width, self.dim)
 
     @property
@@ -69,18 +69,18 @@ class SharedTable:
         ids = self.exact_rows.detach().to("cpu", torch.int64).flatten().unique()  # type: ignore[no-untyped-call]
         if len(ids) != self.exact_rows.numel():
             raise InputError(
-                f"table {self.name!r}: exact_rows names {self.exact_rows.numel()} rows, {len(ids)} of them different; "
-                "expected each once"
+                f"table {self.name!r}: exact_rows has {self.exact_rows.numel()} rows, {len(ids)} of them distinct; "
+                "expected each row once"
             )
         return ids
 
 
 class SharedArray(nn.Module):
-    """The parameters of many logical tables in `weight`: first the shared slots, then rows that are kept exactly.
+    """The parameters of many logical tables in `weight`: first the shared slots, then the exact rows.
 
-    `compression` is logical weights a shared slot; `memory_bytes` states the shared slots in bytes instead. Weights
-    start with the standard deviation `std`, which is then that of every logical table too. Bytes (dtype int8) have
-    `exponents` besides, and no gradient: SharedStep trains them.
+    `compression` is the number of logical weights per shared slot; `memory_bytes` gives the size in bytes instead.
+    Weights start with the standard deviation `std`, and so does every logical table. int8 arrays also have `exponents`
+    and no gradient: SharedStep trains them.
     """
 
     exponents: Tensor | None
@@ -93,7 +93,6 @@ class SharedArray(nn.Module):
         memory_bytes: int | None = None,
         block_size: int | None = None,
         mapping: str = "robe",
-        sign: bool = False,
         seed: int = 0,
         std: float = 1.0,
         device: torch.device | str | None = None,
@@ -102,7 +101,7 @@ class SharedArray(nn.Module):
         super().__init__()
         names = [table.name for table in tables]
         if not tables or len(set(names)) != len(names):
-            raise InputError(f"tables are {names}, expected at least one, each name once")
+            raise InputError(f"tables are {names}, expected at least one and distinct names")
         self.tables = {table.name: table for table in tables}
         self.num_logical = sum(table.num_rows * table.dim for table in tables)
         dtype = dtype or torch.get_default_dtype()
@@ -111,7 +110,7 @@ class SharedArray(nn.Module):
         size = choose_size(self.num_logical, compression=compression, memory_bytes=memory_bytes, item_bytes=item_bytes)
         if block_size is None:
             block_size = 1 if mapping == "randomfold" else min(MAX_BLOCK_SIZE, max(table.dim for table in tables))
-        self.layout = SharedLayout(size=size, mapping=mapping, block_size=min(block_size, size), sign=sign, seed=seed)
+        self.layout = SharedLayout(size=size, mapping=mapping, block_size=min(block_size, size), seed=seed)
         self._place_tables(tables)
         slots = _empty_slots(self.num_slots, device=device, dtype=dtype)
         self.weight = nn.Parameter(slots, requires_grad=not self.is_packed)
@@ -122,9 +121,9 @@ class SharedArray(nn.Module):
         self.reset_parameters()
 
     def _place_tables(self, tables: Sequence[SharedTable]) -> None:
-        """Where each table begins in the line of all (randomfold) and where its exact rows stand."""
+        """Where each table begins in the concatenation of all (randomfold) and where its exact rows are."""
         base, exact_start = 0, 0
-        slot = -(-self.layout.size // LINE) * LINE  # exact rows begin with a line of their own
+        slot = -(-self.layout.size // LINE) * LINE  # exact rows begin on a new line
         kept, self._places = [], {}
         for table in tables:
             ids = table.exact_ids
@@ -138,33 +137,33 @@ class SharedArray(nn.Module):
 
     @property
     def share_count(self) -> float:
-        """Logical weights a shared slot carries on average."""
+        """Mean number of logical weights per shared slot."""
         exact = sum(count * self.tables[name].dim for name, (_, _, count, _) in self._places.items())
         return (self.num_logical - exact) / self.layout.size
 
     @property
     def num_exact(self) -> int:
-        """Slots that belong to one row each."""
+        """Number of slots that belong to one row only."""
         return sum(count * self.tables[name].own_width for name, (_, _, count, _) in self._places.items())
 
     @property
     def num_bytes(self) -> int:
-        """All that is kept for lookups: slots, their exponents and the ids of exact rows."""
+        """Bytes needed for lookups: slots, exponents and the ids of exact rows."""
         exponents = 0 if self.exponents is None else self.exponents.nbytes
         return self.num_slots * self.weight.element_size() + exponents + self.exact_ids.nbytes
 
     @property
     def value_dtype(self) -> torch.dtype:
-        """Of the rows that lookups give."""
+        """The dtype of looked-up rows."""
         return torch.float32 if self.is_packed else self.weight.dtype
 
     def values(self) -> Tensor:
-        """All slots as floats: the weights themselves, or a copy of bytes."""
+        """All slots as floats: the weights themselves, or an unpacked copy of int8 weights."""
         return self.weight.data if self.exponents is None else unpack(self.weight.data, self.exponents)
 
     @torch.no_grad()
     def take(self, values: Tensor) -> None:
-        """Give all slots these values, rounded to the nearest where they are bytes."""
+        """Set all slots to these values; int8 weights are rounded to the nearest."""
         if self.exponents is None:
             self.weight.copy_(values)
         else:
@@ -179,7 +178,7 @@ class SharedArray(nn.Module):
         self.take(torch.empty(self.num_slots, dtype=torch.float32).normal_(0.0, self.std, generator=generator))
 
     def feature(self, table: str, *, mode: str = "sum") -> SharedFeature:
-        """How the kernels find the rows of a table."""
+        """What the kernels need to find the rows of a table."""
         base, exact_start, num_exact, exact_base = self._places[table]
         return SharedFeature(
             key=self.layout.table_key(self.tables[table].number),
@@ -193,7 +192,7 @@ class SharedArray(nn.Module):
         )
 
     def features(self, tables: Sequence[str], modes: Sequence[str] | None = None) -> SharedFeatures:
-        """Features side by side, one a name."""
+        """One feature per name, side by side."""
         chosen = modes or ["sum"] * len(tables)
         pairs = zip(tables, chosen, strict=True)
         return SharedFeatures.of([self.feature(name, mode=mode) for name, mode in pairs], self.exact_ids)
@@ -217,38 +216,31 @@ class SharedArray(nn.Module):
         how: dict[str, Any] = {"layout": self.layout, "features": features, "exponents": self.exponents}
         return shared_lookup(self.weight, ids, offsets, is_pooled=False, **how)
 
-    def gather(self, slots: Tensor, table: str, rows_R: Tensor, *, sign: bool = False) -> Tensor:
-        """[R, D]: what any array of slots, such as an optimiser's, holds for rows of a table."""
-        offsets = torch.tensor([0, len(rows_R)])
-        layout = replace(self.layout, sign=self.layout.sign and sign)
-        return shared_lookup(slots, rows_R, offsets, layout=layout, features=self.features([table]), is_pooled=False)
+    def gather(self, slots: Tensor, table: str, rows_R: Tensor) -> Tensor:
+        """[R, D]: the values of a table's rows in any array of slots, such as an optimiser's state."""
+        how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]), "is_pooled": False}
+        return shared_lookup(slots, rows_R, torch.tensor([0, len(rows_R)]), **how)
 
     @torch.no_grad()
-    def fold(self, slots: Tensor, table: str, rows_R: Tensor, values_RD: Tensor, *, sign: bool = False) -> Tensor:
-        """Write values of rows into any array of slots; where several meet it takes their mean. Gives what was written.
+    def fold(self, slots: Tensor, table: str, rows_R: Tensor, values_RD: Tensor) -> None:
+        """Write values of rows into any array of slots; a slot that several rows share becomes their mean.
 
-        Exact rows of full width, and all rows of an array that is not compressed (randomfold at 1x), read back as
-        written.
+        Exact rows of full width, and all rows of an uncompressed array (randomfold at 1x), read back as written.
         """
-        offsets, features = torch.tensor([0, len(rows_R)]), self.features([table])
+        how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]), "is_pooled": False}
+        offsets, values_RD = torch.tensor([0, len(rows_R)]), values_RD.to(slots.dtype)
         sums, counts = torch.zeros_like(slots), torch.zeros_like(slots)
-        layout = replace(self.layout, sign=self.layout.sign and sign)
-        values_RD = values_RD.to(slots.dtype)
-        plain = replace(self.layout, sign=False)
-        for target, values, how in ((sums, values_RD, layout), (counts, torch.ones_like(values_RD), plain)):
-            shared_scatter(target, values, rows_R, offsets, layout=how, features=features, is_pooled=False)
-        is_written = counts > 0
-        slots.copy_(torch.where(is_written, sums / counts.clamp(min=1), slots))
-        return is_written
+        shared_scatter(sums, values_RD, rows_R, offsets, **how)
+        shared_scatter(counts, torch.ones_like(values_RD), rows_R, offsets, **how)
+        slots.copy_(torch.where(counts > 0, sums / counts.clamp(min=1), slots))
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What the numbers in `weight` mean; saved with them."""
+        """The layout of `weight`, saved with it."""
         layout = self.layout
         return {
             "size": layout.size,
             "mapping": layout.mapping,
             "block_size": layout.block_size,
-            "sign": layout.sign,
             "seed": layout.seed,
             "tables": {name: [table.num_rows, table.dim] for name, table in self.tables.items()},
             "exact_rows": {name: self.exact_rows(name).tolist() for name in self.tables},
@@ -258,12 +250,9 @@ class SharedArray(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         own = self.get_extra_state()
-        # Before exact rows could be narrow, all were as wide as their table; before there were bytes, all were floats.
-        widths = {name: table.dim for name, table in self.tables.items()}
-        state = {"exact_width": widths, "is_packed": False, **state}
         wrong = [f"{name} {state.get(name)!r} instead of {own[name]!r}" for name in own if state.get(name) != own[name]]
         if wrong:
-            raise InputError(f"the saved array was shared differently: {'; '.join(wrong)[:400]}")
+            raise InputError(f"the saved array has a different layout: {'; '.join(wrong)[:400]}")
 
     def extra_repr(self) -> str:
         layout = self.layout
@@ -274,14 +263,14 @@ class SharedArray(nn.Module):
 
 
 def slot_bytes(dtype: torch.dtype) -> float:
-    """What a slot takes, with its part of a line's exponent."""
+    """Bytes per slot, including its part of a line's exponent."""
     return dtype.itemsize + (1 / LINE if dtype == torch.int8 else 0)
 
 
 def choose_size(num_logical: int, *, compression: float | None, memory_bytes: int | None, item_bytes: float) -> int:
     """The number of shared slots for a compression factor or a number of bytes."""
     if compression is not None and memory_bytes is not None:
-        raise InputError(f"compression {compression} and memory_bytes {memory_bytes} are given, expected one of them")
+        raise InputError(f"compression is {compression} and memory_bytes is {memory_bytes}, expected only one of them")
     if memory_bytes is not None:
         if memory_bytes < item_bytes:
             raise InputError(f"memory_bytes is {memory_bytes}, expected at least one weight of {item_bytes:g} bytes")
@@ -295,5 +284,5 @@ def choose_size(num_logical: int, *, compression: float | None, memory_bytes: in
 def _empty_slots(num_slots: int, *, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
     slots = torch.empty(num_slots, device=device, dtype=dtype)
     if slots.device.type == "cpu":
-        _cpu.advise_huge_pages(slots)  # before the first touch, or the pages exist already
+        _cpu.advise_huge_pages(slots)  # must happen before the first touch
     return slots

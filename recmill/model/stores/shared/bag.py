@@ -1,4 +1,4 @@
-"""Embedding bags whose rows share parameters: a table of any size in as little memory as you give it."""
+"""Embedding bags whose rows share parameters: a table of any size in a fixed amount of memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from torch.nn.functional import pad
 from kernels import shared_lookup
 from recmill.artifacts import InputError
 from recmill.model.stores.shared.array import SharedArray, SharedTable
-from recmill.model.stores.shared.collection import SharedEmbeddingBagCollection
-
-__all__ = ["SharedArray", "SharedEmbeddingBag", "SharedEmbeddingBagCollection", "SharedTable"]
 
 # B = bags, N = ids of all bags, D = embedding width
 
@@ -22,17 +19,17 @@ __all__ = ["SharedArray", "SharedEmbeddingBag", "SharedEmbeddingBagCollection", 
 class SharedEmbeddingBag(nn.Module):
     """`torch.nn.EmbeddingBag` whose logical table [num_embeddings, embedding_dim] lives in a shared array.
 
-    All arguments of EmbeddingBag mean what they mean there, but `max_norm` (rows overlap, so none can be renormalised
-    alone) is refused, and ids need not be below `num_embeddings`: any int64 has a row. What is new:
+    All arguments of EmbeddingBag have the same meaning, with two exceptions: `max_norm` is rejected (rows overlap, so
+    none can be renormalised alone), and ids may exceed `num_embeddings`: every int64 has a row. New arguments:
 
-    compression, memory_bytes   how many weights share a parameter (10 unless one is given), or the array's size
-    block_size, mapping, sign   how rows are laid over the array (kernels/shared_lookup/layout.py)
-    seed                        of the mapping and of the initial weights: the same on every machine
+    compression, memory_bytes   logical weights per parameter (default 10), or the size of the array in bytes
+    block_size, mapping         how rows map to the array (kernels/shared_lookup/layout.py)
+    seed                        seed of the mapping and of the initial weights, the same on every machine
     gradient_scaling            gradients of shared slots are divided by share_count ** gradient_scaling: 0 is the plain
                                 gradient, 1 the mean over all weights that share a slot, which keeps SGD stable
-    exact_rows, exact_width     ids that get rows of their own, and how many weights each owns: fewer than a row is wide
-                                repeat over it, so that many rows can be kept in little memory
-    array, table                a SharedArray of several tables, and which of them this bag reads
+    exact_rows, exact_width     ids that get their own rows, and the number of weights of each: if that is less than the
+                                width, they repeat over the row, so that many exact rows fit into little memory
+    array, table                a SharedArray of several tables, and the table that this bag reads
     """
 
     def __init__(
@@ -54,7 +51,6 @@ class SharedEmbeddingBag(nn.Module):
         memory_bytes: int | None = None,
         block_size: int | None = None,
         mapping: str = "robe",
-        sign: bool = False,
         seed: int = 0,
         gradient_scaling: float = 0.0,
         exact_rows: Tensor | Sequence[int] | None = None,
@@ -64,11 +60,11 @@ class SharedEmbeddingBag(nn.Module):
     ) -> None:
         super().__init__()
         if max_norm is not None:
-            raise InputError(f"max_norm is {max_norm}: rows that share parameters cannot be renormalised one by one")
+            raise InputError(f"max_norm is {max_norm}: rows that share parameters cannot be renormalised individually")
         if mode not in ("sum", "mean", "max"):
             raise InputError(f"mode is {mode!r}, expected sum, mean or max")
         if mode == "max" and (scale_grad_by_freq or sparse):
-            raise InputError("mode is 'max', which goes with neither scale_grad_by_freq nor sparse")
+            raise InputError("mode is 'max', which supports neither scale_grad_by_freq nor sparse")
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = (
             None,
@@ -83,7 +79,7 @@ class SharedEmbeddingBag(nn.Module):
             own = SharedTable(
                 name=table, num_rows=num_embeddings, dim=embedding_dim, exact_rows=kept, exact_width=exact_width
             )
-            options: dict[str, Any] = {"block_size": block_size, "mapping": mapping, "sign": sign, "seed": seed}
+            options: dict[str, Any] = {"block_size": block_size, "mapping": mapping, "seed": seed}
             array = SharedArray(
                 [own], compression=compression, memory_bytes=memory_bytes, device=device, dtype=dtype, **options
             )
@@ -91,7 +87,7 @@ class SharedEmbeddingBag(nn.Module):
             raise InputError(f"the array has no table {table!r} of width {embedding_dim}")
         if array.is_packed:
             raise InputError(
-                "dtype is torch.int8: bytes have no gradient, the step of SharedEmbeddingBagCollection trains them"
+                "dtype is torch.int8, which has no gradient: use SharedEmbeddingBagCollection to train int8 weights"
             )
         self.array, self.table = array, table
         self._scale = array.share_count**-gradient_scaling if gradient_scaling else 1.0
@@ -113,7 +109,7 @@ class SharedEmbeddingBag(nn.Module):
         padding_idx: int | None = None,
         **options: Any,
     ) -> SharedEmbeddingBag:
-        """A bag over a full table [rows, D] folded into the array; weights that meet are averaged."""
+        """A bag over a full table [rows, D] folded into the array; weights that share a slot are averaged."""
         num_rows, dim = embeddings.shape
         bag = cls(
             num_rows,
@@ -135,7 +131,7 @@ class SharedEmbeddingBag(nn.Module):
 
     @property
     def weight(self) -> nn.Parameter:
-        """The array's parameters: one dimension."""
+        """The array's parameters, one-dimensional."""
         return self.array.weight
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -147,11 +143,11 @@ class SharedEmbeddingBag(nn.Module):
 
     @torch.no_grad()
     def _take(self, weight: Tensor) -> None:
-        """Start from an array of this size, or from a full table."""
+        """Load an array of this size, or a full table."""
         if tuple(weight.shape) == tuple(self.weight.shape):
             self.weight.copy_(weight)
         elif tuple(weight.shape) == (self.num_embeddings, self.embedding_dim):
-            self.array.fold(self.weight.data, self.table, torch.arange(self.num_embeddings), weight, sign=True)
+            self.array.fold(self.weight.data, self.table, torch.arange(self.num_embeddings), weight)
         else:
             raise InputError(
                 f"_weight: shape is {tuple(weight.shape)}, expected {tuple(self.weight.shape)} or "
@@ -162,19 +158,19 @@ class SharedEmbeddingBag(nn.Module):
         self.array.reset_parameters()
 
     def materialise(self, rows: Tensor | range | Sequence[int] | None = None) -> Tensor:
-        """[R, D]: rows of the logical table (all of them without an argument) as lookups see them."""
+        """[R, D]: rows of the logical table (default: all) as lookups see them."""
         return self.array.materialise(self.table, range(self.num_embeddings) if rows is None else rows)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """[B, D]: the bags of a 2-D `input` row by row, or of a 1-D one cut at `offsets`."""
         if per_sample_weights is not None and self.mode != "sum":
-            raise NotImplementedError(f"per_sample_weights go with mode 'sum', the mode is {self.mode!r}")
+            raise NotImplementedError(f"per_sample_weights require mode 'sum', the mode is {self.mode!r}")
         ids_N, offsets, weights_N = self._flatten(input, offsets, per_sample_weights)
         if self.padding_idx is not None:
             ids_N, offsets, weights_N = drop_padding(ids_N, offsets, weights_N, self.padding_idx)
         slots = self.weight
         if self._scale != 1 or self.sparse:
-            slots = _Gradient.apply(slots, self._scale, self.array.layout.size, self.sparse)  # type: ignore[no-untyped-call]
+            slots = _ScaledGradient.apply(slots, self._scale, self.array.layout.size, self.sparse)  # type: ignore[no-untyped-call]
         if not self.scale_grad_by_freq:
             return self._look_up(slots, ids_N, offsets, weights_N)
         frequency_N = _frequency(ids_N).to(slots.dtype)
@@ -193,20 +189,20 @@ class SharedEmbeddingBag(nn.Module):
             raise InputError(f"input: dtype is {ids.dtype}, expected torch.int64 or torch.int32")
         if weights is not None and weights.shape != ids.shape:
             raise InputError(
-                f"per_sample_weights: shape is {tuple(weights.shape)}, expected that of input {tuple(ids.shape)}"
+                f"per_sample_weights: shape is {tuple(weights.shape)}, expected {tuple(ids.shape)} as for input"
             )
         if ids.dim() == 2:
             if offsets is not None:
-                raise InputError("input has 2 dimensions, whose rows are the bags: expected no offsets")
+                raise InputError("input has 2 dimensions (its rows are the bags): expected no offsets")
             ends = torch.arange(ids.shape[0] + 1, device=ids.device) * ids.shape[1]
             return ids.flatten(), ends, None if weights is None else weights.flatten()
         if ids.dim() != 1 or offsets is None or offsets.dim() != 1:
             raise InputError("expected a 2-D input, or a 1-D one with 1-D offsets")
         if len(offsets) and int(offsets[0]) != 0:
-            raise InputError(f"offsets[0] is {int(offsets[0])}, expected 0: the first bag starts with the first id")
+            raise InputError(f"offsets[0] is {int(offsets[0])}, expected 0")
         if self.include_last_offset:
             if not len(offsets):
-                raise InputError("include_last_offset is set and offsets are empty, expected at least one")
+                raise InputError("include_last_offset is set but offsets are empty, expected at least one")
             return ids, offsets.long(), weights
         return ids, pad(offsets.long(), (0, 1), value=len(ids)), weights
 
@@ -218,7 +214,7 @@ class SharedEmbeddingBag(nn.Module):
 def drop_padding(
     ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None, padding_idx: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The lists without the padding id, which takes part in neither sums nor means."""
+    """The lists without the padding id, which counts in neither sums nor means."""
     is_real_N = ids_N != padding_idx
     kept = pad(is_real_N.long().cumsum(0), (1, 0))[offsets]
     return ids_N[is_real_N], kept, None if weights_N is None else weights_N[is_real_N]
@@ -228,7 +224,7 @@ def _check_padding(padding_idx: int | None, num_embeddings: int) -> int | None:
     if padding_idx is None:
         return None
     if not -num_embeddings <= padding_idx < num_embeddings:
-        raise InputError(f"padding_idx is {padding_idx}, expected one of the {num_embeddings} rows")
+        raise InputError(f"padding_idx is {padding_idx}, expected a row in [-{num_embeddings}, {num_embeddings})")
     return padding_idx % num_embeddings
 
 
@@ -238,8 +234,8 @@ def _frequency(ids_N: Tensor) -> Tensor:
     return counts[inverse_N]
 
 
-class _Gradient(torch.autograd.Function):
-    """The same array, its gradient scaled in the shared slots, or sparse."""
+class _ScaledGradient(torch.autograd.Function):
+    """The same array with its gradient scaled in the shared slots, or made sparse."""
 
     @staticmethod
     def forward(ctx: Any, slots: Tensor, scale: float, num_shared: int, is_sparse: bool) -> Tensor:
@@ -255,7 +251,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class _ValueOf(torch.autograd.Function):
-    """The first tensor's value; the gradient goes to both, so the second one decides the array's."""
+    """Returns the first tensor; passes the gradient to both, so that the second determines the array's gradient."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, stand_in: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shared tables of a model: one array for all of them, a collection a shape."""
+"""Shared tables of a model: one array for all of them, one collection per shape."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PRECISIONS = {"float32": torch.float32, "int8": torch.int8}
 def attach_shared_tables(
     embeddings: TableEmbeddings, sharing: SharedParameters, exact_rows: Mapping[str, Tensor], **options: Any
 ) -> list[tuple[str, SharedEmbeddingBagCollection]]:
-    """Let the model look up the tables of a plan's `shared` entry in one array; gives (shape, collection) pairs.
+    """Let the model look up the tables of a plan's `shared` entry in one array; returns (shape, collection) pairs.
 
-    The array is the same whatever the shapes are: its tables stand in the order of their names.
+    The array does not depend on the shapes: its tables are ordered by name.
     """
     wanted = {module_name(table) for table in sharing.tables}
     shapes = {shape: [c for c in configs if c.name in wanted] for shape, configs in embeddings.configs.items()}
@@ -46,5 +46,5 @@ def attach_shared_tables(
         )
         embeddings.attach(shape, collection.tables, collection)
         built.append((shape, collection))
-    embeddings.shared_arrays = (built[0][1].array,)  # in a tuple: as a module it would be DDP's to synchronise
+    embeddings.shared_arrays = (built[0][1].array,)  # in a tuple: DDP would synchronise a module
     return built

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recmill.artifacts import InputError
-from recmill.model.stores.shared.bag import SharedArray, SharedEmbeddingBag, SharedTable
+from recmill.model.stores.shared import SharedArray, SharedEmbeddingBag, SharedTable
 
 ROWS, DIM = 50, 12
 
@@ -94,13 +94,13 @@ def test_what_cannot_work_is_refused_clearly():
     for options, message in (
         ({"max_norm": 1.0}, "cannot be renormalised"),
         ({"mode": "min"}, "mode is 'min'"),
-        ({"mode": "max", "sparse": True}, "goes with neither"),
+        ({"mode": "max", "sparse": True}, "supports neither"),
         ({"padding_idx": ROWS}, "padding_idx is 50"),
         ({"compression": 0.5}, "at least 1"),
-        ({"compression": 2, "memory_bytes": 100}, "expected one of them"),
+        ({"compression": 2, "memory_bytes": 100}, "expected only one of them"),
         ({"memory_bytes": 2}, "at least one weight"),
         ({"_weight": torch.ones(3)}, "_weight: shape is"),
-        ({"exact_rows": [1, 1]}, "expected each once"),
+        ({"exact_rows": [1, 1]}, "expected each row once"),
     ):
         with pytest.raises(InputError, match=message):
             SharedEmbeddingBag(ROWS, DIM, **options)

@@ -68,7 +68,7 @@ def test_a_table_wise_table_belongs_to_its_rank(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tier": [1, 0, 2]}, "goes to 2, plan.json names 2 tiers"),
+        ({"tier": [1, 0, 2]}, "has values up to 2, plan.json has 2 tiers"),
         ({"slot": [0, 7, 1]}, "slots of its replicated rows are not 0 to 0"),
         ({"tier": [0, 0, 1], "slot": [0, 1, 0]}, r"holds \(1, 0, 2, 0\) rows"),
         ({"rows": [0, 1], "tier": [1, 0], "slot": [0, 0]}, "lists 2 rows, plan.json says 3"),
@@ -91,7 +91,7 @@ def test_an_unknown_table_is_named(tmp_path):
 def test_rows_in_two_tiers_or_out_of_the_table_are_refused():
     with pytest.raises(InputError, match="row 3 is in two tiers"):
         TierMap.of(9, replicated=torch.tensor([3, 1]), node=torch.tensor([3]))
-    with pytest.raises(InputError, match="names rows from 9 to 9 of a table of 9"):
+    with pytest.raises(InputError, match="names rows from 9 to 9 in a table of 9"):
         TierMap.of(9, replicated=torch.tensor([9]))
 
 
