@@ -1,4 +1,4 @@
-"""One self-contained HTML page about one run, or several beside the first."""
+"""One self-contained HTML page about one run, or about several runs compared with the first."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["build_report"]
 def build_report(
     runs: Sequence[str | Path], *, out: str | Path, title: str | None = None, ablation: str | Path | None = None
 ) -> Path:
-    """Write the page about the run folders (the first is the baseline) and give its path back.
+    """Write the page about the run folders (the first is the baseline) and return its path.
 
-    `ablation` is the folder of a comparison: the page then opens with what each switch bought.
+    `ablation` is the folder of a comparison: the page then begins with the gain of each switch.
 
-    A part that a run lacks is named on the page; a folder that is no run, or a broken file in it, raises InputError.
+    The page names missing parts of a run; a folder that is not a run, or a broken file in it, raises InputError.
     """
     variants = load_ablation(ablation) if ablation else ()
     write_text_atomically(out, render_page(load_runs(runs), title=title, variants=variants))

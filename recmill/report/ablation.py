@@ -1,4 +1,4 @@
-"""What every switch bought: the variants of an ablation beside the baseline, as a waterfall and as a table."""
+"""The gain of each switch: the variants of an ablation compared with the baseline, as a waterfall and as a table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from recmill.artifacts import InputError, check_format_version, read_json
-from recmill.report.drawing.blocks import Block, Cell, Chart, Note, Section, Table
+from recmill.report.drawing.blocks import Cell, Chart, Note, PageBlock, PageTable, Section, value_cell
 from recmill.report.drawing.charts import Axis, Span, span_chart
 from recmill.report.runs import number, records
 from recmill.report.units import (
-    DASH,
     format_bytes,
     format_compact,
     format_metric,
@@ -21,14 +20,15 @@ from recmill.report.units import (
     format_ratio,
     format_seconds,
     format_share,
+    text_table,
 )
 from recmill.training.switches import ABLATION_FILE, Switch
 
-TOLERANCE = 0.002  # below the baseline's AUC: what counts as having reached it
+TOLERANCE = 0.002  # how far below the baseline's AUC still counts as reaching it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class MeasuredVariant:
     """One variant as the comparison recorded it."""
 
     name: str
@@ -44,7 +44,7 @@ class Variant:
         return statistics.median(values) if values else None
 
     def seconds_to(self, auc: float) -> float | None:
-        """Training seconds until an evaluation reached the AUC, the median of the repeats that did."""
+        """Median training seconds until an evaluation reached the AUC; None if a repeat never did."""
         reached = [seconds for repeat in self.repeats if (seconds := time_to_auc(repeat, auc)) is not None]
         return statistics.median(reached) if len(reached) == len(self.repeats) and reached else None
 
@@ -55,13 +55,13 @@ def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
     return next((seconds for seconds, auc in points if auc is not None and auc >= target), None)
 
 
-def load_ablation(path: str | Path) -> list[Variant]:
+def load_ablation(path: str | Path) -> list[MeasuredVariant]:
     """The variants of a comparison's folder; the first is the baseline."""
     file = Path(path) / ABLATION_FILE
     loaded = read_json(file)
     check_format_version(loaded, file)
     variants = [
-        Variant(
+        MeasuredVariant(
             name=str(entry.get("name")),
             switches=frozenset(map(str, entry.get("switches") or ())),
             repeats=records(entry.get("repeats")),
@@ -69,45 +69,45 @@ def load_ablation(path: str | Path) -> list[Variant]:
         for entry in records(loaded.get("variants"))
     ]
     if not variants or variants[0].switches:
-        raise InputError(f"{file}: holds no finished comparison with a baseline; run `recmill compare --preset` again")
+        raise InputError(f"{file}: has no finished comparison with a baseline; run `recmill compare --preset` again")
     return variants
 
 
-def target_auc(variants: Sequence[Variant]) -> float | None:
-    """What every variant is timed to reach: the baseline's AUC less the tolerance."""
+def target_auc(variants: Sequence[MeasuredVariant]) -> float | None:
+    """The AUC that every variant is timed to reach: the baseline's AUC less the tolerance."""
     auc = variants[0].median("auc")
     return None if auc is None else auc - TOLERANCE
 
 
-def speed_ratio(variant: Variant, baseline: Variant) -> float | None:
-    """Samples a second over the baseline's, turn by turn where both have as many repeats; the median."""
+def speed_ratio(variant: MeasuredVariant, baseline: MeasuredVariant) -> float | None:
+    """Samples per second relative to the baseline: the median of the ratios of paired repeats."""
     ratios = turn_ratios(variant, baseline)
     return statistics.median(ratios) if ratios else None
 
 
-def turn_ratios(variant: Variant, baseline: Variant) -> list[float]:
+def turn_ratios(variant: MeasuredVariant, baseline: MeasuredVariant) -> list[float]:
     pairs = zip(variant.values("samples_per_s"), baseline.values("samples_per_s"), strict=False)
     return [ours / theirs for ours, theirs in pairs if theirs]
 
 
-def ablation_section(variants: Sequence[Variant]) -> Section:
+def ablation_section(variants: Sequence[MeasuredVariant]) -> Section:
     """The section that opens the page of a comparison."""
     baseline = variants[0]
-    blocks: list[Block] = [*waterfall(variants), *leave_one_out(variants), variants_table(variants)]
+    blocks: list[PageBlock] = [*waterfall(variants), *leave_one_out(variants), variants_table(variants)]
     blocks += predictions(variants)
     blocks.append(Note(text=switch_names(variants)))
     repeats = len(baseline.repeats)
-    how = "once" if repeats == 1 else f"{repeats} times, in turns and in both orders"
+    how = "once" if repeats == 1 else f"{repeats} times, alternating and in both orders"
     return Section(
         id="switches",
-        title="What each switch bought",
-        intro=f"The same data trained with none, one, all but one and all of the switches, each variant {how}.",
+        title="What each switch gains",
+        intro=f"The same data trained with no switch, each switch alone, all but one, and all. Each variant ran {how}.",
         blocks=blocks,
     )
 
 
-def waterfall(variants: Sequence[Variant]) -> list[Block]:
-    """From the baseline to all switches: each one's own gain, then what they do to one another."""
+def waterfall(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
+    """From the baseline to all switches: the gain of each switch alone, then their interaction."""
     baseline, everything = variants[0], variants[-1]
     alone = [variant for variant in variants if len(variant.switches) == 1]
     whole = speed_ratio(everything, baseline)
@@ -122,23 +122,23 @@ def waterfall(variants: Sequence[Variant]) -> list[Block]:
         level *= ratio
     overlap = whole / level
     tone = "good" if overlap >= 1 else "bad"
-    spans.append(Span(name="together", start=level, end=whole, text=format_ratio(overlap), tone=tone))
+    spans.append(Span(name="interaction", start=level, end=whole, text=format_ratio(overlap), tone=tone))
     spans.append(Span(name="all", start=0.0, end=whole, text=format_ratio(whole), tone=""))
     svg = span_chart(
         spans,
         title="From the baseline to all switches",
-        description="Training throughput over the baseline: each switch alone, how they act together, all of them.",
-        axis=Axis(name="throughput over the baseline", format=format_number),
+        description="Training throughput relative to the baseline: each switch alone, their interaction, all switches.",
+        axis=Axis(name="throughput relative to the baseline", format=format_number),
     )
     note = (
-        "Each bar is a switch's own ratio; “together” is what they do to one another when all are on: below 1 they "
-        "save the same time."
+        "Each bar is the ratio of one switch alone. “Interaction” is the remaining ratio when all are on: below 1, the "
+        "switches save some of the same time."
     )
     return [Chart(title="From the baseline to all switches", svg=svg, note=note)]
 
 
-def leave_one_out(variants: Sequence[Variant]) -> list[Block]:
-    """What is lost when one switch is taken away from all."""
+def leave_one_out(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
+    """The loss when one switch is turned off and all others are on."""
     everything = variants[-1]
     spans = []
     for switch in Switch:
@@ -154,12 +154,12 @@ def leave_one_out(variants: Sequence[Variant]) -> list[Block]:
         return []
     svg = span_chart(
         spans,
-        title="What is lost without it",
-        description="Throughput of all switches over all but one, one bar a switch.",
-        axis=Axis(name="all over all but one", format=format_number),
+        title="Gain of each switch when all others are on",
+        description="Throughput with all switches relative to all but one, one bar per switch.",
+        axis=Axis(name="all switches relative to all but one", format=format_number),
     )
-    note = "Above 1: the switch still pays when all others are on."
-    return [Chart(title="What is lost without it", svg=svg, note=note)]
+    note = "Above 1, the switch helps even when all others are on."
+    return [Chart(title="Gain of each switch when all others are on", svg=svg, note=note)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +174,13 @@ COLUMNS = (
     _Column(title="AUC", figure="auc", format=format_metric),
     _Column(title="Peak memory", figure="peak_memory_bytes", format=format_bytes),
     _Column(title="On disk", figure="data_bytes", format=format_bytes),
-    _Column(title="Wire, a sample", figure="wire_bytes_per_sample", format=format_bytes),
-    _Column(title="CPU s, a million", figure="cpu_seconds_per_million", format=format_number),
+    _Column(title="Network per sample", figure="wire_bytes_per_sample", format=format_bytes),
+    _Column(title="CPU s per million", figure="cpu_seconds_per_million", format=format_number),
     _Column(title="Waiting for data", figure="stall_share", format=format_share),
 )
 
 
-def variants_table(variants: Sequence[Variant]) -> Table:
+def variants_table(variants: Sequence[MeasuredVariant]) -> PageTable:
     baseline, target = variants[0], target_auc(variants)
     rows = []
     for variant in variants:
@@ -188,27 +188,26 @@ def variants_table(variants: Sequence[Variant]) -> Table:
         spread = f" ({format_ratio(min(ratios))} to {format_ratio(max(ratios))})" if len(ratios) > 1 else ""
         ratio = speed_ratio(variant, baseline)
         seconds = None if target is None else variant.seconds_to(target)
-        reached = Cell(text=DASH if seconds is None else format_seconds(seconds), sort=seconds)
         rows.append(
             [
                 Cell(text=variant.name),
-                Cell(text=DASH if ratio is None else format_ratio(ratio) + spread, sort=ratio),
-                *(_figure_cell(variant, column) for column in COLUMNS),
-                reached,
+                Cell(text=value_cell(ratio, format_ratio).text + spread, sort=ratio),
+                *(value_cell(variant.median(column.figure), column.format) for column in COLUMNS),
+                value_cell(seconds, format_seconds),
             ]
         )
-    return Table(
-        columns=["Variant", "Over the baseline", *(column.title for column in COLUMNS), "To the AUC"],
+    return PageTable(
+        columns=["Variant", "Relative to baseline", *(column.title for column in COLUMNS), "Time to AUC"],
         rows=rows,
         numeric=frozenset(range(1, len(COLUMNS) + 3)),
-        note="Medians of the repeats. “To the AUC”: training seconds until the held-out AUC was within "
-        f"{TOLERANCE:g} of the baseline's last; a dash where it was never reached. Bytes on the wire are those of the "
-        "network interface while training.",
+        note="Medians of the repeats. “Time to AUC” is the training time until the held-out AUC was within "
+        f"{TOLERANCE:g} of the baseline's final AUC; a dash means never. Network bytes were counted at the network "
+        "interface during training.",
     )
 
 
-def predictions(variants: Sequence[Variant]) -> list[Block]:
-    """What the plans said that a step sends, beside what the network carried."""
+def predictions(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
+    """The bytes per step that the plans predicted, and the bytes that the network carried."""
     rows = []
     for variant in variants:
         predicted, measured = (variant.median(f"{which}_bytes_per_step") for which in ("predicted", "measured"))
@@ -221,37 +220,30 @@ def predictions(variants: Sequence[Variant]) -> list[Block]:
     if not rows:
         return []
     return [
-        Table(
-            columns=["Variant", "Predicted, a step", "Measured, a step", "Error"],
+        PageTable(
+            columns=["Variant", "Predicted per step", "Measured per step", "Error"],
             rows=rows,
             numeric=frozenset(range(1, 4)),
-            note="Bytes over all ranks: rows, ids and their gradients as the plan predicts them from the profile, and "
-            "dense gradients. Variants whose hot batches or shared parameters send something else are left out.",
+            note="Bytes of all ranks: rows, ids and their gradients as the plan predicts them from the profile, plus "
+            "dense gradients. Variants with hot batches or shared parameters send other messages and are omitted.",
         )
     ]
 
 
-def _figure_cell(variant: Variant, column: _Column) -> Cell:
-    value = variant.median(column.figure)
-    return Cell(text=DASH if value is None else column.format(value), sort=value)
-
-
-def switch_names(variants: Sequence[Variant]) -> str:
+def switch_names(variants: Sequence[MeasuredVariant]) -> str:
     named = "; ".join(f"{switch}: {switch.label}" for switch in Switch if switch in variants[-1].switches)
     return f"Switches: {named}."
 
 
-def ablation_lines(variants: Sequence[Variant]) -> list[str]:
+def ablation_lines(variants: Sequence[MeasuredVariant]) -> list[str]:
     """The table for a terminal."""
     table = variants_table(variants)
     rows = [list(table.columns), *([cell.text for cell in row] for row in table.rows)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+    return text_table(rows)
 
 
-def ablation_json(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """The variants for machines: medians, ratio to the baseline with its spread, seconds to the AUC."""
+def ablation_json(variants: Sequence[MeasuredVariant]) -> list[dict[str, Any]]:
+    """The variants as JSON: medians, ratio to the baseline with its spread, seconds to the AUC."""
     baseline, target = variants[0], target_auc(variants)
     found = []
     for variant in variants:

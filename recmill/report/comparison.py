@@ -1,6 +1,6 @@
-"""Runs against a baseline, figure by figure.
+"""Runs compared with a baseline, figure by figure.
 
-A ratio above 1 always means better: ours / baseline where more is better, baseline / ours where less is.
+A ratio above 1 always means better: ours / baseline where more is better, baseline / ours where less is better.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from recmill.report.units import (
     format_seconds,
     format_share,
     readable_name,
+    text_table,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the comparison: how a run's value is found and read."""
+    """One line of the comparison: how to find and format the value of a run."""
 
     key: str
     title: str
-    unit: str
+    unit: str = ""
     read: Callable[[Run], float | None]
     format: Callable[[float], str]
     more_is_better: bool = False
-    # Quality metrics live in a narrow band around their best value: people compare them by difference, not by ratio.
     by_difference: bool = False
-    noise: float = 0.02  # smaller changes (relative, or of the difference) are not called better or worse
+    noise: float = 0.02  # smaller changes (relative, or of the difference) count as neither better nor worse
 
 
 def bytes_per_sample(run: Run) -> float | None:
@@ -44,52 +44,31 @@ def bytes_per_sample(run: Run) -> float | None:
 
 
 def total_seconds(run: Run) -> float | None:
-    """The run's own time; while it is not over, the sum of its steps."""
+    """The recorded time of the run; if it has not finished, the sum of its steps."""
     seconds = [number(step.get("seconds")) for step in run.steps.values()]
     return run.number("run", "seconds") or sum(s for s in seconds if s is not None) or None
 
 
-def metric(*keys: str) -> Callable[[Run], float | None]:
-    return lambda run: run.number("training", *keys)
+def training_figure(
+    key: str, title: str, format: Callable[[float], str], *, keys: Sequence[str] = (), **how: Any
+) -> Figure:
+    """A number of the training result, found at `keys` (default: at `key`)."""
+    return Figure(
+        key=key, title=title, read=lambda run: run.number("training", *(keys or (key,))), format=format, **how
+    )
+
+
+def quality_figure(key: str, title: str, *, more_is_better: bool = False) -> Figure:
+    # Quality metrics vary in a narrow band around their best value: compare them by difference, not by ratio.
+    how = {"more_is_better": more_is_better, "by_difference": True, "noise": 0.001}
+    return training_figure(key, title, format_metric, keys=("metrics", key), **how)
 
 
 FIGURES = (
-    Figure(
-        key="samples_per_s",
-        title="Training throughput",
-        unit="samples/s",
-        read=metric("samples_per_s"),
-        format=format_compact,
-        more_is_better=True,
-    ),
-    Figure(
-        key="auc",
-        title="AUC",
-        unit="",
-        read=metric("metrics", "auc"),
-        format=format_metric,
-        more_is_better=True,
-        by_difference=True,
-        noise=0.001,
-    ),
-    Figure(
-        key="log_loss",
-        title="Log loss",
-        unit="",
-        read=metric("metrics", "log_loss"),
-        format=format_metric,
-        by_difference=True,
-        noise=0.001,
-    ),
-    Figure(
-        key="normalised_entropy",
-        title="Normalised entropy",
-        unit="",
-        read=metric("metrics", "normalised_entropy"),
-        format=format_metric,
-        by_difference=True,
-        noise=0.001,
-    ),
+    training_figure("samples_per_s", "Training throughput", format_compact, unit="samples/s", more_is_better=True),
+    quality_figure("auc", "AUC", more_is_better=True),
+    quality_figure("log_loss", "Log loss"),
+    quality_figure("normalised_entropy", "Normalised entropy"),
     Figure(
         key="stall_share",
         title="Waiting for data",
@@ -98,20 +77,10 @@ FIGURES = (
         format=format_share,
     ),
     Figure(key="data_bytes", title="Data on disk", unit="bytes", read=lambda run: run.data_bytes, format=format_bytes),
-    Figure(key="bytes_per_sample", title="Bytes a sample", unit="bytes", read=bytes_per_sample, format=format_bytes),
-    Figure(
-        key="peak_memory_bytes",
-        title="Peak memory, training",
-        unit="bytes",
-        read=metric("peak_memory_bytes"),
-        format=format_bytes,
-    ),
-    Figure(
-        key="embedding_bytes",
-        title="Embedding tables",
-        unit="bytes",
-        read=metric("model", "embedding_bytes"),
-        format=format_bytes,
+    Figure(key="bytes_per_sample", title="Bytes per sample", unit="bytes", read=bytes_per_sample, format=format_bytes),
+    training_figure("peak_memory_bytes", "Peak memory, training", format_bytes, unit="bytes"),
+    training_figure(
+        "embedding_bytes", "Embedding tables", format_bytes, keys=("model", "embedding_bytes"), unit="bytes"
     ),
     Figure(key="total_seconds", title="Whole run", unit="s", read=total_seconds, format=format_seconds),
 )
@@ -121,18 +90,13 @@ def step_figure(step: str) -> Figure:
     def seconds(run: Run) -> float | None:
         return number(run.steps.get(step, {}).get("seconds"))
 
-    return Figure(
-        key=f"{step}_seconds",
-        title=f"Step: {readable_name(step).lower()}",
-        unit="s",
-        read=seconds,
-        format=format_seconds,
-    )
+    title = f"Step: {readable_name(step).lower()}"
+    return Figure(key=f"{step}_seconds", title=title, unit="s", read=seconds, format=format_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One figure of one run, beside the baseline's."""
+class ComparedFigure:
+    """One figure of one run and of the baseline."""
 
     figure: Figure
     value: float | None
@@ -155,7 +119,7 @@ class Measured:
 
     @property
     def change(self) -> str:
-        """How it stands to the baseline: +0.0012 for a quality metric, 2.31× for the rest."""
+        """The change from the baseline: +0.0012 for a quality metric, 2.31× for the others."""
         if self.figure.by_difference:
             if self.difference is None:
                 return ""
@@ -174,19 +138,19 @@ class Measured:
         return "good" if gain > self.figure.noise else "bad" if gain < -self.figure.noise else ""
 
 
-def compare_runs(runs: Sequence[Run]) -> list[list[Measured]]:
-    """For each figure that any run has, its value in every run beside the first's."""
+def compare_runs(runs: Sequence[Run]) -> list[list[ComparedFigure]]:
+    """For each figure that any run has, its value in every run and in the first."""
     steps = list(dict.fromkeys(step for run in runs for step in run.steps))
     table = []
     for figure in (*FIGURES, *(step_figure(step) for step in steps)):
         values = [figure.read(run) for run in runs]
         if any(value is not None for value in values):
-            table.append([Measured(figure=figure, value=value, baseline=values[0]) for value in values])
+            table.append([ComparedFigure(figure=figure, value=value, baseline=values[0]) for value in values])
     return table
 
 
 def comparison_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """The comparison for machines: figures, ratios and differences of every run."""
+    """The comparison as JSON: figures, ratios and differences of every run."""
     table = compare_runs(runs)
     return {
         "format_version": FORMAT_VERSION,
@@ -208,7 +172,7 @@ def comparison_json(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def comparison_lines(runs: Sequence[Run]) -> list[str]:
-    """The comparison as a table for a terminal: value, and in brackets the ratio or difference to the first run."""
+    """The comparison as a table for a terminal: values, with the ratio or difference to the first run in brackets."""
     rows = [["", *(run.label for run in runs)]]
     for row in compare_runs(runs):
         unit = f", {row[0].figure.unit}" if row[0].figure.unit == "samples/s" else ""
@@ -217,11 +181,4 @@ def comparison_lines(runs: Sequence[Run]) -> list[str]:
             for position, cell in enumerate(row)
         ]
         rows.append([row[0].figure.title + unit, *cells])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+    return text_table(rows)

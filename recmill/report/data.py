@@ -1,25 +1,28 @@
-"""The data: its shape, how skewed the accesses are, how much the features of a session repeat."""
+"""The data: its shape, the skew of accesses, and how much the features of a session repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from recmill.report.drawing.blocks import (
-    Block,
     Card,
     Cards,
     Cell,
-    Chart,
     Details,
     Note,
+    PageBlock,
+    PageTable,
     Section,
-    Table,
-    heading,
-    same_parts,
+    bar_block,
+    line_block,
+    missing_notes,
+    part_blocks,
+    value_cell,
 )
-from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series
 from recmill.report.drawing.svg import NUM_COLOURS, Legend
 from recmill.report.runs import Run, mapping, number, records
 from recmill.report.units import (
@@ -35,23 +38,21 @@ from recmill.report.units import (
     readable_name,
 )
 
-MAX_BARS = 24  # more features than this are in the table only
+MAX_BARS = 24  # further features appear in the table only
 
 
 def best_auc(run: Run) -> float | None:
-    """The AUC nobody can beat on this data, known where the labels were drawn from a hidden model."""
+    """The highest possible AUC on this data, known if the labels come from a synthetic model."""
     info = mapping(run.part("schema").get("info"))
     return next((number(value) for name, value in info.items() if "best" in name and name.endswith("auc")), None)
 
 
 def data_section(runs: Sequence[Run]) -> Section:
-    blocks: list[Block] = []
-    for run, labels in same_parts(runs, "dataset"):
-        blocks += [*heading(labels), Cards(cards=data_cards(run))]
-    for run, labels in same_parts(runs, "schema"):
-        blocks += [*heading(labels), *schema_blocks(run)]
-    for part, file in (("dataset", "dataset/dataset.json"), ("schema", "dataset/schema.json")):
-        blocks += [Note(text=f"{run.label} has no {file}.") for run in runs if part not in run.parts]
+    blocks = [
+        *part_blocks(runs, "dataset", lambda run: [Cards(cards=data_cards(run))]),
+        *part_blocks(runs, "schema", schema_blocks),
+        *missing_notes(runs, "dataset", "schema"),
+    ]
     return Section(id="data", title="The data", blocks=blocks)
 
 
@@ -64,8 +65,8 @@ def data_cards(run: Run) -> list[Card]:
         name = str(part.get("split", "train"))
         splits[name] = splits.get(name, 0) + (number(part.get("num_rows")) or 0)
     told = ", ".join(f"{format_compact(count)} {name}" for name, count in splits.items())
-    each = f"{format_number(rows / sessions)} samples each" if rows and sessions else ""
-    per_row = f"{format_bytes(size / rows)} a sample" if rows and size is not None else ""
+    each = f"{format_number(rows / sessions)} samples per session" if rows and sessions else ""
+    per_row = f"{format_bytes(size / rows)} per sample" if rows and size is not None else ""
     layout = str(run.part("dataset").get("layout", DASH))
     cards = [
         Card(
@@ -76,11 +77,11 @@ def data_cards(run: Run) -> list[Card]:
         Card(label="Layout", value=layout, note=f"{len(parts)} file{'s' if len(parts) != 1 else ''}" if parts else ""),
     ]
     if best is not None:
-        cards.append(Card(label="Best reachable AUC", value=format_metric(best), note="known from the hidden model"))
+        cards.append(Card(label="Best reachable AUC", value=format_metric(best), note="known from the synthetic model"))
     return cards
 
 
-def schema_blocks(run: Run) -> list[Block]:
+def schema_blocks(run: Run) -> list[PageBlock]:
     features = records(run.part("schema").get("features"))
     if not features:
         return [Note(text=f"{run.label}: dataset/schema.json lists no features.")]
@@ -100,12 +101,12 @@ def schema_blocks(run: Run) -> list[Block]:
             ]
         )
     columns = ("Feature", "Kind", "Table", "Rows", "Width", "Pooling", "Group", "History")
-    table = Table(title="Features", columns=columns, rows=rows, numeric=frozenset({3, 4}))
+    table = PageTable(title="Features", columns=columns, rows=rows, numeric=frozenset({3, 4}))
     info = mapping(run.part("schema").get("info"))
     facts = [[Cell(text=readable_name(key)), Cell(text=format_named(key, value))] for key, value in info.items()]
     more = Details(
-        summary="What else is known of the data",
-        blocks=[Table(columns=("Fact", "Value"), rows=facts, is_sortable=False)],
+        summary="More about the data",
+        blocks=[PageTable(columns=("Fact", "Value"), rows=facts, is_sortable=False)],
     )
     return [
         Details(summary=f"Features ({len(rows)})", blocks=[table]) if len(rows) > 30 else table,
@@ -114,49 +115,50 @@ def schema_blocks(run: Run) -> list[Block]:
 
 
 def access_section(runs: Sequence[Run]) -> Section:
-    blocks: list[Block] = []
-    for run, labels in same_parts(runs, "profile"):
-        blocks += [*heading(labels), *skew_blocks(run), *duplication_blocks(run)]
-    blocks += [Note(text=f"{run.label} has no profile/profile.json.") for run in runs if "profile" not in run.parts]
+    blocks = [
+        *part_blocks(runs, "profile", lambda run: [*skew_blocks(run), *duplication_blocks(run)]),
+        *missing_notes(runs, "profile"),
+    ]
     return Section(
         id="access",
         title="Skew and duplication",
-        intro="How few rows serve most accesses decides what is worth replicating or keeping close; "
-        "how much a session repeats itself decides what deduplication saves.",
+        intro="The share of accesses that few rows serve determines what is worth replicating; "
+        "the repetition within a session determines what deduplication saves.",
         blocks=blocks,
     )
 
 
-def skew_blocks(run: Run) -> list[Block]:
+def skew_blocks(run: Run) -> list[PageBlock]:
     tables = {name: mapping(entry) for name, entry in mapping(run.part("profile").get("tables")).items()}
     ranked = sorted(tables, key=lambda name: -(number(tables[name].get("num_accesses")) or 0))
     series = []
     for position, name in enumerate(ranked):
         points = access_curve(tables[name])
-        # More tables than colours: the most read ones have a colour each, the rest share a thin grey.
-        legend = Legend.of(name, position) if position < NUM_COLOURS else Legend(name=name, colour=0)
+        # With more tables than colours, the most read ones get a colour each and the rest a thin grey.
+        own = Legend.of(name, position) if position < NUM_COLOURS else Legend(name=name, colour=0)
         if points:
-            series.append(Series(legend=legend, points=points, marks=tier_marks(run, name, points)))
-    blocks: list[Block] = []
+            series.append(Series(legend=own, points=points, marks=tier_marks(run, name, points)))
+    blocks: list[PageBlock] = []
     if series:
-        svg = line_chart(
+        legend = [line.legend for line in series[:NUM_COLOURS]]
+        if len(series) > NUM_COLOURS:
+            legend.append(Legend(name=f"{len(series) - NUM_COLOURS} other tables", colour=0))
+        chart = line_block(
             series[::-1],
-            title="Access skew",
-            description="Share of a table's accesses that its most read rows serve, one line a table.",
+            title="Accesses served by the most read rows",
+            description="Share of a table's accesses that its most read rows serve, one line per table.",
             x=Axis(name="most read rows", format=format_compact, is_log=True, low=1.0),
             y=Axis(name="share of accesses", format=format_share, low=0.0, high=1.0),
+            legend=legend,
+            note="Rings mark the end of a tier of the plan." if any(line.marks for line in series) else "",
         )
-        legend_entries = [line.legend for line in series[:NUM_COLOURS]]
-        if len(series) > NUM_COLOURS:
-            legend_entries.append(Legend(name=f"{len(series) - NUM_COLOURS} other tables", colour=0))
-        note = "Rings mark where a tier of the plan ends." if any(line.marks for line in series) else ""
-        blocks.append(Chart(title="Accesses served by the most read rows", svg=svg, legend=legend_entries, note=note))
+        blocks.append(chart)
     blocks.append(tables_table(tables, ranked, note=sample_note(run)))
     return blocks
 
 
 def sample_note(run: Run) -> str:
-    """What part of the data the counts are of; "" if of all of it."""
+    """The part of the data that was counted; "" for all of it."""
     counted, whole = run.number("profile", "num_samples"), run.number("profile", "num_samples_total")
     if counted is None or whole is None or counted >= whole:
         return ""
@@ -165,7 +167,7 @@ def sample_note(run: Run) -> str:
     )
 
 
-def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str], *, note: str) -> Table:
+def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str], *, note: str) -> PageTable:
     rows = []
     for name in ranked:
         entry = tables[name]
@@ -173,11 +175,11 @@ def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str],
         top = number(mapping(entry.get("top_share")).get("0.01"))
         exponent = number(entry.get("zipf_exponent"))
         cells = [value_cell(value, format_compact) for value in values]
-        share = Cell(text=DASH if top is None else format_share(top), sort=top, bar=top)
+        share = replace(value_cell(top, format_share), bar=top)
         rows.append([Cell(text=name), *cells, value_cell(exponent, "{:.2f}".format), share])
-    columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf", "Top 1% serve")
+    columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf exponent", "Served by top 1%")
     numeric = frozenset(range(1, len(columns)))
-    return Table(title="Tables", columns=columns, rows=rows, numeric=numeric, note=note, is_wide=False)
+    return PageTable(title="Tables", columns=columns, rows=rows, numeric=numeric, note=note, is_wide=False)
 
 
 def access_curve(table: Mapping[str, Any]) -> list[Point]:
@@ -187,7 +189,7 @@ def access_curve(table: Mapping[str, Any]) -> list[Point]:
 
 
 def share_at(points: Sequence[Point], rows: float) -> float | None:
-    """The share that the most read `rows` serve, between the curve's points by a straight line."""
+    """The share that the most read `rows` serve, interpolated linearly between the points of the curve."""
     if not points or rows < points[0][0]:
         return None
     for (x1, y1), (x2, y2) in pairwise(points):
@@ -197,7 +199,7 @@ def share_at(points: Sequence[Point], rows: float) -> float | None:
 
 
 def tier_marks(run: Run, table: str, points: Sequence[Point]) -> list[tuple[float, float, str]]:
-    """Where the tiers of a table end on its curve; a table in one piece has no such place."""
+    """The points of the curve where a tier ends; none for a table in one piece."""
     tiers = records(mapping(mapping(run.part("plan").get("tables")).get(table)).get("tiers"))
     marks, rows = [], 0.0
     for tier in tiers[:-1]:
@@ -214,20 +216,20 @@ def tier_marks(run: Run, table: str, points: Sequence[Point]) -> list[tuple[floa
     return marks
 
 
-# Key of the profile, what the column is called, how its values read.
+# Key in the profile, title of the column, format of its values.
 DUPLICATION: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("dedup_factor", "Dedup factor", format_ratio),
     ("same_as_previous", "Unchanged", format_share),
     ("shifted_by_one", "Shifted by one", format_share),
-    ("distinct_per_session", "Distinct a session", format_number),
+    ("distinct_per_session", "Distinct per session", format_number),
     ("mean_length", "Mean length", format_number),
 )
 
 
-def duplication_blocks(run: Run) -> list[Block]:
+def duplication_blocks(run: Run) -> list[PageBlock]:
     features = {name: mapping(entry) for name, entry in mapping(run.part("profile").get("duplication")).items()}
     if not features:
-        return [Note(text=f"{run.label}: the profile holds no duplication statistics.")]
+        return [Note(text=f"{run.label}: the profile has no duplication statistics.")]
     ranked = sorted(features, key=lambda name: -(number(features[name].get("dedup_factor")) or 0))
     charted = [name for name in ranked if features[name].get("kind") != "dense"][:MAX_BARS]
     table = duplication_table(features, ranked)
@@ -237,7 +239,7 @@ def duplication_blocks(run: Run) -> list[Block]:
     ]
 
 
-def duplication_table(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> Table:
+def duplication_table(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> PageTable:
     factors = {name: mapping(features[name].get("batch_dedup_factor")) for name in ranked}
     sizes = sorted({size for entry in factors.values() for size in entry}, key=lambda size: (len(size), size))
     rows = []
@@ -247,14 +249,10 @@ def duplication_table(features: Mapping[str, Mapping[str, Any]], ranked: Sequenc
             [Cell(text=name), *cells, *(value_cell(number(factors[name].get(size)), format_ratio) for size in sizes)]
         )
     columns = ("Feature", *(title for _, title, _ in DUPLICATION), *(f"In batches of {size}" for size in sizes))
-    return Table(columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))))
+    return PageTable(columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))))
 
 
-def value_cell(value: float | None, style: Callable[[float], str]) -> Cell:
-    return Cell(text=DASH if value is None else style(value), sort=value)
-
-
-def duplication_charts(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> list[Block]:
+def duplication_charts(features: Mapping[str, Mapping[str, Any]], ranked: Sequence[str]) -> list[PageBlock]:
     factors, shares = [], []
     for name in ranked:
         factor = number(features[name].get("dedup_factor"))
@@ -268,24 +266,21 @@ def duplication_charts(features: Mapping[str, Mapping[str, Any]], ranked: Sequen
         shares.append(
             Bar(name=name, values=[unchanged, shifted], titles=titles, text=format_share(unchanged + shifted))
         )
-    blocks: list[Block] = []
+    blocks: list[PageBlock] = []
     if factors:
-        svg = bar_chart(
+        chart = bar_block(
             factors,
-            title="Dedup factor",
-            description="Lists a feature holds for each distinct list it needs to hold.",
-            legend=[Legend(name="dedup factor", colour=1)],
-            axis=Axis(name="lists for each distinct list", format=lambda value: f"{format_number(value)}×"),
+            title="Dedup factor by feature",
+            description="Number of lists of a feature per distinct list.",
+            axis=Axis(name="lists per distinct list", format=lambda value: f"{format_number(value)}×"),
             reference=Reference(name="no repetition", value=1.0),
         )
-        blocks.append(Chart(title="Dedup factor by feature", svg=svg))
-    legend = [Legend(name="unchanged", colour=1), Legend(name="shifted by one", colour=2)]
-    svg = bar_chart(
+        blocks.append(chart)
+    chart = bar_block(
         shares,
-        title="Repetition between neighbours",
-        description="Share of neighbouring samples of a session whose list stayed the same or shifted by one.",
-        legend=legend,
-        axis=Axis(name="share of neighbouring samples", format=format_share, high=1.0),
+        title="Repetition between consecutive samples",
+        description="Share of consecutive samples of a session whose list is unchanged or shifted by one.",
+        legend=[Legend(name="unchanged", colour=1), Legend(name="shifted by one", colour=2)],
+        axis=Axis(name="share of consecutive samples", format=format_share, high=1.0),
     )
-    blocks.append(Chart(title="What stays between neighbouring samples", svg=svg, legend=legend, has_bars=True))
-    return blocks
+    return [*blocks, chart]

@@ -1,4 +1,4 @@
-"""The top of the page: what ran, the headline numbers, runs beside one another, the pipeline with its times."""
+"""The top of the page: what ran, headline numbers, the comparison of runs, the pipeline with its times."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from recmill.report.comparison import Measured, bytes_per_sample, compare_runs, total_seconds
+from recmill.report.comparison import ComparedFigure, bytes_per_sample, compare_runs, total_seconds
 from recmill.report.data import best_auc
-from recmill.report.drawing.blocks import Block, Card, Cards, Cell, Chart, Details, Note, Section, Table, heading
-from recmill.report.drawing.charts import Axis, Bar, bar_chart
+from recmill.report.drawing.blocks import (
+    Card,
+    Cards,
+    Cell,
+    Chart,
+    Details,
+    Note,
+    PageBlock,
+    PageTable,
+    Section,
+    bar_block,
+    first_open,
+    value_cell,
+)
+from recmill.report.drawing.charts import Axis, Bar
 from recmill.report.drawing.flow import Stage, flow_chart
 from recmill.report.drawing.svg import NUM_COLOURS, Legend
 from recmill.report.runs import STEPS, Run, mapping, number
 from recmill.report.units import (
-    DASH,
     format_bytes,
     format_compact,
     format_count,
@@ -28,14 +40,14 @@ from recmill.report.units import (
 
 
 def lede(runs: Sequence[Run]) -> str:
-    """The page in a sentence or two."""
+    """The summary of the page in one or two sentences."""
     if len(runs) > 1:
         others = ", ".join(run.label for run in runs[1:])
-        return f"{others} against {runs[0].label}, the baseline. A ratio above 1 means better."
+        return f"{others} compared with {runs[0].label}, the baseline. A ratio above 1 is better."
     run = runs[0]
     samples, ranks = run.number("training", "num_samples"), run.number("training", "world_size")
     if samples is None:
-        return "This run holds no training result; the page shows the parts it has."
+        return "This run has no training result; the page shows the other parts."
     model = str(mapping(run.part("training").get("model")).get("name") or "model").upper()
     text = f"{model} trained on {format_count(samples)} samples"
     if ranks:
@@ -55,13 +67,13 @@ def training_note(run: Run) -> str:
 
 
 def steps_note(run: Run) -> str:
-    """How much of the run its steps are; the rest is starting and stopping them."""
+    """The time spent in steps; the rest of the run is starting and stopping them."""
     seconds = sum(number(step.get("seconds")) or 0.0 for step in run.steps.values())
     return f"{format_seconds(seconds)} in {len(run.steps)} steps" if run.steps else ""
 
 
 def started(run: Run) -> str:
-    """When the run began, in UTC; "" where nobody wrote it down."""
+    """The start time of the run in UTC; "" if it was not recorded."""
     times = [run.number("run", "started_at"), *(number(step.get("started_at")) for step in run.steps.values())]
     known = [time for time in times if time is not None]
     return f"{datetime.fromtimestamp(min(known), tz=UTC):%d %B %Y, %H:%M} UTC" if known else ""
@@ -82,23 +94,18 @@ def run_cards(run: Run) -> list[Card]:
         ("AUC, held-out data", auc, format_metric, "", best and f"best reachable {format_metric(best)}"),
         ("Normalised entropy", entropy, format_metric, "", loss and f"log loss {format_metric(loss)}"),
         ("Training throughput", speed, format_compact, "samples/s", training_note(run)),
-        ("Data on disk", size, format_bytes, "", each and f"{format_bytes(each)} a sample"),
+        ("Data on disk", size, format_bytes, "", each and f"{format_bytes(each)} per sample"),
         ("Peak memory", memory, format_bytes, "", tables and f"{format_bytes(tables)} in embedding tables"),
         ("Whole run", whole, format_seconds, "", steps_note(run)),
     ]
     return [
-        Card(
-            label=name,
-            value=DASH if value is None else style(value),
-            unit=unit if value is not None else "",
-            note=note or "",
-        )
+        Card(label=name, value=value_cell(value, style).text, unit=unit if value is not None else "", note=note or "")
         for name, value, style, unit, note in cards
     ]
 
 
 def comparison_cards(runs: Sequence[Run]) -> list[Card]:
-    """For each main figure the best run, its value and how it stands to the baseline."""
+    """The best run for each main figure, with its value and its ratio to the baseline."""
     wanted = ("samples_per_s", "auc", "normalised_entropy", "data_bytes", "peak_memory_bytes", "total_seconds")
     table = {row[0].figure.key: row for row in compare_runs(runs)}
     cards = []
@@ -123,28 +130,28 @@ def comparison_section(runs: Sequence[Run]) -> Section:
         [Cell(text=comparison_name(row[0])), *(comparison_cell(cell, n > 0) for n, cell in enumerate(row))]
         for row in compare_runs(runs)
     ]
-    table = Table(
+    table = PageTable(
         columns=["", *(run.label for run in runs)],
         rows=rows,
         numeric=frozenset(range(1, len(runs) + 1)),
         is_sortable=False,
-        note=f"Beside each value its ratio to {runs[0].label}, above 1 is better; for AUC, log loss and entropy the "
-        "difference. Every run was measured once, so small changes may be noise: they are left grey.",
+        note=f"Next to each value: its ratio to {runs[0].label} (above 1 is better); for AUC, log loss and entropy the "
+        "difference. Every run was measured once: small changes may be noise and are shown in grey.",
     )
-    return Section(id="comparison", title="Beside the baseline", blocks=[*comparison_charts(runs), table])
+    return Section(id="comparison", title="Comparison with the baseline", blocks=[*comparison_charts(runs), table])
 
 
-def comparison_name(cell: Measured) -> str:
+def comparison_name(cell: ComparedFigure) -> str:
     return cell.figure.title + (f", {cell.figure.unit}" if cell.figure.unit == "samples/s" else "")
 
 
-def comparison_cell(cell: Measured, is_compared: bool) -> Cell:
+def comparison_cell(cell: ComparedFigure, is_compared: bool) -> Cell:
     change, tone = (cell.change, cell.tone) if is_compared else ("", "")
     return Cell(text=cell.text, sort=cell.value, change=change, tone=tone)
 
 
-def comparison_charts(runs: Sequence[Run]) -> list[Block]:
-    charts: list[Block] = []
+def comparison_charts(runs: Sequence[Run]) -> list[PageBlock]:
+    charts: list[PageBlock] = []
     speeds = [run.number("training", "samples_per_s") for run in runs]
     bars = []
     for position, (run, speed) in enumerate(zip(runs, speeds, strict=True)):
@@ -154,17 +161,15 @@ def comparison_charts(runs: Sequence[Run]) -> list[Block]:
             bars.append(Bar(name=run.label, values=[speed], text=format_compact(speed) + ratio, colour=colour))
     if bars:
         axis = Axis(name="samples/s", format=format_compact)
-        told = "Training throughput of every run, in samples a second."
-        svg = bar_chart(bars, title="Training throughput", description=told, legend=(), axis=axis)
-        charts.append(Chart(title="Training throughput", svg=svg))
-    charts += time_chart(runs)
-    return charts
+        told = "Training throughput of every run, in samples per second."
+        charts.append(bar_block(bars, title="Training throughput", description=told, axis=axis))
+    return [*charts, *time_chart(runs)]
 
 
-def time_chart(runs: Sequence[Run]) -> list[Block]:
-    """Seconds a stage, stacked, one bar a run."""
+def time_chart(runs: Sequence[Run]) -> list[PageBlock]:
+    """Seconds per stage, stacked, one bar per run."""
     steps = list(dict.fromkeys(step for run in runs for step in run.steps))
-    # The first colours stand for runs in the chart beside it.
+    # The neighbouring chart uses the first colours for runs.
     legend = [
         Legend(name=readable_name(step), colour=(position + 3) % NUM_COLOURS + 1) for position, step in enumerate(steps)
     ]
@@ -177,30 +182,24 @@ def time_chart(runs: Sequence[Run]) -> list[Block]:
     if not bars:
         return []
     axis = Axis(name="seconds, all stages", format=format_seconds)
-    told = "Seconds that each stage took, stacked, one bar a run."
-    svg = bar_chart(bars, title="Time by stage", description=told, legend=legend, axis=axis)
-    return [Chart(title="Time by stage", svg=svg, legend=legend, has_bars=True)]
+    told = "Seconds per stage, stacked, one bar per run."
+    return [bar_block(bars, title="Time per stage", description=told, legend=legend, axis=axis)]
 
 
 def pipeline_section(runs: Sequence[Run]) -> Section:
-    blocks: list[Block] = []
-    for run in runs:
-        if run.steps and run is runs[0]:
-            blocks += [*heading(run.label if len(runs) > 1 else ""), *pipeline_blocks(run)]
-        elif run.steps:
-            blocks.append(Details(summary=f"The pipeline of {run.label}", blocks=pipeline_blocks(run)))
+    timed = [run for run in runs if run.steps]
+    blocks = first_open(timed, "Pipeline", pipeline_blocks)
     if untimed := [run.label for run in runs if not run.steps]:
-        names = ", ".join(untimed)
-        blocks.append(Note(text=f"No steps were recorded (steps/*.json), so there are no times to show: {names}."))
+        blocks.append(Note(text=f"No step times were recorded (steps/*.json): {', '.join(untimed)}."))
     return Section(
         id="pipeline",
         title="What ran",
-        intro="Each box is a step; the bar at its foot is its share of the time.",
+        intro="Each box is a step; the bar at the bottom is its share of the time.",
         blocks=blocks,
     )
 
 
-def pipeline_blocks(run: Run) -> list[Block]:
+def pipeline_blocks(run: Run) -> list[PageBlock]:
     stages = [
         stage_of(run, step) for step in dict.fromkeys((*STEPS, *run.steps)) if step in run.steps or step != "report"
     ]
@@ -215,8 +214,10 @@ def pipeline_blocks(run: Run) -> list[Block]:
         for step, record in run.steps.items()
         for name, value in mapping(record.get("metrics")).items()
     ]
-    table = Table(columns=("Step", "Metric", "Value"), rows=rows, numeric=frozenset({2}))
-    return [flow, Details(summary=f"Every metric the steps recorded ({len(rows)})", blocks=[table])] if rows else [flow]
+    table = PageTable(columns=("Step", "Metric", "Value"), rows=rows, numeric=frozenset({2}))
+    return (
+        [flow, Details(summary=f"All metrics recorded by the steps ({len(rows)})", blocks=[table])] if rows else [flow]
+    )
 
 
 def stage_of(run: Run, step: str) -> Stage:
@@ -234,7 +235,7 @@ def stage_of(run: Run, step: str) -> Stage:
 
 
 def stage_rate(run: Run, step: str, seconds: float | None) -> str:
-    """What the step says of its rate; else the rows it went over by its time."""
+    """The rate that the step recorded; otherwise its rows divided by its time."""
     metrics = mapping(run.steps.get(step, {}).get("metrics"))
     for name in preferred(metrics, "rows_per_s", "samples_per_s", ending="_per_s"):
         what = name.removesuffix("_per_s").replace("num_", "").replace("_", " ")
@@ -261,6 +262,6 @@ def stage_bytes(run: Run, step: str) -> str:
 
 
 def preferred(metrics: Mapping[str, Any], *first: str, ending: str) -> list[str]:
-    """Names of the numbers that end so, the given ones first."""
+    """Names of the numbers with this ending, the given ones first."""
     found = [name for name, value in metrics.items() if name.endswith(ending) and number(value) is not None]
     return sorted(found, key=lambda name: first.index(name) if name in first else len(first))

@@ -1,4 +1,4 @@
-// Works in a sandboxed frame without its own origin: no storage, no requests, no navigation.
+// Works in a sandboxed frame without an origin: no storage, no requests, no navigation.
 (function () {
   "use strict";
 
@@ -24,7 +24,7 @@
   function sortBy(table, body, head, column) {
     var isNumeric = head.classList.contains("num");
     var current = head.getAttribute("aria-sort");
-    // Numbers are usually wanted largest first.
+    // Sort numbers in descending order first.
     var descending = current ? current === "ascending" : isNumeric;
     var rows = Array.prototype.slice.call(body.rows).map(function (row) {
       var cell = row.cells[column];
@@ -40,7 +40,7 @@
     head.setAttribute("aria-sort", descending ? "descending" : "ascending");
   }
 
-  // Every mark carries its text in <title>; with a script running, one tooltip shows the nearest point of each line.
+  // Every mark has its text in <title>; with scripting, one tooltip shows the nearest point of each line.
   var tip = document.createElement("div");
   tip.className = "tip";
   tip.hidden = true;
@@ -57,7 +57,7 @@
       });
       if (points.length) { groups.push(points); }
     });
-    // The picture's own <title> would pop up over the tooltip; its aria-label says the same.
+    // The drawing's own <title> would cover the tooltip; its aria-label says the same.
     if (groups.length) { svg.querySelector("title").remove(); }
     var cross = document.createElementNS(svg.namespaceURI, "line");
     cross.setAttribute("class", "crosshair");
@@ -89,7 +89,7 @@
     svg.insertBefore(cross, svg.firstChild);
   }
 
-  // Paper cannot be unfolded.
+  // Expand all details for printing.
   window.addEventListener("beforeprint", function () {
     document.querySelectorAll("details").forEach(function (details) { details.open = true; });
   });

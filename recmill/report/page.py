@@ -1,4 +1,4 @@
-"""The page itself: sections in reading order, put into the template with style and script inside."""
+"""The page: sections in reading order, rendered into the template with inline style and script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import recmill
-from recmill.report.ablation import Variant, ablation_section
+from recmill.report.ablation import MeasuredVariant, ablation_section
 from recmill.report.data import access_section, data_section
 from recmill.report.drawing.blocks import Section
 from recmill.report.overview import comparison_section, headline, lede, pipeline_section, started
@@ -21,8 +21,8 @@ from recmill.report.training import ingestion_section, training_section
 FOLDER = Path(__file__).parent
 
 
-def page_sections(runs: Sequence[Run], variants: Sequence[Variant] = ()) -> list[Section]:
-    """What the page says, top to bottom."""
+def page_sections(runs: Sequence[Run], variants: Sequence[MeasuredVariant] = ()) -> list[Section]:
+    """The sections of the page, top to bottom."""
     return [
         *([ablation_section(variants)] if variants else []),
         *([comparison_section(runs)] if len(runs) > 1 else []),
@@ -38,10 +38,10 @@ def page_sections(runs: Sequence[Run], variants: Sequence[Variant] = ()) -> list
     ]
 
 
-def render_page(runs: Sequence[Run], *, title: str | None = None, variants: Sequence[Variant] = ()) -> str:
-    """The whole page as HTML; `variants` add what each switch bought.
+def render_page(runs: Sequence[Run], *, title: str | None = None, variants: Sequence[MeasuredVariant] = ()) -> str:
+    """The page as HTML; `variants` add the section on switches.
 
-    Names from the data are escaped; only our own style and script are put in as they are.
+    Names from the data are escaped; only our own style and script are inserted unescaped.
     """
     environment = Environment(
         loader=FileSystemLoader(FOLDER),

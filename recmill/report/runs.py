@@ -1,4 +1,4 @@
-"""A run folder as the report reads it: every part may be missing, none may be broken.
+"""A run folder as the report reads it: any part may be missing, none may be broken.
 
 RUN/
   run.json             name, preset, start, seconds
@@ -30,9 +30,9 @@ PARTS = {
     "allocation": "allocation/allocation.json",
     "training": "train/result.json",
 }
-# What the page cannot show without the part, said in the notes.
+# What the page cannot show without the part; listed in the notes.
 SHOWS = {
-    "run": "the run's name, start and whole time",
+    "run": "the run's name, start and total time",
     "dataset": "rows, sessions, layout and bytes of the data",
     "schema": "features, tables and the best reachable AUC",
     "profile": "access skew and duplication",
@@ -43,7 +43,7 @@ SHOWS = {
 
 
 def number(value: Any) -> float | None:
-    """The value if it is a finite number; anything else was not measured."""
+    """The value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return value
@@ -59,14 +59,14 @@ def records(value: Any) -> list[Mapping[str, Any]]:
 
 
 def in_order(stages: Mapping[str, Any]) -> dict[str, Any]:
-    """Ingestion stages as rows pass through them; JSON keeps them by name."""
+    """Ingestion stages in the order of the data flow; JSON sorts them by name."""
     known = [name for name in INGEST_STAGES if name in stages]
     return {name: stages[name] for name in (*known, *(name for name in stages if name not in known))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: its label on the page, the parts that were found, and its steps in the order they ran."""
+    """One run: its label on the page, the parts that were found, and its steps in execution order."""
 
     path: str
     label: str
@@ -85,14 +85,14 @@ class Run:
 
     @property
     def missing(self) -> list[str]:
-        """What this run lacks, as sentences for the notes."""
+        """The missing parts of this run, as sentences for the notes."""
         lacking = [
             f"{PARTS[name]} is missing: the page does not show {SHOWS[name]}."
             for name in PARTS
             if name not in self.parts
         ]
         if not self.steps:
-            lacking.append("steps/*.json are missing: the page does not show what each stage took.")
+            lacking.append("steps/*.json are missing: the page does not show the time of each stage.")
         return lacking
 
     @property
@@ -103,25 +103,25 @@ class Run:
 
     @property
     def stall_share(self) -> float | None:
-        """Share of the time in which the trainer waited for its next batch."""
+        """Share of the time that the trainer waited for its next batch."""
         waited, whole = (self.number("training", "ingest", "consumer", key) for key in ("stall_seconds", "seconds"))
         return waited / whole if waited is not None and whole else None
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """The runs with labels that tell them apart; the first is the baseline."""
+    """The runs with distinct labels; the first is the baseline."""
     if not paths:
-        raise InputError("no run folder was given; expected at least one")
+        raise InputError("no run folder given, expected at least one")
     return label_apart([load_run(path) for path in paths])
 
 
 def load_run(path: str | Path) -> Run:
-    """A run folder, or the folder that `recmill train` wrote (then only the training is there)."""
+    """A run folder, or a folder written by `recmill train` (then only the training is present)."""
     filesystem, root = fsspec.core.url_to_fs(str(path))
     if not filesystem.exists(root):
-        raise InputError(f"{path}: no such folder; expected a run folder as `recmill run --out` writes it")
+        raise InputError(f"{path}: no such folder; expected a run folder written by `recmill run --out`")
     if not filesystem.isdir(root):
-        raise InputError(f"{path}: is a file; expected a run folder as `recmill run --out` writes it")
+        raise InputError(f"{path}: is a file; expected a run folder written by `recmill run --out`")
     files = {name: join_path(path, file) for name, file in PARTS.items()}
     if not filesystem.exists(join_path(root, PARTS["training"])) and filesystem.exists(join_path(root, "result.json")):
         files["training"] = join_path(path, "result.json")
@@ -133,13 +133,13 @@ def load_run(path: str | Path) -> Run:
     found = sorted(filesystem.glob(join_path(root, "steps/*.json")))
     steps = [read_json(filesystem.unstrip_protocol(file) if is_remote(path) else file) for file in found]
     if not parts and not steps:
-        raise InputError(f"{path}: not a run: it holds none of {', '.join(PARTS.values())}, steps/*.json")
+        raise InputError(f"{path}: not a run folder: it contains none of {', '.join(PARTS.values())}, steps/*.json")
     label = mapping(parts.get("run")).get("name") or Path(root).name
     return Run(path=str(path), label=str(label), parts=parts, steps=order_steps(steps))
 
 
 def order_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Steps by name: the known ones as the pipeline runs them, then others by their start."""
+    """Steps by name: known ones in pipeline order, then others by start time."""
     named = [step for step in steps if isinstance(step.get("step"), str)]
 
     def place(step: Mapping[str, Any]) -> tuple[int, float]:
@@ -150,7 +150,7 @@ def order_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, An
 
 
 def label_apart(runs: list[Run]) -> list[Run]:
-    """Runs that share a name are called by their folder, and by their position if that is the same too."""
+    """Runs with the same name are labelled by folder, or by position if the folders have the same name too."""
     names = [run.label for run in runs]
     folders = [Path(run.path).name for run in runs]
     labelled = []

@@ -7,31 +7,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recmill.report.data import best_auc
-from recmill.report.drawing.blocks import Block, Cell, Chart, Details, Facts, Note, Section, Table, heading
-from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series, bar_chart, line_chart
+from recmill.report.drawing.blocks import (
+    Cell,
+    Facts,
+    Note,
+    PageBlock,
+    PageTable,
+    Section,
+    bar_block,
+    first_open,
+    line_block,
+    missing_notes,
+)
+from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series
 from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, in_order, mapping, number, records
 from recmill.report.units import format_compact, format_metric, format_named, format_number, format_share, readable_name
 
-MAX_POINTS = 120  # of one line: more than the chart has room for only makes the page heavier
+MAX_POINTS = 120  # per line: a chart has no room for more
+SAMPLES = Axis(name="samples", format=format_compact, low=0.0)
 
 
 def training_section(runs: Sequence[Run]) -> Section:
     legends = {run.label: Legend.of(run.label, position) for position, run in enumerate(runs)}
     trained = [run for run in runs if "training" in run.parts]
-    blocks: list[Block] = [Note(text=f"{run.label} has no train/result.json.") for run in runs if run not in trained]
+    blocks = missing_notes(runs, "training")
     if trained:
-        blocks += [*loss_chart(trained, legends), *auc_chart(trained, legends), *roc_chart(trained, legends)]
+        blocks += [loss_chart(trained, legends), auc_chart(trained, legends), roc_chart(trained, legends)]
         blocks.append(metrics_table(trained))
     return Section(id="training", title="Training", blocks=blocks)
 
 
-def shown_legend(lines: Sequence[Series]) -> list[Legend]:
-    """One line needs no legend: the title says what it is."""
-    return [line.legend for line in lines] if len(lines) > 1 else []
-
-
-def loss_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]:
+def loss_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
     lines, num_steps = [], 1
     for run in runs:
         points = pairs(records(run.part("training").get("curve")), "samples", "loss")
@@ -39,19 +46,18 @@ def loss_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block
         if points:
             lines.append(Series(legend=legends[run.label], points=bucket_means(points, MAX_POINTS)))
     if not lines:
-        return [Note(text="No loss was recorded during training.")]
-    svg = line_chart(
+        return Note(text="No loss was recorded during training.")
+    return line_block(
         lines,
         title="Training loss",
-        description="Log loss on the training data against samples seen.",
-        x=Axis(name="samples", format=format_compact, low=0.0),
+        description="Log loss on the training data by number of samples seen.",
+        x=SAMPLES,
         y=Axis(name="log loss", format=format_number),
+        note=f"Each point is the mean of up to {num_steps} recorded steps." if num_steps > 1 else "",
     )
-    note = f"Each point is the mean of up to {num_steps} recorded steps." if num_steps > 1 else ""
-    return [Chart(title="Training loss", svg=svg, legend=shown_legend(lines), note=note)]
 
 
-def auc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]:
+def auc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
     lines = []
     for run in runs:
         steps = pairs(records(run.part("training").get("curve")), "step", "samples")
@@ -60,48 +66,39 @@ def auc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]
         if points:
             lines.append(Series(legend=legends[run.label], points=thin(points, MAX_POINTS), has_dots=len(points) <= 30))
     if not lines:
-        return [Note(text="No AUC was recorded during training.")]
-    best = {best_auc(run) for run in runs} - {None}
-    # Runs on different data have different best values; one line across the chart would be wrong for some of them.
-    references = (
-        [Reference(name="best reachable", value=value) for value in best if value is not None] if len(best) == 1 else []
-    )
-    svg = line_chart(
+        return Note(text="No AUC was recorded during training.")
+    best = [value for value in {best_auc(run) for run in runs} if value is not None]
+    return line_block(
         lines,
         title="AUC on held-out data",
-        description="Area under the ROC curve at each evaluation against samples seen.",
-        x=Axis(name="samples", format=format_compact, low=0.0),
+        description="Area under the ROC curve at each evaluation by number of samples seen.",
+        x=SAMPLES,
         y=Axis(name="AUC", format=format_metric),
-        references=references,
+        # Runs on different data have different best values: a single line would be wrong for some of them.
+        references=[Reference(name="best reachable", value=best[0])] if len(best) == 1 else [],
     )
-    return [Chart(title="AUC on held-out data", svg=svg, legend=shown_legend(lines))]
 
 
-def roc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> list[Block]:
+def roc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
     lines = []
     for run in runs:
         roc = mapping(run.part("training").get("roc"))
-        rates = roc.get("fpr"), roc.get("tpr")
+        rates = [roc.get(name) for name in ("fpr", "tpr")]
         if all(isinstance(rate, list) for rate in rates):
-            points = [
-                (x, y)
-                for x, y in zip(map(number, rates[0] or []), map(number, rates[1] or []), strict=False)
-                if x is not None and y is not None
-            ]
-            if points:
+            found = zip(map(number, rates[0] or []), map(number, rates[1] or []), strict=False)
+            if points := [(x, y) for x, y in found if x is not None and y is not None]:
                 lines.append(Series(legend=legends[run.label], points=thin(points, MAX_POINTS)))
     if not lines:
-        return [Note(text="No ROC curve was recorded.")]
-    svg = line_chart(
+        return Note(text="No ROC curve was recorded.")
+    return line_block(
         lines,
         title="ROC on held-out data",
-        description="True positive rate against false positive rate; the dashed diagonal is guessing.",
+        description="True positive rate by false positive rate; the dashed diagonal is random guessing.",
         x=Axis(name="false positive rate", format=format_share, low=0.0, high=1.0),
         y=Axis(name="true positive rate", format=format_share, low=0.0, high=1.0),
-        references=[Reference(name="guessing", points=((0.0, 0.0), (1.0, 1.0)))],
+        references=[Reference(name="random guessing", points=((0.0, 0.0), (1.0, 1.0)))],
         height=440,
     )
-    return [Chart(title="ROC on held-out data", svg=svg, legend=shown_legend(lines))]
 
 
 def pairs(entries: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
@@ -111,30 +108,30 @@ def pairs(entries: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
 
 
 def bucket_means(points: Sequence[Point], count: int) -> list[Point]:
-    """At most `count` points, each the mean of its neighbours, so that no step is left out of the picture."""
+    """At most `count` points, each the mean of consecutive points, so that every step counts."""
     size = -(-len(points) // count)
     buckets = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in bucket) / len(bucket), sum(y for _, y in bucket) / len(bucket)) for bucket in buckets]
 
 
 def thin(points: Sequence[Point], count: int) -> list[Point]:
-    """At most `count` of the points, the first and the last among them."""
+    """At most `count` of the points, including the first and the last."""
     if len(points) <= count:
         return list(points)
     return [points[round(position * (len(points) - 1) / (count - 1))] for position in range(count)]
 
 
 def samples_at(step: float, steps: Sequence[Point]) -> float:
-    """Samples seen by a step, from the loss curve; the step itself where there is no curve."""
+    """Samples seen by a step, from the loss curve; the step itself if there is no curve."""
     if not steps:
         return step
     place = min(bisect_left([known for known, _ in steps], step), len(steps) - 1)
     known_step, samples = steps[place]
-    # The curve may be sparser than the evaluations: steps are of equal size, so go by the proportion.
+    # The curve may be sparser than the evaluations; all steps have the same size, so interpolate.
     return samples * step / known_step if known_step else samples
 
 
-def metrics_table(runs: Sequence[Run]) -> Table:
+def metrics_table(runs: Sequence[Run]) -> PageTable:
     """Final metrics and size of each model."""
     names = {
         "AUC": ("metrics", "auc"),
@@ -158,32 +155,28 @@ def metrics_table(runs: Sequence[Run]) -> Table:
             rows.append([Cell(text=title), *(Cell(text=format_named(keys[-1], value), sort=value) for value in values)])
     columns = ["", *(run.label for run in runs)]
     numeric = frozenset(range(1, len(columns)))
-    return Table(
-        title="In the end", columns=columns, rows=rows, numeric=numeric, is_wide=len(runs) > 3, is_sortable=False
+    return PageTable(
+        title="Final results", columns=columns, rows=rows, numeric=numeric, is_wide=len(runs) > 3, is_sortable=False
     )
 
 
 def ingestion_section(runs: Sequence[Run]) -> Section:
-    blocks: list[Block] = []
-    for run in runs:
-        if not mapping(run.part("training").get("ingest")):
-            blocks.append(Note(text=f"{run.label} holds no ingestion statistics."))
-        elif run is runs[0]:
-            blocks += [*heading(run.label if len(runs) > 1 else ""), *ingestion_blocks(run)]
-        else:
-            blocks.append(Details(summary=f"Ingestion of {run.label}", blocks=ingestion_blocks(run)))
+    known = [run for run in runs if mapping(run.part("training").get("ingest"))]
+    blocks: list[PageBlock] = [
+        Note(text=f"{run.label} has no ingestion statistics.") for run in runs if run not in known
+    ]
     return Section(
         id="ingestion",
         title="Ingestion",
-        intro="A stage that is busy all the time is the bottleneck; a trainer that waits lacks data. "
-        "These are the figures of the first process.",
-        blocks=blocks,
+        intro="A stage that is always busy is the bottleneck; a trainer that waits lacks data. "
+        "The numbers are those of the first process.",
+        blocks=[*blocks, *first_open(known, "Ingestion", ingestion_blocks)],
     )
 
 
-def ingestion_blocks(run: Run) -> list[Block]:
+def ingestion_blocks(run: Run) -> list[PageBlock]:
     stats = {name: mapping(entry) for name, entry in in_order(mapping(run.part("training").get("ingest"))).items()}
-    # What stands beside the stages: the consumer (how long it waited) and the memory.
+    # Besides the stages there are the consumer (how long it waited) and the memory.
     stages = {name: entry for name, entry in stats.items() if "workers" in entry}
     named = {
         readable_name(f"{name}_{key}"): format_named(key, value)
@@ -193,67 +186,53 @@ def ingestion_blocks(run: Run) -> list[Block]:
     }
     if (stall := run.stall_share) is not None:
         named = {"Trainer waited": format_share(stall), **named}
-    facts = [Facts(title="Trainer and memory", pairs=named)] if named else []
-    return [*busy_chart(stages), *([stages_table(stages)] if stages else []), *tuning_blocks(run), *facts]
+    blocks: list[PageBlock] = [*busy_chart(stages), *([stages_table(stages)] if stages else []), *tuning_blocks(run)]
+    return [*blocks, Facts(title="Trainer and memory", pairs=named)] if named else blocks
 
 
-def tuning_blocks(run: Run) -> list[Block]:
-    """What the online tuner did: workers a stage and rows a second over the time of the training."""
+def tuning_blocks(run: Run) -> list[PageBlock]:
+    """What the online tuner did: workers per stage and rows per second during training."""
     history = records(run.part("training").get("tuning"))
     if not history:
         return []
     stages = list(in_order({stage: 0 for entry in history for stage in mapping(entry.get("workers"))}))
     seconds = Axis(name="seconds", format=format_number, low=0.0)
-    workers = [
-        Series(
-            legend=Legend.of(stage, position),
-            points=thin([(t, count) for t, count in _over_time(history, stage)], MAX_POINTS),
-        )
-        for position, stage in enumerate(stages)
-    ]
+    workers = []
+    for position, stage in enumerate(stages):
+        entries = [{"t": entry.get("t"), "count": mapping(entry.get("workers")).get(stage)} for entry in history]
+        points = thin(pairs(entries, "t", "count"), MAX_POINTS)
+        workers.append(Series(legend=Legend.of(stage, position), points=points))
     marks = [
         (t, rate, str(entry["event"]))
         for entry in history
         if entry.get("event") and (t := number(entry.get("t"))) is not None
         if (rate := number(entry.get("rows_per_s"))) is not None
     ]
-    rates = Series(
-        legend=Legend(name="rows/s", colour=1), points=thin(pairs(history, "t", "rows_per_s"), MAX_POINTS), marks=marks
-    )
-    drawn = line_chart(
-        workers,
-        title="Workers over time",
-        description="Workers of each ingestion stage while training ran, one line a stage.",
-        x=seconds,
-        y=Axis(name="workers", format=format_number, low=0.0),
-    )
-    speed = line_chart(
-        [rates],
-        title="Rows a second over time",
-        description="What ingestion delivered while training ran.",
-        x=seconds,
-        y=Axis(name="rows/s", format=format_compact, low=0.0),
-    )
-    note = "Rings mark events the tuner noticed." if marks else ""
+    points = thin(pairs(history, "t", "rows_per_s"), MAX_POINTS)
     return [
-        Chart(title="Workers over time", svg=drawn, legend=[line.legend for line in workers]),
-        Chart(title="Rows a second over time", svg=speed, note=note),
+        line_block(
+            workers,
+            title="Workers over time",
+            description="Workers of each ingestion stage during training, one line per stage.",
+            x=seconds,
+            y=Axis(name="workers", format=format_number, low=0.0),
+            legend=[line.legend for line in workers],
+        ),
+        line_block(
+            [Series(legend=Legend(name="rows/s", colour=1), points=points, marks=marks)],
+            title="Rows per second over time",
+            description="Rows per second that ingestion delivered during training.",
+            x=seconds,
+            y=Axis(name="rows/s", format=format_compact, low=0.0),
+            note="Rings mark events that the tuner detected." if marks else "",
+        ),
     ]
-
-
-def _over_time(history: Sequence[Mapping[str, Any]], stage: str) -> list[Point]:
-    found = []
-    for entry in history:
-        t, count = number(entry.get("t")), number(mapping(entry.get("workers")).get(stage))
-        if t is not None and count is not None:
-            found.append((t, count))
-    return found
 
 
 STAGE_KEYS = ("workers", "busy_share", "rows_per_s", "cpu_seconds", "bytes")
 
 
-def stages_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
+def stages_table(stages: Mapping[str, Mapping[str, Any]]) -> PageTable:
     keys = [key for key in STAGE_KEYS if any(number(entry.get(key)) is not None for entry in stages.values())]
     rows = []
     for stage, entry in stages.items():
@@ -261,19 +240,16 @@ def stages_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
         cells = [Cell(text=format_named(key, value), sort=value) for key, value in zip(keys, values, strict=True)]
         rows.append([Cell(text=stage), *cells])
     columns = ("Stage", *(readable_name(key) for key in keys))
-    return Table(title="Stages", columns=columns, rows=rows, numeric=frozenset(range(1, len(columns))), is_wide=False)
+    numeric = frozenset(range(1, len(columns)))
+    return PageTable(title="Stages", columns=columns, rows=rows, numeric=numeric, is_wide=False)
 
 
-def busy_chart(stages: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+def busy_chart(stages: Mapping[str, Mapping[str, Any]]) -> list[PageBlock]:
     bars = [
         Bar(name=stage, values=[value], text=format_share(value))
         for stage, entry in stages.items()
         if (value := number(entry.get("busy_share"))) is not None
     ]
-    if not bars:
-        return []
-    told = "Share of the time that the workers of each ingestion stage were busy."
     axis = Axis(name="share of the time", format=format_share, high=1.0)
-    legend = [Legend(name="busy", colour=1)]
-    svg = bar_chart(bars, title="Busy share of each stage", description=told, legend=legend, axis=axis)
-    return [Chart(title="How busy each stage was", svg=svg)]
+    told = "Share of the time that the workers of each ingestion stage were busy."
+    return [bar_block(bars, title="How busy each stage was", description=told, axis=axis)] if bars else []

@@ -1,23 +1,25 @@
-"""Numbers as people read them: a count, a rate, a size, a time, a share."""
+"""Numbers as readable text: counts, rates, sizes, times, shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from recmill import sizes
+
 NBSP = "\u00a0"  # keeps a number and its unit on one line
-DASH = "–"  # what stands where nothing was measured
+DASH = "–"  # shown where nothing was measured
 
 
-def format_number(value: float, digits: int = 3) -> str:
-    """At least `digits` significant digits, thousands separated, no exponent for what fits on an axis."""
+def format_number(value: float) -> str:
+    """At least three significant digits, thousands separators, no exponent for values that fit on an axis."""
     if value == 0:
         return "0"
     magnitude = abs(value)
     if magnitude < 10**-4 or magnitude >= 10**15:
-        return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(magnitude)))
+        return f"{value:.2e}"
+    decimals = max(0, 2 - math.floor(math.log10(magnitude)))
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -27,7 +29,7 @@ def format_count(value: float) -> str:
 
 
 def format_compact(value: float) -> str:
-    """1,234,567 as 1.23 M: three digits and the power of a thousand."""
+    """1,234,567 as 1.23 M: three digits and a unit prefix."""
     for power, suffix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         # 999,950 is 1 M and not 1,000 k: compare after rounding to three digits.
         if abs(value) >= power * 0.9995:
@@ -36,12 +38,7 @@ def format_compact(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    size = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1023.5:
-            return f"{format_number(size)}{NBSP}{unit}"
-        size /= 1024
-    return f"{format_number(size)}{NBSP}TiB"
+    return sizes.format_bytes(value).replace(" ", NBSP)
 
 
 def format_seconds(value: float) -> str:
@@ -64,7 +61,7 @@ def format_share(value: float) -> str:
 
 
 def format_metric(value: float) -> str:
-    """A quality metric: four decimals, as papers give AUC and log loss."""
+    """A quality metric with four decimals, as AUC and log loss are usually reported."""
     return f"{value:.4f}"
 
 
@@ -76,7 +73,7 @@ def format_ratio(value: float) -> str:
     return f"{value:.2f}×" if value < 10 else f"{format_number(value)}×"
 
 
-# What a name ends in says its unit (STYLE: sizes carry units), so values we know nothing else about read well too.
+# Names of sizes end in their unit, so values can be formatted by name alone.
 _SUFFIXES: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
     (("bytes_per_s",), lambda value: f"{format_bytes(value)}/s"),
     (("_per_s",), format_rate),
@@ -88,7 +85,7 @@ _SUFFIXES: tuple[tuple[tuple[str, ...], Callable[[float], str]], ...] = (
 
 
 def format_named(name: str, value: Any) -> str:
-    """A value as its name asks for: `peak_memory_bytes` as a size, `seconds` as a time, anything else as it is."""
+    """A value formatted by its name: `peak_memory_bytes` as a size, `seconds` as a time, others as they are."""
     if value is None:
         return DASH
     if isinstance(value, bool):
@@ -108,14 +105,14 @@ def format_named(name: str, value: Any) -> str:
 
 
 def readable_name(name: str) -> str:
-    """`peak_memory_bytes` as "Peak memory": the unit stands with the value."""
+    """`peak_memory_bytes` as "Peak memory": the unit is part of the value."""
     acronyms = {"auc": "AUC", "mlflow": "MLflow", "kfp": "KFP", "cpu": "CPU", "id": "ID", "uri": "URI", "url": "URL"}
-    text = "bytes_on_each_rank" if name == "rank_bytes" else name
+    text = "bytes_per_rank" if name == "rank_bytes" else name
     for ending, kept in (
         ("_bytes_per_s", " bandwidth"),
         ("_per_s", "/s"),
         ("_bytes", ""),
-        ("_per_step", " a step"),
+        ("_per_step", " per step"),
         ("_s", ""),
     ):
         if text.endswith(ending) and text != ending.strip("_"):
@@ -124,3 +121,13 @@ def readable_name(name: str) -> str:
     words = [acronyms.get(word, word) for word in text.replace("num_", "").split("_") if word]
     sentence = " ".join(words)
     return sentence[:1].upper() + sentence[1:] if sentence else name
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table for a terminal: a header, a rule, and rows with right-aligned numbers."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for name, *cells in rows:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *aligned]))
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]

@@ -163,4 +163,4 @@ def test_too_little_memory_is_reported_and_nothing_hangs(site: TestSite, dataset
         site.cluster.finish_job(name, namespace=site.namespace, timeout_s=200)
     said = str(failed.value)
     assert "failed" in said
-    assert "OOMKilled" in said or "killed at the pod's memory limit of 300.0 MiB" in said, said
+    assert "OOMKilled" in said or "killed at the pod's memory limit of 300 MiB" in said, said

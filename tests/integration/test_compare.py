@@ -38,7 +38,7 @@ def test_both_variants_see_the_same_samples_and_the_page_shows_them(compared):
     assert not results[0]["dedup"]["groups"]
     assert manifest["variants"][0]["median"]["wire_bytes_per_sample"] > 0
     page = (work / "report.html").read_text()
-    assert "What each switch bought" in page
+    assert "What each switch gains" in page
     assert [entry["name"] for entry in answer["variants"]] == ["baseline", "+dedup"]
 
 

@@ -31,4 +31,4 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path):
     assert (tmp_path / "runs/mine/report.html").is_file()
     assert (tmp_path / "work/model/model.pt2").is_file()
     page = (tmp_path / "runs/compare/report.html").read_text(encoding="utf-8")
-    assert "What each switch bought" in page
+    assert "What each switch gains" in page

@@ -151,7 +151,7 @@ def test_a_rank_killed_for_memory_is_told_as_that(tmp_path: Path, version: int) 
         raise TrainingFailed("rank 0 exited without a report")
 
     with (
-        pytest.raises(TrainingFailed, match=r"memory limit of 1.9 GiB;.*rank 0 exited"),
+        pytest.raises(TrainingFailed, match=r"memory limit of 1.86 GiB;.*rank 0 exited"),
         explain_memory_limit(tmp_path),
     ):
         train_and_die()

@@ -1,46 +1,48 @@
-"""What a page is made of. Python says what stands on the page; page.html.j2 says how each kind of block looks."""
+"""The building blocks of a page. Python decides what the page contains; page.html.j2 decides how each block looks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from markupsafe import Markup
 
+from recmill.report.drawing.charts import HEIGHT, Axis, Bar, Reference, Series, bar_chart, line_chart
 from recmill.report.drawing.svg import Legend
-from recmill.report.runs import Run
+from recmill.report.runs import PARTS, Run
+from recmill.report.units import DASH
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class PageBlock:
     kind: ClassVar[str]
-    is_wide: bool = True  # the whole width of the page, or half of it
+    is_wide: bool = True  # full width of the page, or half of it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chart(Block):
+class Chart(PageBlock):
     kind: ClassVar[str] = "chart"
     title: str
     svg: Markup
     legend: Sequence[Legend] = ()
     note: str = ""
-    has_bars: bool = False  # the legend shows areas, not lines
+    has_bars: bool = False  # the legend shows areas instead of lines
     is_wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     text: str
-    sort: float | None = None  # what the column is sorted by; None: the text
-    change: str = ""  # how it stands to the baseline
+    sort: float | None = None  # sort key of the column; None: the text
+    change: str = ""  # difference to the baseline
     tone: str = ""  # "good", "bad" or ""
-    bar: float | None = None  # a share, drawn in the cell
+    bar: float | None = None  # a share, drawn as a bar in the cell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Block):
-    """Rows of cells under named columns; the columns in `numeric` are set flush right."""
+class PageTable(PageBlock):
+    """Rows of cells with named columns; the columns in `numeric` are right-aligned."""
 
     kind: ClassVar[str] = "table"
     title: str = ""
@@ -62,14 +64,14 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cards(Block):
+class Cards(PageBlock):
     kind: ClassVar[str] = "cards"
     cards: Sequence[Card]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Block):
-    """Names and what they are, in as many columns as there is room for."""
+class Facts(PageBlock):
+    """Names and values, in as many columns as fit."""
 
     kind: ClassVar[str] = "facts"
     title: str = ""
@@ -77,59 +79,114 @@ class Facts(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note(Block):
-    """A plain sentence: usually what is missing and why."""
+class Note(PageBlock):
+    """A plain sentence, usually about what is missing and why."""
 
     kind: ClassVar[str] = "note"
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heading(Block):
+class Heading(PageBlock):
     kind: ClassVar[str] = "heading"
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Details(Block):
-    """Blocks that are folded away until somebody asks for them."""
+class Details(PageBlock):
+    """Blocks that are collapsed until the reader opens them."""
 
     kind: ClassVar[str] = "details"
     summary: str
-    blocks: Sequence[Block]
+    blocks: Sequence[PageBlock]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
     id: str
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[PageBlock]
     intro: str = ""
+
+
+def line_block(
+    series: Sequence[Series],
+    *,
+    title: str,
+    description: str,
+    x: Axis,
+    y: Axis,
+    references: Sequence[Reference] = (),
+    height: float = HEIGHT,
+    legend: Sequence[Legend] | None = None,
+    note: str = "",
+) -> Chart:
+    """A line chart with its legend (default: all lines, none for a single line)."""
+    lines = series if len(series) > 1 else ()
+    shown = [line.legend for line in lines] if legend is None else legend
+    axes = {"x": x, "y": y}
+    svg = line_chart(series, title=title, description=description, references=references, height=height, **axes)
+    return Chart(title=title, svg=svg, legend=shown, note=note)
+
+
+def bar_block(
+    bars: Sequence[Bar],
+    *,
+    title: str,
+    description: str,
+    axis: Axis,
+    legend: Sequence[Legend] = (),
+    reference: Reference | None = None,
+) -> Chart:
+    """A bar chart; the legend names the stacked parts."""
+    svg = bar_chart(bars, title=title, description=description, legend=legend, axis=axis, reference=reference)
+    return Chart(title=title, svg=svg, legend=legend, has_bars=True)
 
 
 def text_cells(values: Sequence[str]) -> list[Cell]:
     return [Cell(text=value) for value in values]
 
 
-def same_parts(runs: Sequence[Run], part: str) -> list[tuple[Run, str]]:
-    """One run for each distinct content of a part, and which runs share it ("" if all do, so no heading is needed).
+def value_cell(value: float | None, style: Callable[[float], str]) -> Cell:
+    return Cell(text=DASH if value is None else style(value), sort=value)
 
-    An ablation usually shares its data and its profile: the page shows them once.
+
+def heading(labels: str) -> list[PageBlock]:
+    return [Heading(text=labels)] if labels else []
+
+
+def part_blocks(runs: Sequence[Run], part: str, build: Callable[[Run], Sequence[PageBlock]]) -> list[PageBlock]:
+    """The blocks of each distinct content of a part, under the names of the runs that share it.
+
+    Runs of an ablation usually share data and profile: the page shows them once, without a heading if all runs do.
     """
     groups: list[tuple[Any, list[Run]]] = []
     for run in runs:
         if part not in run.parts:
             continue
         content = run.part(part).get("content_hash") or run.part(part)
-        for known, members in groups:
-            if known == content:
-                members.append(run)
-                break
-        else:
+        members = next((members for known, members in groups if known == content), None)
+        if members is None:
             groups.append((content, [run]))
-    shared_by_all = len(groups) == 1 and len(groups[0][1]) == len(runs)
-    return [(members[0], "" if shared_by_all else ", ".join(run.label for run in members)) for _, members in groups]
+        else:
+            members.append(run)
+    blocks: list[PageBlock] = []
+    for _, members in groups:
+        labels = "" if len(members) == len(runs) else ", ".join(run.label for run in members)
+        blocks += [*heading(labels), *build(members[0])]
+    return blocks
 
 
-def heading(labels: str) -> list[Block]:
-    return [Heading(text=labels)] if labels else []
+def missing_notes(runs: Sequence[Run], *parts: str) -> list[PageBlock]:
+    return [Note(text=f"{run.label} has no {PARTS[part]}.") for part in parts for run in runs if part not in run.parts]
+
+
+def first_open(runs: Sequence[Run], what: str, build: Callable[[Run], Sequence[PageBlock]]) -> list[PageBlock]:
+    """The blocks of the first run, and those of the others collapsed."""
+    blocks: list[PageBlock] = []
+    for position, run in enumerate(runs):
+        if position:
+            blocks.append(Details(summary=f"{what} of {run.label}", blocks=build(run)))
+        else:
+            blocks += [*heading(run.label if len(runs) > 1 else ""), *build(run)]
+    return blocks

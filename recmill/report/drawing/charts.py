@@ -1,7 +1,7 @@
 """The charts of the report: lines, bars and stacked bars, as inline SVG.
 
-Colours come from the page's style sheet (`class="c1"` ...), so one drawing serves light, dark and print. Every mark has
-a <title>: a plain browser shows it as a tooltip, a screen reader reads it, and the page's script gathers them.
+Colours come from the page's style sheet (`class="c1"` ...), so one drawing works in light and dark mode and in print.
+Every mark has a <title>: browsers show it as a tooltip, screen readers read it, and the page's script collects them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 540.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 34.0, 46.0
 BAR_HEIGHT, BAR_GAP = 16.0, 10.0
-BAR_LABELS = 132.0  # room for the names left of the bars
-CHARACTER = 7.0  # about the width of a letter or digit at the charts' size
+BAR_LABELS = 132.0  # width of the names to the left of the bars
+CHARACTER = 7.0  # approximate width of a letter or digit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class Series:
 
     legend: Legend
     points: Sequence[Point]
-    has_dots: bool = False  # few points, such as evaluations: show them
-    marks: Sequence[tuple[float, float, str]] = ()  # places on the line worth a sign: x, y, what it is
+    has_dots: bool = False  # draw the points, for lines with few of them such as evaluations
+    marks: Sequence[tuple[float, float, str]] = ()  # highlighted points on the line: x, y, text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What an axis shows, how its numbers read, and where it starts and ends (None: where the data does)."""
+    """The name of an axis, the format of its numbers, and its range (None: the range of the data)."""
 
     name: str
     format: Format = format_number
@@ -54,10 +54,10 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A line across the chart that the curves are read against, such as the best reachable AUC."""
+    """A reference line across the chart, such as the best reachable AUC."""
 
     name: str
-    points: tuple[Point, Point] | None = None  # None: level at `value`
+    points: tuple[Point, Point] | None = None  # None: horizontal at `value`
     value: float = 0.0
 
 
@@ -71,7 +71,7 @@ def line_chart(
     references: Sequence[Reference] = (),
     height: float = HEIGHT,
 ) -> Markup:
-    """Lines over a common x axis."""
+    """Lines with a common x axis."""
     xs = [point[0] for line in series for point in line.points]
     ys = [point[1] for line in series for point in line.points]
     ys += [reference.value for reference in references if reference.points is None]
@@ -103,7 +103,7 @@ def draw_axes(x_scale: Scale, y_scale: Scale, x: Axis, y: Axis) -> list[Markup]:
     for value in x_scale.ticks(6):
         place = x_scale(value)
         marks.append(tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="base"))
-        # The last label would stick out of the picture if it were centred on the edge.
+        # Centred on the edge, the last label would be cut off.
         anchor = "end" if place > right - 12 else "middle"
         marks.append(label(x.format(value), place, bottom + 18, anchor=anchor))
     marks.append(tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="base"))
@@ -123,7 +123,7 @@ def draw_line(line: Series, x_scale: Scale, y_scale: Scale, x: Axis, y: Axis) ->
     places = [(x_scale(px), y_scale(py)) for px, py in line.points]
     path = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in places)
     marks = [tag("path", d=path, class_="line", stroke_dasharray=line.legend.dash or None)]
-    # A line of one point has no length: without a dot it would be invisible.
+    # A line with a single point would be invisible without a dot.
     radius, class_ = (3.5, "pt dot") if line.has_dots or len(places) == 1 else (5.0, "pt")
     for (px, py), (value_x, value_y) in zip(places, line.points, strict=True):
         text = f"{line.legend.name}: {y.format(value_y)} at {x.format(value_x)} {x.name}"
@@ -135,8 +135,8 @@ def draw_line(line: Series, x_scale: Scale, y_scale: Scale, x: Axis, y: Axis) ->
 
 
 def empty_chart(title: str) -> Markup:
-    text = label("nothing was recorded", WIDTH / 2, 60, class_="axis", anchor="middle")
-    return drawing(text, width=WIDTH, height=120, title=title, description="Nothing was recorded.", class_="chart")
+    text = label("not recorded", WIDTH / 2, 60, class_="axis", anchor="middle")
+    return drawing(text, width=WIDTH, height=120, title=title, description="Not recorded.", class_="chart")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +144,10 @@ class Bar:
     """One bar, or one row of stacked parts."""
 
     name: str
-    values: Sequence[float]  # one for each legend entry
-    text: str  # what stands right of the bar
-    titles: Sequence[str] = field(default_factory=tuple)  # one for each value; empty: name and value
-    colour: int | None = None  # instead of the legend's, where each bar has its own
+    values: Sequence[float]  # one per legend entry
+    text: str  # text to the right of the bar
+    titles: Sequence[str] = field(default_factory=tuple)  # one per value; empty: name and value
+    colour: int | None = None  # overrides the colour of the legend
 
 
 def bar_chart(
@@ -155,52 +155,62 @@ def bar_chart(
     *,
     title: str,
     description: str,
-    legend: Sequence[Legend],
+    legend: Sequence[Legend] = (),
     axis: Axis,
     reference: Reference | None = None,
 ) -> Markup:
-    """Horizontal bars from zero; several values a bar are stacked."""
+    """Horizontal bars from zero; the values of one bar are stacked."""
     if not bars:
         return empty_chart(title)
     high = axis.high or max(sum(bar.values) for bar in bars) or 1.0
-    room = 24 + CHARACTER * max(len(bar.text) for bar in bars)
-    scale = Scale(low=0.0, high=high, start=BAR_LABELS, end=WIDTH - room)
-    bottom = 8 + len(bars) * (BAR_HEIGHT + BAR_GAP)
+    scale = Scale(low=0.0, high=high, start=BAR_LABELS, end=_bars_end([bar.text for bar in bars]))
+    rows = [draw_bar(bar, top, scale, legend, axis) for bar, top in zip(bars, _tops(len(bars)), strict=True)]
+    return draw_rows(rows, scale, axis, reference=reference, title=title, description=description)
+
+
+def _bars_end(texts: Sequence[str]) -> float:
+    """Where bars end, so that the texts to their right fit."""
+    return WIDTH - 24 - CHARACTER * max(len(text) for text in texts)
+
+
+def _tops(count: int) -> list[float]:
+    return [8 + position * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2 for position in range(count)]
+
+
+def draw_rows(
+    rows: Sequence[Markup], scale: Scale, axis: Axis, *, reference: Reference | None, title: str, description: str
+) -> Markup:
+    """Rows of bars over a common axis."""
+    bottom = 8 + len(rows) * (BAR_HEIGHT + BAR_GAP)
     marks = []
     for value in scale.ticks(4):
         place = scale(value)
         marks.append(tag("line", x1=place, x2=place, y1=4.0, y2=bottom, class_="grid"))
         marks.append(label(axis.format(value), place, bottom + 16, anchor="middle"))
-    marks.append(label(axis.name, scale.end, bottom + 36, class_="axis", anchor="end"))
-    for position, bar in enumerate(bars):
-        marks.append(draw_bar(bar, 8 + position * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2, scale, legend, axis))
+    marks += [label(axis.name, scale.end, bottom + 36, class_="axis", anchor="end"), *rows]
     marks.append(tag("line", x1=scale.start, x2=scale.start, y1=4.0, y2=bottom, class_="base"))
     if reference is not None:
         place = scale(reference.value)
-        line = tag("title", reference.name)
-        marks.append(tag("line", line, x1=place, x2=place, y1=4.0, y2=bottom, class_="reference"))
-    height = bottom + 44
-    return drawing(*marks, width=WIDTH, height=height, title=title, description=description, class_="chart bars")
+        marks.append(
+            tag("line", tag("title", reference.name), x1=place, x2=place, y1=4.0, y2=bottom, class_="reference")
+        )
+    return drawing(*marks, width=WIDTH, height=bottom + 44, title=title, description=description, class_="chart bars")
+
+
+def draw_name(name: str, middle: float) -> Markup:
+    how = {"x": BAR_LABELS - 8, "y": middle}
+    return tag("text", shorten(name, 17), tag("title", name), class_="name", text_anchor="end", **how)
 
 
 def draw_bar(bar: Bar, top: float, scale: Scale, legend: Sequence[Legend], axis: Axis) -> Markup:
     middle = top + BAR_HEIGHT / 2 + 4
-    name = tag(
-        "text",
-        shorten(bar.name, 17),
-        tag("title", bar.name),
-        x=BAR_LABELS - 8,
-        y=middle,
-        class_="name",
-        text_anchor="end",
-    )
-    marks = [name]
+    marks = [draw_name(bar.name, middle)]
     start = 0.0
     for position, value in enumerate(bar.values):
         end = min(start + value, scale.high)
         text = bar.titles[position] if bar.titles else f"{bar.name}: {axis.format(value)}"
-        colour = bar.colour if bar.colour is not None else legend[position].colour
-        # Two pixels of background keep stacked parts apart without a border.
+        colour = bar.colour or (legend[position].colour if legend else 1)
+        # Two pixels of background separate stacked parts without a border.
         width = max(scale(end) - scale(start) - (2 if position < len(bar.values) - 1 else 0), 0.0)
         shape = {"x": scale(start), "y": top, "width": width, "height": BAR_HEIGHT, "rx": 2.0}
         marks.append(tag("rect", tag("title", text), class_=f"bar c{colour}", **shape))
@@ -211,43 +221,33 @@ def draw_bar(bar: Bar, top: float, scale: Scale, legend: Sequence[Legend], axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A bar that floats between two values: a step of a waterfall."""
+    """A bar between two values: one step of a waterfall."""
 
     name: str
     start: float
     end: float
     text: str
-    tone: str = ""  # "good", "bad" or "": a whole, not a step
+    tone: str = ""  # "good", "bad", or "" for a total
 
 
 def span_chart(spans: Sequence[Span], *, title: str, description: str, axis: Axis) -> Markup:
-    """Floating horizontal bars, each joined to where the last one ended."""
+    """Floating horizontal bars, as in a waterfall chart; the reference line is at 1."""
     values = [value for span in spans for value in (span.start, span.end)]
     low, high = min([*values, 1.0]), max([*values, 1.0])
     low = 0.0 if low < 0.5 or any(span.start == 0.0 for span in spans) else low * 0.95
-    room = 24 + CHARACTER * max(len(span.text) for span in spans)
-    scale = Scale(low=low, high=high * 1.02 if high > low else low + 1, start=BAR_LABELS, end=WIDTH - room)
-    bottom = 8 + len(spans) * (BAR_HEIGHT + BAR_GAP)
-    marks = []
-    for value in scale.ticks(5):
-        place = scale(value)
-        marks.append(tag("line", x1=place, x2=place, y1=4.0, y2=bottom, class_="grid"))
-        marks.append(label(axis.format(value), place, bottom + 16, anchor="middle"))
-    marks.append(label(axis.name, scale.end, bottom + 36, class_="axis", anchor="end"))
-    for position, span in enumerate(spans):
-        marks.append(draw_span(span, 8 + position * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2, scale))
-    one = scale(1.0)
-    marks.append(tag("line", tag("title", "the baseline"), x1=one, x2=one, y1=4.0, y2=bottom, class_="reference"))
-    return drawing(*marks, width=WIDTH, height=bottom + 44, title=title, description=description, class_="chart bars")
+    end = _bars_end([span.text for span in spans])
+    scale = Scale(low=low, high=high * 1.02 if high > low else low + 1, start=BAR_LABELS, end=end)
+    rows = [draw_span(span, top, scale) for span, top in zip(spans, _tops(len(spans)), strict=True)]
+    baseline = Reference(name="the baseline", value=1.0)
+    return draw_rows(rows, scale, axis, reference=baseline, title=title, description=description)
 
 
 def draw_span(span: Span, top: float, scale: Scale) -> Markup:
     middle = top + BAR_HEIGHT / 2 + 4
     left, right = sorted((scale(span.start), scale(span.end)))
-    name = tag("text", shorten(span.name, 17), x=BAR_LABELS - 8, y=middle, class_="name", text_anchor="end")
-    # Blue for wholes, green and orange for steps up and down; the text says the same without colour.
+    # Blue for totals, green and orange for steps up and down; the text says the same without colour.
     colour = {"good": 3, "bad": 2}.get(span.tone, 1)
     text = tag("title", f"{span.name}: {span.text}")
     shape = {"x": left, "y": top, "width": max(right - left, 1.5), "height": BAR_HEIGHT, "rx": 2.0}
     bar = tag("rect", text, class_=f"bar c{colour}", **shape)
-    return tag("g", name, bar, label(span.text, right + 8, middle, class_="value"))
+    return tag("g", draw_name(span.name, middle), bar, label(span.text, right + 8, middle, class_="value"))

@@ -1,4 +1,4 @@
-"""The pipeline drawn as boxes and arrows, with what each stage took."""
+"""The pipeline as boxes and arrows, with the time of each stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from recmill.report.drawing.svg import drawing, label, shorten, tag
 
-# Column and row of each step when the flow runs from left to right: planning and tuning feed the same step.
+# Column and row of each step in the wide form: planning and tuning both feed the training step.
 PLACES: Mapping[str, tuple[float, float]] = {
     "generate_data": (0, 0),
     "profile_access": (1, 0),
@@ -35,8 +35,8 @@ class Stage:
 
     step: str
     title: str
-    time: str = ""  # "" where the step has not been recorded
-    share: float = 0.0  # of the time of all stages
+    time: str = ""  # "" if the step was not recorded
+    share: float = 0.0  # of the total time of all stages
     lines: Sequence[str] = ()  # rows/s, bytes
 
 
@@ -47,7 +47,7 @@ def flow_chart(stages: Sequence[Stage], *, title: str, description: str) -> Mark
 
 
 def draw_wide(stages: Sequence[Stage], *, title: str, description: str) -> Markup:
-    """Left to right, as the steps feed one another; a step the drawing does not know follows at the end."""
+    """Left to right, in the direction of the data; unknown steps follow at the end."""
     places = {
         stage.step: PLACES.get(stage.step, (len(PLACES) - 1 + position, 0)) for position, stage in enumerate(stages)
     }
@@ -65,7 +65,7 @@ def draw_wide(stages: Sequence[Stage], *, title: str, description: str) -> Marku
 
 
 def draw_arrow(start: tuple[float, float], end: tuple[float, float]) -> Markup:
-    """From one box to another: straight in a row, by the edge below or above where the row changes."""
+    """From one box to another: straight within a row, with a bend where the row changes."""
     (x1, y1), (x2, y2) = start, end
     if y2 > y1:
         corner_x, tip_x, tip_y = x1 + BOX_WIDTH / 2, x2, y2 + BOX_HEIGHT / 2
@@ -85,7 +85,7 @@ def draw_head(x: float, y: float, angle: int) -> Markup:
 
 
 def draw_tall(stages: Sequence[Stage], *, title: str, description: str) -> Markup:
-    """One below the other in the order they ran, for narrow pages."""
+    """Top to bottom in the order of execution, for narrow pages."""
     width, gap = 340.0, 14.0
     marks = []
     for position, stage in enumerate(stages):
@@ -111,6 +111,6 @@ def draw_box(stage: Stage, x: float, y: float, width: float) -> Markup:
         length = width - 28
         bar = {"x": x + 14, "y": y + BOX_HEIGHT - 11, "height": 4.0, "rx": 2.0}
         marks.append(tag("rect", width=length, class_="track", **bar))
-        share = tag("title", f"{stage.share:.0%} of the time of all stages")
+        share = tag("title", f"{stage.share:.0%} of the total time")
         marks.append(tag("rect", share, width=max(length * stage.share, 2.0), class_="bar c1", **bar))
     return tag("g", *marks)

@@ -1,4 +1,4 @@
-"""SVG as text, with everything escaped that we did not write ourselves."""
+"""SVG as text; all text from the data is escaped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 NUM_COLOURS = 6  # `--c1` to `--c6` in page.css
-# After the six colours the line style changes, so that a seventh series is not mistaken for the first.
+# After six colours the line style changes, so that a seventh series differs from the first.
 DASHES = ("", "6 3", "2 3")
 
 
 def tag(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
-    """One element. `class_` means class, `stroke_width` means stroke-width; attributes that are None are left out."""
-    # One Markup at the end: Markup.format on every attribute made up two thirds of the time of a page.
+    """One element. `class_` becomes class, `stroke_width` becomes stroke-width; None attributes are omitted."""
+    # One Markup at the end: Markup.format per attribute took two thirds of the time of a page.
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(round(value, 2) if isinstance(value, float) else value)}"'
         for key, value in attributes.items()
@@ -30,7 +30,7 @@ def label(text: str, x: float, y: float, *, class_: str = "tick", anchor: str = 
 def drawing(
     *children: Markup, width: float, height: float, title: str, description: str, class_: str, **attributes: str | float
 ) -> Markup:
-    """A whole picture that scales with the page and says to a screen reader what it shows."""
+    """A drawing that scales with the page and has a description for screen readers."""
     return tag(
         "svg",
         tag("title", title),
@@ -50,7 +50,7 @@ def shorten(text: str, num_characters: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Legend:
-    """One entry beside a chart: which colour and line style is what."""
+    """One legend entry: name, colour and line style."""
 
     name: str
     colour: int  # 1 to NUM_COLOURS, 0 for grey

@@ -7,15 +7,15 @@ from click.testing import CliRunner
 from recmill.artifacts import InputError
 from recmill.cli import main
 from recmill.cli.report import compare
-from recmill.report.comparison import Figure, Measured, compare_runs, comparison_json
+from recmill.report.comparison import ComparedFigure, Figure, compare_runs, comparison_json
 from recmill.report.runs import Run, load_run, load_runs
 from recmill.report.units import format_number
 from tests.unit.report.report_runs import write_json
 
 
-def measured(value: float | None, baseline: float | None, **options: bool) -> Measured:
+def measured(value: float | None, baseline: float | None, **options: bool) -> ComparedFigure:
     figure = Figure(key="k", title="t", unit="", read=lambda run: None, format=format_number, **options)
-    return Measured(figure=figure, value=value, baseline=baseline)
+    return ComparedFigure(figure=figure, value=value, baseline=baseline)
 
 
 def test_a_ratio_above_one_is_better_whichever_way_the_figure_runs() -> None:
@@ -101,7 +101,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"not a run: it holds none of run\.json"):
+    with pytest.raises(InputError, match=r"not a run folder: it contains none of run\.json"):
         load_run(tmp_path)
 
 

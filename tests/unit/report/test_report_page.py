@@ -73,7 +73,7 @@ def test_the_headline_numbers_are_on_the_page(single: Path) -> None:
         "best reachable 0.8123",
         "8 k",
         "36.6 MiB",
-        "96 B a sample",
+        "96 B per sample",
         "DLRM trained on 360,000 samples",
     ):
         assert expected in text
@@ -89,12 +89,12 @@ def test_several_runs_show_the_ratio_to_the_first(several: Path) -> None:
 
 def test_settings_that_differ_come_first(several: Path) -> None:
     text = re.sub(r"\s+", " ", Page(several).text)
-    assert "Where the trainings differ" in text
+    assert "Training settings that differ" in text
     assert "batch_size 2048 4096" in text
 
 
 def test_what_all_runs_share_is_shown_once(several: Path) -> None:
-    assert Page(several).text.count("Accesses served by the most read rows") == 1
+    assert Page(several).text.count("its most read rows serve, one line per table") == 1
 
 
 def test_the_page_fetches_nothing(several: Path) -> None:
@@ -185,5 +185,5 @@ def test_a_page_that_cannot_be_written_is_named(baseline: Path, tmp_path: Path) 
 
 
 def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no run folder was given"):
+    with pytest.raises(InputError, match="no run folder given"):
         build_report([], out=tmp_path / "page.html")

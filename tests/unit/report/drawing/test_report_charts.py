@@ -65,7 +65,7 @@ def test_a_chart_of_one_place_is_drawn(points: list[tuple[float, float]]) -> Non
 
 
 def test_a_chart_without_points_says_so() -> None:
-    assert "nothing was recorded" in "".join(one_line([]).itertext())
+    assert "not recorded" in "".join(one_line([]).itertext())
 
 
 def test_a_reference_widens_the_axis_until_it_is_seen() -> None:
