@@ -14,5 +14,4 @@ __all__ = [
     "sharing",
     "tiers",
     "torchrec_plan",
-    "torchrec_planner",
 ]

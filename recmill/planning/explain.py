@@ -7,7 +7,7 @@ import numpy as np
 from recmill.artifacts import ShardPlan
 from recmill.planning.tiers.costs import KINDS, STATE_BYTES_PER_ROW, WEIGHT_BYTES, row_bytes, row_memory
 from recmill.planning.tiers.entries import binding_seconds, placements
-from recmill.planning.tiers.problem import TierProblem, table_memory
+from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.solution import Solved, table_rows
 from recmill.sizes import format_bytes
 
@@ -117,7 +117,7 @@ def _reading(problem: TierProblem, t: int) -> str:
     table = problem.tables[t]
     distinct = float(-np.expm1(-table.reads_C) @ table.rows_C)
     return (
-        f"{table.num_rows:,} rows of {table.dim} ({format_bytes(table_memory(table))} with optimiser state); a rank "
+        f"{table.num_rows:,} rows of {table.dim} ({format_bytes(table_bytes(table))} with optimiser state); a rank "
         f"looks up {table.ids_per_rank:,.0f} ids per step, {distinct:,.0f} distinct."
     )
 

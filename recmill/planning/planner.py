@@ -19,8 +19,8 @@ from recmill.planning.explain import explain_plan, explain_tables
 from recmill.planning.ingest import starting_workers
 from recmill.planning.sharing.choice import SharedChoice, choose_sharing
 from recmill.planning.sharing.tables import Sharing
-from recmill.planning.tiers.entries import step_prediction, table_bytes, table_entries, whole_table
-from recmill.planning.tiers.problem import TierProblem
+from recmill.planning.tiers.entries import step_prediction, table_entries, whole_table
+from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.reads import TableReads, load_reads
 from recmill.planning.tiers.refresh import (
     DEFAULT_STEPS,

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from recmill.artifacts import InputError, ShardPlan
 from recmill.data.schema import Schema
 from recmill.planning.sharing.choice import SharedChoice
-from recmill.planning.tiers.entries import table_bytes, whole_table
+from recmill.planning.tiers.entries import whole_table
+from recmill.planning.tiers.problem import table_bytes
 
 Request = TypeVar("Request", bound=Any)
 

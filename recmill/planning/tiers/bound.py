@@ -10,7 +10,7 @@ import numpy as np
 from recmill.artifacts.topology import LEVELS
 from recmill.planning.tiers.costs import KINDS, PHASE_NAMES, PHASES, remap_bytes, row_memory
 from recmill.planning.tiers.linear_program import LinearSolution
-from recmill.planning.tiers.problem import GLOBAL, NODE, Branch, Decision, TierProblem, table_memory
+from recmill.planning.tiers.problem import GLOBAL, NODE, Branch, Decision, TierProblem, table_bytes
 
 # C = classes of rows, P = lanes (phase and level)
 
@@ -60,7 +60,7 @@ def price_tables(problem: TierProblem, solution: LinearSolution) -> TablePrices:
     average, owner = problem.whole_bytes
     kept, gains = np.full(len(problem.tables), np.inf), np.zeros(len(problem.tables))
     for t in problem.candidates:
-        held = max(solution.whole_memory_prices[t], 0.0) / budget * table_memory(problem.tables[t])
+        held = max(solution.whole_memory_prices[t], 0.0) / budget * table_bytes(problem.tables[t])
         kept[t] = float((per_byte + total) @ average[t] + (owners[t] * problem.seconds_per_byte) @ owner[t]) + held
         gains[t] = tiered[t].min() - total * float(average[t].sum())
     used = (lanes + owners.sum(axis=0)).reshape(len(PHASES), len(LEVELS)).sum(axis=1)

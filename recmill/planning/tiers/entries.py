@@ -18,7 +18,7 @@ from recmill.planning.tiers.costs import (
     WEIGHT_BYTES,
     phase_latency,
 )
-from recmill.planning.tiers.problem import TierProblem, table_memory, whole_rank_bytes
+from recmill.planning.tiers.problem import TierProblem, table_bytes, whole_rank_bytes
 from recmill.planning.tiers.reads import TableReads
 from recmill.planning.tiers.solution import Prediction, Solved, TierPlacement, predict, table_rows
 
@@ -50,7 +50,7 @@ def table_entries(problem: TierProblem, solved: Solved) -> dict[str, TablePlan]:
     shared_out = RankLoad(problem.topology, problem.memory_budget_bytes)
     whole = {problem.tables[t].name: rank for t, rank in solved.placement.whole.items()}
     for t, rank in solved.placement.whole.items():
-        shared_out.held[rank] += table_memory(problem.tables[t])
+        shared_out.held[rank] += table_bytes(problem.tables[t])
     entries = {}
     seconds = binding_seconds(problem, solved.prediction)
     for t, (table, placed) in enumerate(zip(problem.tables, placements(problem, solved).values(), strict=True)):
@@ -72,7 +72,7 @@ def _tiers(
     if placed.rank is not None:
         average, owner = problem.whole_bytes
         sent, slowest = average[t], owner[t]
-        return (_tier("table_wise", table.num_rows, table_memory(table), sent, slowest, seconds_P, topology),)
+        return (_tier("table_wise", table.num_rows, table_bytes(table), sent, slowest, seconds_P, topology),)
     row = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
     copies = {"replicated": topology.world_size, "node": topology.nodes, "global": 1}
     return tuple(
@@ -169,7 +169,7 @@ class RankLoad:
 
         TorchRec splits unpooled tables by rows; pooled tables stay whole unless no rank has the memory.
         """
-        need = table_memory(table)
+        need = table_bytes(table)
         emptiest = self.held.index(min(self.held))
         if rank is None and table.is_pooled and self.held[emptiest] + need <= self.budget:
             rank = emptiest
@@ -211,8 +211,3 @@ def whole_table(
         tiers=(tier,),
         why=why,
     )
-
-
-def table_bytes(table: Table) -> int:
-    """Rows and optimiser state."""
-    return table.num_rows * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)

@@ -41,7 +41,7 @@ from recmill.planning.tiers.problem import (
     Branch,
     Segment,
     TierProblem,
-    table_memory,
+    table_bytes,
     whole_rank_bytes,
 )
 
@@ -190,7 +190,7 @@ class _LinearProgram:
         budget, world = problem.memory_budget_bytes, problem.topology.world_size
         y_columns, u_columns = np.arange(self.y0, self.u0), np.arange(self.u0, self.t0)
         x = self.memory_KG[self.choice_K, self.choice_G] - self.memory_KG[GLOBAL, self.choice_G]
-        whole = np.array([table_memory(problem.tables[t]) for t in self.candidates])
+        whole = np.array([table_bytes(problem.tables[t]) for t in self.candidates])
         spread = np.array([self.memory_KG[GLOBAL, self.table_G == t].sum() for t in self.candidates])
         u = np.array([remap_bytes(table.num_rows) for table in problem.tables])
         base = float(self.memory_KG[GLOBAL].sum()) + max(self._fixed_whole_memory(), default=0.0)
@@ -220,7 +220,7 @@ class _LinearProgram:
     def _fixed_whole_memory(self) -> list[float]:
         held = [0.0] * self.problem.topology.world_size
         for table, rank in (self.whole or {}).items():
-            held[rank] += table_memory(self.problem.tables[table])
+            held[rank] += table_bytes(self.problem.tables[table])
         return held
 
     def _add_shares(self) -> None:

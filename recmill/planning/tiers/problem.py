@@ -15,6 +15,7 @@ import numpy as np
 
 from recmill.artifacts import InputError
 from recmill.artifacts.topology import LEVELS, Topology
+from recmill.data.schema import Table
 from recmill.planning.tiers.costs import (
     ID_BYTES,
     KINDS,
@@ -160,7 +161,7 @@ class TierProblem:
             for t, table in enumerate(self.tables)
             if self.may_keep_whole
             and table.is_pooled
-            and table_memory(table) + spread - self.global_memory(table) <= self.memory_budget_bytes
+            and table_bytes(table) + spread - self.global_memory(table) <= self.memory_budget_bytes
             and average[t].sum() < self.global_bytes[t].sum()
         ]
 
@@ -193,11 +194,11 @@ class TierProblem:
     def check_feasible(self) -> None:
         """Raise if even the smallest placement, with every row on one rank only, does not fit."""
         total, available = (
-            sum(map(table_memory, self.tables)),
+            sum(map(table_bytes, self.tables)),
             self.memory_budget_bytes * self.topology.world_size,
         )
-        largest = sorted(self.tables, key=table_memory, reverse=True)[:3]
-        named = ", ".join(f"{table.name} {table_memory(table):,} B" for table in largest)
+        largest = sorted(self.tables, key=table_bytes, reverse=True)[:3]
+        named = ", ".join(f"{table.name} {table_bytes(table):,} B" for table in largest)
         if total > available:
             raise InputError(
                 f"the tables need {total:,} B (rows and optimiser state), {self.topology.world_size} ranks with a "
@@ -213,7 +214,7 @@ class TierProblem:
             )
 
 
-def table_memory(table: TableReads) -> int:
+def table_bytes(table: TableReads | Table) -> int:
     """Rows and optimiser state."""
     return table.num_rows * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
 

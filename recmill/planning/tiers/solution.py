@@ -25,7 +25,7 @@ from recmill.planning.tiers.costs import (
     remap_bytes,
 )
 from recmill.planning.tiers.linear_program import LinearSolution, solve_linear
-from recmill.planning.tiers.problem import Branch, Decision, TierProblem, table_memory, whole_rank_bytes
+from recmill.planning.tiers.problem import Branch, Decision, TierProblem, table_bytes, whole_rank_bytes
 from recmill.planning.tiers.whole_tables import place_whole
 
 # C = classes of rows, P = lanes (phase and level), K = kinds of tiers
@@ -97,7 +97,7 @@ def rank_memory(problem: TierProblem, placement: TierPlacement) -> np.ndarray:
     for t, table in enumerate(problem.tables):
         row = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
         if t in placement.whole:
-            held[placement.whole[t]] += table_memory(table)
+            held[placement.whole[t]] += table_bytes(table)
             continue
         spread = table.num_rows - int(rows[t].sum())
         held += row * _striped(spread, world, ranks)

@@ -12,7 +12,7 @@ import numpy as np
 
 from recmill.planning.tiers.costs import PHASE_NAMES, WHOLE_PHASES
 from recmill.planning.tiers.linear_program import LinearSolution
-from recmill.planning.tiers.problem import TierProblem, table_memory
+from recmill.planning.tiers.problem import TierProblem, table_bytes
 
 # T = tables that may be kept whole, W = ranks, S = scales on which ranks must be even: phases of whole tables, memory
 MAX_SHARES = (
@@ -68,7 +68,7 @@ class _Packer:
     @classmethod
     def of(cls, problem: TierProblem, tables: list[int], gain_T: np.ndarray, memory_price: float) -> _Packer:
         budget = problem.memory_budget_bytes
-        memory_T = np.array([table_memory(problem.tables[t]) for t in tables], float)
+        memory_T = np.array([table_bytes(problem.tables[t]) for t in tables], float)
         spread = np.array([problem.global_memory(table) for table in problem.tables])
         return cls(
             num_ranks=problem.topology.world_size,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from recmill.artifacts.topology import Topology
-from recmill.planning.tiers.problem import TierProblem, table_memory
+from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.reads import TableReads
 from recmill.planning.tiers.solution import TierPlacement, predict, solve_tiers
 from recmill.planning.tiers.whole_tables import _Packer
@@ -49,7 +49,7 @@ def random_problem(seed):
         ranks_per_node=int(rng.integers(2, 9)),
         inter_node_bytes_per_s=float(10 ** rng.uniform(7, 9.5)),
     )
-    need = sum(map(table_memory, tables)) / topology.world_size
+    need = sum(map(table_bytes, tables)) / topology.world_size
     return TierProblem(
         tables=tables,
         topology=topology,
@@ -86,7 +86,7 @@ def test_the_bound_is_below_every_plan_and_the_plan_near_the_best():
 
 def test_more_memory_and_slower_links_never_make_a_plan_relatively_worse():
     tables = [zipf_table("a", 20_000, ids=5000.0, exponent=1.2, dim=32)]
-    need = sum(map(table_memory, tables)) // 8
+    need = sum(map(table_bytes, tables)) // 8
     times = []
     for budget in (need + 5_000, int(need * 1.3), need * 3):
         topology = Topology(nodes=2, ranks_per_node=4, inter_node_bytes_per_s=2e7)
@@ -120,7 +120,7 @@ def many_tables(num_tables, *, pooled_share=0.0, topology, slack=1.2, seed=0):
         )
         for t in range(num_tables)
     ]
-    budget = int(sum(map(table_memory, tables)) / topology.world_size * slack)
+    budget = int(sum(map(table_bytes, tables)) / topology.world_size * slack)
     return TierProblem(tables=tables, topology=topology, memory_budget_bytes=budget)
 
 
