@@ -1,4 +1,4 @@
-"""How long work tells a person where it is."""
+"""Progress of long-running work."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import sys
 import time
 from collections.abc import Callable
 
-# progress(what, done, total): `what` names the work, `total` is 0 where it is not known.
+# progress(what, done, total): `what` names the work, `total` is 0 if unknown.
 Progress = Callable[[str, int, int], None]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
-def terminal_progress(min_interval_s: float = 0.5) -> Progress:
-    """Progress on standard error: one line that is rewritten on a terminal, a line every few seconds in a log."""
+def describe(what: str, done: int, total: int) -> str:
+    return f"{what}: {done:,} of {total:,} ({done / total:.0%})" if total else f"{what}: {done:,}"
+
+
+def terminal_progress() -> Progress:
+    """Progress on standard error: one rewritten line on a terminal, one line every 5 s in a log."""
     is_terminal = sys.stderr.isatty()
-    interval_s = min_interval_s if is_terminal else max(min_interval_s, 5.0)
+    interval_s = 0.5 if is_terminal else 5.0
     shown: dict[str, float] = {}
 
     def show(what: str, done: int, total: int) -> None:
@@ -26,8 +30,7 @@ def terminal_progress(min_interval_s: float = 0.5) -> Progress:
         if not is_last and now - shown.get(what, -interval_s) < interval_s:
             return
         shown[what] = now
-        share = f"{done:,} of {total:,} ({done / total:.0%})" if total else f"{done:,}"
-        line = f"  {what}: {share}"
+        line = f"  {describe(what, done, total)}"
         if is_terminal:
             sys.stderr.write(f"\r{line:<78}" + ("\n" if is_last else ""))
         else:

@@ -1,10 +1,10 @@
-"""What a run did, written down twice: as small JSON files in its folder, and in MLflow.
+"""Records of a run: small JSON files in its folder, and MLflow.
 
     RUN/run.json             the pipeline run   -> an MLflow run
     RUN/steps/<step>.json    one step of it     -> a nested MLflow run below that
 
-The files are always written and are what reports read. MLflow is written where a tracking URI is known, unless the
-environment says RECMILL_TRACKING=off.
+The files are always written; reports read them. MLflow is used if a tracking URI is known, unless the environment sets
+RECMILL_TRACKING=off.
 """
 
 from recmill.tracking.comparison import log_comparison

@@ -1,4 +1,4 @@
-"""A comparison of variants in MLflow: one parent run, one nested run a variant, under the names of the page."""
+"""A comparison of variants in MLflow: one parent run, one nested run per variant, with the names of the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log_comparison(
     params: Mapping[str, Any],
     page: str | Path,
 ) -> str:
-    """Write the variants ({"name", "switches", "ratio", "median": {...}}) and the page; gives the parent run's id."""
+    """Write the variants ({"name", "switches", "ratio", "median": {...}}) and the page; returns the parent run's id."""
     experiment_id = open_experiment(tracking_uri)
     mlflow = load_mlflow()
     with explain_tracking_errors(tracking_uri):

@@ -1,4 +1,4 @@
-"""The MLflow run of a pipeline run: where the server is, whether it answers, opening and closing the run."""
+"""The MLflow run of a pipeline run: finding the server, opening and closing the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from recmill.artifacts import InputError, is_remote
 
 EXPERIMENT = "recmill"
-# Names that Kubeflow Pipelines' own MLflow plugin gives these tags, so both kinds of run are found the same way.
+# Tag names of Kubeflow Pipelines' own MLflow plugin, so both kinds of run are found the same way.
 TAG_RUN_ID = "kfp.pipeline_run_id"
 TAG_RUN_URL = "kfp.pipeline_run_url"
 MAX_BATCH = 1000  # metrics MLflow accepts in one request
@@ -24,7 +24,7 @@ Point = tuple[str, float | None, int, float]  # metric, value, training step, un
 
 @dataclass(frozen=True, kw_only=True)
 class RunReference:
-    """Where MLflow keeps a pipeline run; empty when nothing is tracked."""
+    """The MLflow run of a pipeline run; empty if tracking is off."""
 
     tracking_uri: str = ""
     experiment_id: str = ""
@@ -39,16 +39,16 @@ def is_tracking_off() -> bool:
 
 
 def default_tracking_uri(workdir: str | Path) -> str:
-    """MLFLOW_TRACKING_URI, or a SQLite file beside the run's folder that all its neighbours share."""
+    """MLFLOW_TRACKING_URI, or a SQLite file next to the run's folder, shared by all runs there."""
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
         return uri
     if is_remote(workdir):
-        raise InputError(f"{workdir}: MLflow has no default place beside a remote folder; set MLFLOW_TRACKING_URI")
+        raise InputError(f"{workdir}: remote folders have no default MLflow database; set MLFLOW_TRACKING_URI")
     return f"sqlite:///{Path(workdir).absolute().parent / 'mlflow.db'}"
 
 
 def load_mlflow() -> Any:
-    """The mlflow module, quiet: no usage reports over the network, no log lines about tables it creates."""
+    """The mlflow module without telemetry and without log lines about the tables that it creates."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -62,7 +62,7 @@ def load_mlflow() -> Any:
 
 @contextmanager
 def explain_tracking_errors(tracking_uri: str) -> Iterator[None]:
-    """Turn what MLflow or its server says into one sentence."""
+    """Turn errors of MLflow or its server into one sentence."""
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
 
@@ -73,14 +73,14 @@ def explain_tracking_errors(tracking_uri: str) -> Iterator[None]:
         if "Max retries exceeded" in reason:
             reason = "the server does not answer"
         raise InputError(
-            f"MLflow at {tracking_uri}: {reason[:300]}; start it, set MLFLOW_TRACKING_URI, or go on without tracking "
+            f"MLflow at {tracking_uri}: {reason[:300]}; start it, set MLFLOW_TRACKING_URI, or turn tracking off "
             "(--no-tracking or RECMILL_TRACKING=off)"
         ) from error
 
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """MLflow's HTTP client with one retry and 5 s: its defaults keep a user waiting for minutes on a dead server."""
+    """MLflow's HTTP client with one retry and a timeout of 5 s; its defaults wait minutes for a dead server."""
     settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
     added = [name for name in settings if name not in os.environ]
     os.environ.update({name: settings[name] for name in added})
@@ -92,7 +92,7 @@ def impatient() -> Iterator[None]:
 
 
 def open_experiment(tracking_uri: str) -> str:
-    """The id of the experiment that runs go to, made if need be; raises InputError if the server does not answer."""
+    """The id of the experiment, created if needed; raises InputError if the server does not answer."""
     mlflow = load_mlflow()
     with explain_tracking_errors(tracking_uri), impatient():
         client = mlflow.MlflowClient(tracking_uri)
@@ -105,7 +105,7 @@ def open_experiment(tracking_uri: str) -> str:
 
 
 def _artifact_location(tracking_uri: str) -> str | None:
-    # Beside the database, not in `./mlruns` of whatever folder the command was called from.
+    # Next to the database, not in `./mlruns` of the current folder.
     prefix = "sqlite:///"
     if not tracking_uri.startswith(prefix):
         return None
@@ -115,7 +115,7 @@ def _artifact_location(tracking_uri: str) -> str | None:
 def open_run(
     *, tracking_uri: str, name: str, pipeline_run_id: str, url: str, params: Mapping[str, Any] | None = None
 ) -> RunReference:
-    """Start the MLflow run of a pipeline run (or resume MLFLOW_RUN_ID) and say where it is."""
+    """Start the MLflow run of a pipeline run, or resume MLFLOW_RUN_ID."""
     experiment_id = open_experiment(tracking_uri)
     mlflow = load_mlflow()
     with explain_tracking_errors(tracking_uri):
@@ -133,7 +133,7 @@ def open_run(
 
 
 def find_run(tracking_uri: str, *, pipeline_run_id: str) -> RunReference:
-    """The MLflow run of a pipeline run whose id nobody passed on: found by its tag, made by the first who asks."""
+    """The MLflow run of a pipeline run: found by its tag, or created by the first step that needs it."""
     experiment_id = open_experiment(tracking_uri)
     mlflow = load_mlflow()
     with explain_tracking_errors(tracking_uri):
@@ -142,7 +142,7 @@ def find_run(tracking_uri: str, *, pipeline_run_id: str) -> RunReference:
     for run in found:
         if "mlflow.parentRunId" not in run.data.tags:
             return RunReference(tracking_uri=tracking_uri, experiment_id=experiment_id, run_id=run.info.run_id)
-    url = f"/#/runs/details/{pipeline_run_id}"  # relative to the pipelines UI, as the plugin writes it
+    url = f"/#/runs/details/{pipeline_run_id}"  # relative to the pipelines UI, like the plugin's tag
     return open_run(tracking_uri=tracking_uri, name=pipeline_run_id, pipeline_run_id=pipeline_run_id, url=url)
 
 
@@ -164,7 +164,7 @@ def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
 
 
 def log_points(client: Any, run_id: str, points: Iterable[Point]) -> None:
-    """Metrics in as few requests as MLflow allows; unknown values (None, NaN) are left out."""
+    """Metrics in as few requests as MLflow allows; unknown values (None, NaN) are omitted."""
     from mlflow.entities import Metric
 
     metrics = [

@@ -1,11 +1,11 @@
-"""One step of a pipeline run: what it read, wrote and measured, in RUN/steps/<step>.json and a nested MLflow run.
+"""One step of a pipeline run: its inputs, outputs and metrics, in RUN/steps/<step>.json and a nested MLflow run.
 
-A step finds its MLflow run like this, first match wins:
+How a step finds its MLflow run (the first match wins):
 
     parent run id given     a new run nested below it       (`recmill run`)
-    MLFLOW_RUN_ID set       that run is resumed             (a cluster whose pipeline server tracks by itself)
+    MLFLOW_RUN_ID set       that run is resumed             (a cluster whose pipeline server tracks runs itself)
     KFP_RUN_ID set          a new run nested below the one that carries the tag kfp.pipeline_run_id
-    none of them            a run of its own
+    none of these           a separate run
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recmill.artifacts import (
     read_json,
     write_text_atomically,
 )
-from recmill.progress import Progress
+from recmill.progress import Progress, describe
 from recmill.tracking.server import (
     TAG_RUN_ID,
     RunReference,
@@ -45,7 +45,8 @@ from recmill.tracking.server import (
 
 QUALITY = ("auc", "log_loss", "normalised_entropy")
 REGISTERED_MODEL = "recmill-dlrm"
-SYSTEM_SAMPLING_S = 1.0  # MLflow's default of 10 s gives a short step no sample at all
+PROGRESS_S = 0.5  # minimum time between two lines of progress
+SYSTEM_SAMPLING_S = 1.0  # with MLflow's default of 10 s, short steps would have no sample
 
 
 @dataclass(kw_only=True)
@@ -54,36 +55,36 @@ class StepRun:
 
     step: str
     workdir: str
-    client: Any = None  # mlflow.MlflowClient; None when nothing is tracked
+    client: Any = None  # mlflow.MlflowClient; None if tracking is off
     mlflow_run: RunReference = field(default_factory=RunReference)
     parent_run_id: str = ""
-    began: float = 0.0  # time.monotonic() at the start of the work itself, after MLflow was reached
+    began: float = 0.0  # time.monotonic() at the start of the work, after connecting to MLflow
     inputs: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
     def path(self, name: str) -> str:
-        """Where the step's output of that name lives: RUN/name."""
+        """The path of an output of the step: RUN/name."""
         return join_path(self.workdir, name)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Progress as lines `[step] what: 3 of 7 (43%)`; whoever follows the log sees at most two a second."""
+        """Progress as log lines `[step] what: 3 of 7 (43%)`, at most two per second."""
         self._progress(what, done, total)
 
     def __post_init__(self) -> None:
         self._progress = _line_progress(self.step)
 
     def record(self, metrics: Mapping[str, float | None]) -> None:
-        """Keep measured numbers; what is unknown (None, NaN) is left out, for JSON has no word for it."""
+        """Record metrics; unknown values (None, NaN) are omitted, because JSON cannot represent them."""
         known = {name: float(value) for name, value in metrics.items() if value is not None}
         self.metrics |= {name: value for name, value in known.items() if math.isfinite(value)}
 
     def count(self, num_rows: int) -> None:
-        """Record how many rows the step has worked on since it began, and how fast."""
+        """Record the number of rows that the step has processed and the rate."""
         self.record({"num_rows": num_rows, "rows_per_s": num_rows / max(time.monotonic() - self.began, 1e-9)})
 
     def wrote(self, name: str, artifact: Artifact) -> dict[str, str]:
-        """Note an artifact as an output, and give the reference to it that the next step needs."""
+        """Record an artifact as an output and return the reference that the next step needs."""
         num_bytes = sum(entry.bytes for entry in artifact.files)
         self.record({"written_bytes": self.metrics.get("written_bytes", 0.0) + num_bytes})
         reference = {"path": artifact.path, "content_hash": artifact.content_hash}
@@ -91,7 +92,7 @@ class StepRun:
         return reference
 
     def log_dataset(self, dataset: Dataset, *, context: str) -> None:
-        """Tie the dataset, by its content hash, to the step's MLflow run."""
+        """Link the dataset, by its content hash, to the step's MLflow run."""
         if not self.client:
             return
         import mlflow
@@ -103,7 +104,7 @@ class StepRun:
         mlflow.log_input(MetaDataset(source=source, name=dataset.layout, digest=digest), context=context)
 
     def log_training(self, result: Mapping[str, Any]) -> None:
-        """The settings, the loss curve and the evaluations of a `result.json`, as curves over training steps."""
+        """Log settings, loss curve and evaluations of a `result.json`, by training step."""
         if not self.client:
             return
         end = time.time()
@@ -145,9 +146,9 @@ def step_run(
     inputs: Mapping[str, Any] | None = None,
     subfolder: str = "",
 ) -> Iterator[StepRun]:
-    """Run the body as one step: say on standard error that it starts, ends or fails, and record what it measured.
+    """Run the body as one step: log its start, end or failure on standard error, and record its metrics.
 
-    `subfolder` of `workdir` is for a step that runs several times, side by side.
+    `subfolder` of `workdir` is for steps that run several times in parallel.
     """
     say(step, "started")
     folder = join_path(workdir, subfolder) if subfolder else workdir
@@ -173,20 +174,20 @@ def step_run(
 
 
 def say(step: str, text: str) -> None:
-    """One line for whoever follows the step: a person at its log, or `recmill run`."""
+    """Print one log line of the step; `recmill run` reads these lines too."""
     print(f"[{step}] {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
-def _line_progress(step: str, min_interval_s: float = 0.5) -> Progress:
-    shown = -min_interval_s
+def _line_progress(step: str) -> Progress:
+    shown = -PROGRESS_S
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal shown
         now = time.monotonic()
-        if now - shown < min_interval_s and not 0 < total <= done:
+        if now - shown < PROGRESS_S and not 0 < total <= done:
             return
         shown = now
-        say(step, f"{what}: {done:,} of {total:,} ({done / total:.0%})" if total else f"{what}: {done:,}")
+        say(step, describe(what, done, total))
 
     return show
 
@@ -215,7 +216,7 @@ def write_run_record(
 
 
 def _ensure_run_record(running: StepRun) -> None:
-    """On a cluster nobody wrote run.json before the first step: that step does."""
+    """On a cluster the first step writes run.json."""
     try:
         read_json(running.path("run.json"))
     except InputError:
@@ -237,7 +238,7 @@ def _write_step(running: StepRun, *, started_at: float, seconds: float) -> None:
         "outputs": running.outputs,
     }
     write_text_atomically(running.path(f"steps/{running.step}.json"), dump_json(record))
-    # Every step that ends moves the run's duration on, so that it is right wherever the steps ran.
+    # Every finished step updates the duration of the run, so that it is correct wherever the steps run.
     run = read_json(running.path("run.json"))
     run["seconds"] = time.time() - run["started_at"]
     write_text_atomically(running.path("run.json"), dump_json(run))
@@ -250,7 +251,7 @@ def _enter_mlflow(running: StepRun, tracking_uri: str, parent_run_id: str) -> No
     mlflow.set_tracking_uri(tracking_uri)
     mlflow.set_system_metrics_sampling_interval(SYSTEM_SAMPLING_S)
     pipeline_run_id = os.environ.get("KFP_RUN_ID", "")
-    # Taken out of the environment: start_run would resume the run it names instead of nesting a new one.
+    # Removed from the environment: otherwise start_run would resume that run instead of nesting a new one.
     resumed = os.environ.pop("MLFLOW_RUN_ID", "")
     with explain_tracking_errors(tracking_uri), impatient():
         if not parent_run_id and not resumed and pipeline_run_id:
@@ -277,7 +278,7 @@ def _leave_mlflow(running: StepRun, *, status: str, seconds: float) -> None:
         return
     import mlflow
 
-    client, running.client = running.client, None  # once only, even if MLflow fails here
+    client, running.client = running.client, None  # only once, even if MLflow fails here
     points = [(name, value, 0, time.time()) for name, value in (running.metrics | {"seconds": seconds}).items()]
     with explain_tracking_errors(running.mlflow_run.tracking_uri):
         try:

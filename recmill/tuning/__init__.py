@@ -1,7 +1,7 @@
-"""How many workers each ingestion stage gets (InTune).
+"""Chooses the number of workers per ingestion stage (InTune).
 
-`allocation` measures and writes an allocation, `online` keeps adjusting it during training, `simulation` is where the
-agent learns; `controllers` and `programme` are the rules it is compared with.
+`allocation` measures and writes an allocation, `online` adjusts it during training, the agent learns in `simulation`;
+`controllers` and `programme` are the rules that it is compared with.
 """
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "measurement",
     "mlflow_writer",
     "online",
+    "pretraining",
     "programme",
     "residual",
     "simulation",

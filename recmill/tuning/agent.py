@@ -1,15 +1,13 @@
-"""The learning controller: a policy that corrects the linear programme, and hands back to it when that does better."""
+"""The learning controller: a policy that corrects the linear programme and falls back to it when that is better."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recmill.artifacts import InputError
-from recmill.progress import Progress, no_progress
 from recmill.tuning.controllers import Controller
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Floats, Ints, Measured
@@ -17,82 +15,39 @@ from recmill.tuning.residual import MOVE_COST, Watcher, correct_workers
 
 if TYPE_CHECKING:
     from stable_baselines3 import PPO
-    from stable_baselines3.common.logger import KVWriter
 
     from recmill.tuning.online.learning import OnlineLearner
 
 SHIPPED_POLICY = Path(__file__).parent / "policy.zip"
-PRETRAIN_STEPS = 500_000  # about 90 s on one core
-NUM_PROBES = 2  # intervals with the programme's own answer, to know what the agent has to beat
+NUM_PROBES = 2  # intervals with the programme's own answer, to measure what the agent must beat
 WORSE = 0.99
 FIRST_BAN = 6
 MAX_BAN = 48
-HYPERPARAMETERS: dict[str, Any] = {
-    "gamma": 0.9,
-    "gae_lambda": 0.9,
-    "learning_rate": 1e-3,
-    "ent_coef": 0.002,
-    "n_epochs": 5,
-    "policy_kwargs": {"net_arch": [64, 64]},
-}
-
-
-def pretrain(
-    *,
-    steps: int = PRETRAIN_STEPS,
-    seed: int = 0,
-    num_envs: int = 64,
-    writers: tuple[KVWriter, ...] = (),
-    progress: Progress = no_progress,
-    **task: Any,
-) -> PPO:
-    """A policy trained in the simulator; `task` as in IngestTask, `writers` get SB3's figures (see mlflow_writer)."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.logger import Logger
-
-    from recmill.tuning.env import IngestVecEnv
-
-    env = IngestVecEnv(num_envs, seed=seed, **task)
-    rollout = min(32, max(8, steps // num_envs))
-    options = {**HYPERPARAMETERS, "n_steps": rollout, "batch_size": min(512, rollout * num_envs)}
-    # Small networks: a second thread costs more than it brings.
-    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options)
-    model.set_logger(Logger(folder=None, output_formats=list(writers)))
-    model.learn(total_timesteps=steps, callback=_reporter(progress, steps))
-    return model
-
-
-def _reporter(progress: Progress, steps: int) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
-    def report(local: dict[str, Any], _: dict[str, Any]) -> bool:
-        progress("train agent in simulation", min(steps, int(local["self"].num_timesteps)), steps)
-        return True
-
-    return report
 
 
 def load_policy(path: str | Path = SHIPPED_POLICY) -> PPO:
-    """A saved policy; the one that ships with the package unless another is named."""
+    """A saved policy; by default the one that ships with the package."""
     from stable_baselines3 import PPO
 
     if not Path(path).is_file():
-        raise InputError(f"{path}: no such policy, expected a zip written by `recmill tune`")
+        raise InputError(f"{path}: no such file, expected a policy written by `recmill tune`")
     try:
         return PPO.load(path, device="cpu")
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise InputError(f"{path}: cannot be read as a policy ({error})") from error
+        raise InputError(f"{path}: is not a readable policy ({error})") from error
 
 
 class Agent(Controller):
-    """The policy's corrections, as long as they give at least what the programme gave under the same conditions.
+    """The policy's corrections, as long as they are at least as fast as the programme under the same conditions.
 
-    After a start or a change of conditions the programme's own answer runs for two intervals; that is the mark. If
-    the policy then does worse, the programme takes over for a while, each time twice as long.
+    After a start or a change of conditions, the programme's own answer runs for two intervals; its rate is the mark. If
+    the policy is then slower, the programme takes over for some intervals, twice as many each time.
     """
 
     name = "agent"
 
     def __init__(self, policy: PPO | None = None, *, learner: OnlineLearner | None = None) -> None:
-        """With a `learner`, for one pipeline, it draws its actions and learns from what they give."""
+        """With a `learner` (one pipeline only) it samples actions and learns from their results."""
         self.policy = learner.policy if learner else policy or load_policy()
         self._learner = learner
 
@@ -100,10 +55,10 @@ class Agent(Controller):
         size = len(measured)
         self._watcher = Watcher()
         self._watcher.reset(measured)
-        self._age_B = np.zeros(size, dtype=np.int64)  # intervals under these conditions
-        self._mark_B = np.zeros(size)  # what the programme gave
-        self._mean_B = np.zeros(size)  # what the policy gives
-        self._ban_B = np.zeros(size, dtype=np.int64)  # intervals that the programme still has
+        self._age_B = np.zeros(size, dtype=np.int64)  # intervals under the current conditions
+        self._mark_B = np.zeros(size)  # rate of the programme
+        self._mean_B = np.zeros(size)  # mean rate of the policy
+        self._ban_B = np.zeros(size, dtype=np.int64)  # remaining intervals of the programme
         self._next_ban_B = np.full(size, FIRST_BAN)
         self._was_policy_B = np.zeros(size, dtype=np.bool_)
         self.is_fallback_B = np.ones(size, dtype=np.bool_)
@@ -114,7 +69,7 @@ class Agent(Controller):
         self._judge(measured.rows_per_s_B)
         self.is_fallback_B = (self._age_B < NUM_PROBES) | (self._ban_B > 0)
         corrected_BS = correct_workers(self._choose(measured), self._watcher.profile, measured)
-        # What does not fit would be scaled down, all stages alike; the programme knows how to share what there is.
+        # Workers that do not fit would be scaled down in proportion; the programme distributes them better.
         self.is_fallback_B = self.is_fallback_B | clip_workers(corrected_BS, measured)[1]
         self._was_policy_B = ~self.is_fallback_B
         return np.where(self.is_fallback_B[:, None], self._watcher.programme_BS, corrected_BS)
@@ -133,7 +88,7 @@ class Agent(Controller):
         return action_BA
 
     def _judge(self, rate_B: Floats) -> None:
-        """Compare what the last interval gave with the mark, and ban the policy where it falls short."""
+        """Compare the rate of the last interval with the mark, and ban the policy where it is lower."""
         is_new = self._watcher.profile.is_new_B
         self._age_B = np.where(is_new, 0, self._age_B + 1)
         ran_programme = ~self._was_policy_B

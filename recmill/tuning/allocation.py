@@ -1,8 +1,8 @@
-"""How many workers each ingestion stage gets, and what that was measured to give.
+"""Chooses the number of workers per ingestion stage and measures the result.
 
-Stages are timed alone, the simulator is calibrated on some allocations, the agent tunes a running pipeline, and what it
-settled on is measured against the linear programme's answer, the even split and one worker a stage. The best of what
-was measured is written, with the figures of the others beside it.
+Stages are timed alone, the simulator is calibrated on some allocations, and the agent tunes a running pipeline. Its
+best allocation is measured against the linear programme's answer, the even split and one worker per stage. The fastest
+is written, with the measurements of all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recmill.data.ingest.splits import ALL_ROWS
 from recmill.progress import Progress, no_progress
 from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Measured
-from recmill.tuning.online.live import Meter, as_workers, default_slots
+from recmill.tuning.online.live import PipelineMeter, as_workers, default_slots
 from recmill.tuning.programme import solve_workers
 from recmill.tuning.simulation.calibration import POINTS, calibrate
 from recmill.tuning.simulation.stage_times import MAX_EPOCHS, ONE_WORKER, measure_stages, measure_throughput
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["StageTime", "available_cores", "measure_stages", "measure_throughput", "split_evenly", "tune_ingest"]
 
 AGENT_FILE = "agent.zip"
-DEFAULT_SECONDS = 10.0  # of measuring; starting pipelines takes about as long again on small data
-NUM_TURNS = 3  # of measuring the allocations
-ALIKE = 0.03  # rates this close are the same: the allocation with fewer workers wins
+DEFAULT_SECONDS = 10.0  # of measuring; on small data, starting pipelines takes about as long again
+NUM_TURNS = 3  # repetitions of measuring the allocations
+ALIKE = 0.03  # rates within this share count as equal: the allocation with fewer workers wins
 
 
 def tune_ingest(
@@ -52,9 +52,9 @@ def tune_ingest(
     writers: tuple[KVWriter, ...] = (),
     progress: Progress = no_progress,
 ) -> WorkerAllocation:
-    """Find the workers of each stage on this machine, in about `seconds`, and write them with what they give.
+    """Choose the workers per stage on this machine in about `seconds` and write them with their measurements.
 
-    `writers` receive SB3's figures of the agent's learning (see mlflow_writer.py).
+    `writers` receive SB3's metrics of the agent's learning (see mlflow_writer.py).
     """
     dataset = data if isinstance(data, Dataset) else Dataset.load(data)
     cores = available_cores() if cores is None else cores
@@ -73,7 +73,7 @@ def tune_ingest(
             dataset, folder, cores=cores, seconds=0.35 * seconds, writers=writers, progress=progress, **options
         )
         candidates = {
-            "one worker a stage": ONE_WORKER,
+            "one worker per stage": ONE_WORKER,
             "even split": split_evenly(cores, times),
             "linear programme": _programme(times, cores),
             "agent": settled,
@@ -83,7 +83,7 @@ def tune_ingest(
         WorkerAllocation(
             controller=chosen,
             **vars(measured[chosen]),
-            baseline=measured["one worker a stage"],
+            baseline=measured["one worker per stage"],
             candidates=measured,
             stage_times=times,
             calibration=CalibrationSummary(
@@ -100,7 +100,7 @@ def tune_ingest(
 
 
 def split_evenly(cores: int, times: Mapping[str, StageTime]) -> dict[str, int]:
-    """As many workers as cores, the same for every stage and at least one; the slowest stages share the remainder."""
+    """As many workers as cores: the same number per stage, at least one; the slowest stages get the remainder."""
     each, remainder = divmod(cores, len(STAGES))
     slowest = sorted(STAGES, key=lambda stage: -times[stage].cpu_seconds)[:remainder] if each else []
     return {stage: max(1, each) + (stage in slowest) for stage in STAGES}
@@ -117,7 +117,7 @@ def _tune_live(
     writers: tuple[KVWriter, ...],
     progress: Progress,
 ) -> tuple[list[TuningStep], dict[str, int]]:
-    """Let the agent tune a pipeline whose consumer never waits; gives what happened and the best it found."""
+    """Let the agent tune a pipeline whose consumer is never busy; returns the history and the best allocation."""
     from recmill.tuning.agent import Agent, load_policy
     from recmill.tuning.online.learning import OnlineLearner
 
@@ -133,7 +133,7 @@ def _tune_live(
         workers=ONE_WORKER,
         memory_limit_bytes=memory_limit_bytes,
     ) as pipeline:
-        meter, began, is_first = Meter(pipeline), time.monotonic(), True
+        meter, began, is_first = PipelineMeter(pipeline), time.monotonic(), True
         for _ in pipeline:
             elapsed_s = time.monotonic() - began
             progress("tune a running pipeline", min(int(elapsed_s * 10), int(seconds * 10)), int(seconds * 10))
@@ -174,7 +174,7 @@ def _best_of(history: Sequence[TuningStep]) -> dict[str, int]:
 
 
 def _programme(times: Mapping[str, StageTime], cores: int) -> dict[str, int]:
-    """The linear programme's answer for stages timed alone; memory is the credits' business."""
+    """The linear programme's answer for stages timed alone, without a memory limit: credits enforce that."""
     seconds_BS = np.array([[times[stage].seconds / max(1.0, times[stage].rows) for stage in STAGES]])
     cpu_BS = np.array([[times[stage].cpu_seconds / max(1.0, times[stage].rows) for stage in STAGES]])
     zero_B, one_B = np.zeros(1), np.ones(1)
@@ -204,7 +204,7 @@ def _measure_all(
     progress: Progress,
     **options: Any,
 ) -> dict[str, Throughput]:
-    """Each allocation's rate, measured in turns; one that several controllers name is measured once."""
+    """The rate of each allocation, measured in turns; equal allocations are measured once."""
     keys = {name: tuple(sorted(workers.items())) for name, workers in candidates.items()}
     taken: dict[tuple[tuple[str, int], ...], list[Throughput]] = {key: [] for key in keys.values()}
     for turn in range(NUM_TURNS):
@@ -218,7 +218,7 @@ def _measure_all(
 
 
 def _joined(turns: Sequence[Throughput], workers: Mapping[str, int]) -> Throughput:
-    """All turns of an allocation: the median of the rates, since other work on the machine spoils single ones."""
+    """All turns of an allocation: the median of the rates, because other work on the machine disturbs some of them."""
     return Throughput(
         stages=dict(workers),
         rows_per_s=statistics.median(turn.rows_per_s for turn in turns),

@@ -1,7 +1,7 @@
-"""Ways to decide how many workers each stage gets, behind one interface.
+"""Controllers that choose the number of workers per stage, behind one interface.
 
-A controller sees the figures of the last interval of B pipelines and says how many workers each stage shall have in
-the next; what it says passes the guard (`clip_workers`), unless it is meant to show what happens without.
+A controller sees the measurements of the last interval of B pipelines and proposes the workers of each stage for the
+next. The guard (`clip_workers`) limits every proposal, except for controllers that show what happens without it.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from recmill.tuning.guard import clip_workers
-from recmill.tuning.measurement import Bools, Floats, Ints, Measured, changed_conditions, select
+from recmill.tuning.measurement import Bools, Floats, Ints, Measured, changed_conditions, pick
 from recmill.tuning.programme import solve_workers
 
-SMOOTHING = 0.4  # weight of the newest interval in a profile; all of it when conditions changed
+SMOOTHING = 0.4  # weight of the newest interval in a profile; 1 after a change of conditions
 DEMAND_HEADROOM = 1.05  # a little more than the trainer takes, so that it never waits
 READ = 0  # the stage that waits for storage
-FORGETTING = 0.995  # of the highest CPU share, an interval: a stage that begins to wait for a service is found out
+FORGETTING = 0.995  # decay of the highest CPU share per interval, to detect a stage that begins to wait for a service
 
 
 class Controller(ABC):
-    """Decides for B pipelines at once. `reset` before the first decision; `name` is what reports show."""
+    """Decides for B pipelines at once. Call `reset` before the first decision; reports show `name`."""
 
     name: str
     is_guarded = True
 
-    def reset(self, measured: Measured) -> None:  # noqa: B027 - some keep nothing
-        """Forget everything: a new run begins with these figures."""
+    def reset(self, measured: Measured) -> None:  # noqa: B027 - some have no state
+        """Start a new run with these measurements."""
 
     @abstractmethod
     def propose(self, measured: Measured) -> Ints:
-        """The workers it wants, [B, S]."""
+        """The proposed workers, [B, S]."""
 
     def decide(self, measured: Measured) -> Ints:
-        """The workers it gets."""
+        """The workers after the guard, [B, S]."""
         wanted_BS = self.propose(measured)
         return clip_workers(wanted_BS, measured)[0] if self.is_guarded else np.maximum(1, wanted_BS)
 
     def buffer_bytes(self, measured: Measured) -> Floats:
-        """What it lets batches that wait take beyond the usual."""
+        """Additional bytes that waiting batches may take."""
         return np.zeros(len(measured))
 
 
 class EvenSplit(Controller):
-    """The same number of workers for every stage, as many as cores in sum."""
+    """The same number of workers for every stage, as many as cores in total."""
 
     name = "even split"
 
@@ -55,7 +55,7 @@ class EvenSplit(Controller):
 
 
 class HillClimbing(Controller):
-    """Gives the slowest stage one worker more and takes it back unless the rate rose by 1%."""
+    """Adds one worker to the slowest stage and removes it again unless the rate rises by 1%."""
 
     name = "hill climbing"
 
@@ -73,7 +73,7 @@ class HillClimbing(Controller):
         self._refused_BS[rows[is_refused], tried_stage_B[is_refused]] += 1
         accepts = is_better | ~self._is_trying
         self._kept_BS = np.where(accepts[:, None], measured.workers_BS, self._kept_BS)
-        # What the rate is now counts, also when it fell: conditions change.
+        # Use the current rate even if it fell: conditions change.
         self._kept_rate_B = np.where(accepts, measured.rows_per_s_B, self._kept_rate_B)
         speed_BS = self._kept_BS / measured.seconds_BS * (1 + self._refused_BS)
         wanted_BS = self._kept_BS.copy()
@@ -85,13 +85,13 @@ class HillClimbing(Controller):
 
 
 class Autotune(Controller):
-    """Raises, step by step, the stage whose modelled time falls most, and the buffers while the trainer waits.
+    """Adds workers to the stage whose modelled time falls most, and buffers while the trainer waits.
 
-    Like tf.data's: the memory it plans with is half of a figure for the machine, not what the process may take.
+    As in tf.data, its memory budget is half of the machine's memory, not the limit of the process.
     """
 
     def __init__(self, *, is_guarded: bool = True, believed_bytes: float = 4.0) -> None:
-        """`believed_bytes`: the memory it takes the machine to have, as a multiple of the real limit."""
+        """`believed_bytes`: the memory that it assumes, as a multiple of the real limit."""
         self.is_guarded, self._believed = is_guarded, believed_bytes
         self.name = "AUTOTUNE-like, guarded" if is_guarded else "AUTOTUNE-like"
 
@@ -117,7 +117,7 @@ class Autotune(Controller):
 
 
 class Profile:
-    """Service times smoothed over intervals, and when they were those of other conditions."""
+    """Service times smoothed over intervals, reset when conditions change."""
 
     def reset(self, measured: Measured) -> None:
         self.seconds_BS, self.cpu_BS = measured.seconds_BS, measured.cpu_BS
@@ -134,11 +134,11 @@ class Profile:
         self._last = measured
 
     def _update_share(self, measured: Measured) -> None:
-        """The share of a worker's time in which it takes or wants a core.
+        """The share of a worker's time in which it uses or needs a core.
 
-        Workers that wait for each other, or for the GIL, look like workers that wait for storage: less CPU time a
+        Workers that wait for each other, or for the GIL, look like workers that wait for storage: less CPU time per
         second. But more of them would only wait longer. So the highest share seen counts; for reading, which does wait
-        for storage, the share of now.
+        for storage, the current share counts.
         """
         share_BS = _cpu_share(measured)
         kept_BS = FORGETTING * self.core_share_BS
@@ -146,12 +146,12 @@ class Profile:
         self.core_share_BS = np.maximum(share_BS, kept_BS)
 
     def replace(self, chosen: Bools, fresh: Profile) -> None:
-        """Take over the chosen pipelines from another profile."""
+        """Copy the chosen pipelines from another profile."""
         self.seconds_BS = np.where(chosen[:, None], fresh.seconds_BS, self.seconds_BS)
         self.cpu_BS = np.where(chosen[:, None], fresh.cpu_BS, self.cpu_BS)
         self.core_share_BS = np.where(chosen[:, None], fresh.core_share_BS, self.core_share_BS)
         self.is_new_B = np.where(chosen, fresh.is_new_B, self.is_new_B)
-        self._last = select(chosen, fresh._last, self._last)
+        self._last = pick(chosen, fresh._last, self._last)
 
 
 def _cpu_share(measured: Measured) -> Floats:
@@ -160,8 +160,8 @@ def _cpu_share(measured: Measured) -> Floats:
 
 
 class LinearProgramme(Controller):
-    """What the linear programme says for the service times: of the beginning (`once`) or of now, for all the cores
-    give or, `to_demand`, for little more than the trainer takes."""
+    """The linear programme's answer for the initial (`once`) or current service times, for the highest possible rate
+    or, with `to_demand`, for slightly more than the trainer needs."""
 
     def __init__(self, *, once: bool = False, to_demand: bool = False) -> None:
         self.once, self.to_demand = once, to_demand
@@ -183,7 +183,7 @@ class LinearProgramme(Controller):
 
 
 def baselines() -> list[Controller]:
-    """Every controller that does not learn."""
+    """All controllers that do not learn."""
     return [
         EvenSplit(),
         HillClimbing(),

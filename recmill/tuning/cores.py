@@ -1,4 +1,4 @@
-"""The cores a process may use."""
+"""The number of cores available to a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recmill.data.ingest.memory import control_groups
 
 
 def available_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores this process may use: its CPU affinity, or the quota of one of its control groups if that is less."""
+    """Cores that this process may use: its CPU affinity or, if smaller, the quota of one of its control groups."""
     cores = len(os.sched_getaffinity(0))
     for folder in control_groups(cgroup_root):
         quota_file = folder / "cpu.max"

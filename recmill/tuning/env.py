@@ -1,7 +1,7 @@
-"""The simulator as an environment: gymnasium's interface for one pipeline, SB3's for many at once.
+"""The simulator as a gymnasium environment for one pipeline, and the task that many pipelines share.
 
-The reward is the rate as a share of what the linear programme's own answer would give, less a little for every worker
-that is moved and more for asking what the guard refuses. Shape suffixes: B = pipelines, A = choices, F = figures.
+The reward is the rate relative to that of the linear programme's own answer, minus a small penalty per moved worker and
+a larger one for requests that the guard rejects. Shape suffixes: B = pipelines, A = choices, F = figures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Bools, Floats, Ints, Measured
@@ -33,14 +31,14 @@ CLIP_COST = 0.2
 NUM_STAGES = 4
 
 
-def spaces(num_stages: int = NUM_STAGES) -> tuple[Any, Any]:
-    """What the policy reads and what it chooses."""
-    observation = gymnasium.spaces.Box(-5.0, 5.0, shape=(num_figures(num_stages),), dtype=np.float32)
-    return observation, gymnasium.spaces.MultiDiscrete([NUM_CHOICES] * (num_stages + 1))
+def spaces() -> tuple[Any, Any]:
+    """The observation space and the action space."""
+    observation = gymnasium.spaces.Box(-5.0, 5.0, shape=(num_figures(NUM_STAGES),), dtype=np.float32)
+    return observation, gymnasium.spaces.MultiDiscrete([NUM_CHOICES] * (NUM_STAGES + 1))
 
 
 class IngestTask:
-    """B random pipelines, each with one event at most; one that ends is replaced by another."""
+    """B random pipelines, each with at most one event; a finished pipeline is replaced by another."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class IngestTask:
         return world, event
 
     def step(self, action_BA: Ints) -> tuple[npt.NDArray[np.float32], Floats, Bools, dict[str, Floats]]:
-        """Observation, reward, who has come to an end, and what happened."""
+        """(observation, reward, which pipelines ended, figures of the interval)."""
         measured, simulator = self._measured, self._simulator
         wanted_BS = correct_workers(action_BA, self._watcher.profile, measured)
         workers_BS, is_clipped = clip_workers(wanted_BS, measured)
@@ -100,7 +98,7 @@ class IngestTask:
         return self._watcher.observation, reward_B, self._age_B >= self.horizon, what
 
     def renew(self, chosen: Bools) -> npt.NDArray[np.float32]:
-        """Put other pipelines in the place of the chosen ones; gives the observation of all."""
+        """Replace the chosen pipelines by new ones; returns the observation of all."""
         self._simulator.restart(chosen, *self._draw())
         fresh = self._simulator.measure_first(chosen, self._measured)
         self._measured = fresh
@@ -110,7 +108,7 @@ class IngestTask:
 
 
 class IngestEnv(gymnasium.Env[npt.NDArray[np.float32], npt.NDArray[np.int64]]):
-    """One simulated ingestion pipeline whose workers the agent sets, interval by interval."""
+    """One simulated ingestion pipeline whose workers the agent sets in every interval."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium's own name and type
 
@@ -134,42 +132,3 @@ class IngestEnv(gymnasium.Env[npt.NDArray[np.float32], npt.NDArray[np.int64]]):
         observation, reward, ended, what = self._task.step(np.asarray(action, dtype=np.int64)[None])
         info = {name: float(value[0]) for name, value in what.items()}
         return observation[0], float(reward[0]), False, bool(ended[0]), info
-
-
-class IngestVecEnv(VecEnv):
-    """Many simulated pipelines in one array, for training: a step of 8 costs what a step of one does."""
-
-    def __init__(self, num_envs: int = 8, *, seed: int = 0, **task: Any) -> None:
-        super().__init__(num_envs, *spaces())
-        self._task = IngestTask(num_envs, seed=seed, **task)
-        self._first_seed = seed
-
-    def reset(self) -> VecEnvObs:
-        return self._task.reset(self._first_seed)
-
-    def step_async(self, actions: npt.NDArray[Any]) -> None:
-        self._actions = actions.astype(np.int64)
-
-    def step_wait(self) -> VecEnvStepReturn:
-        observation, reward, ended, _ = self._task.step(self._actions)
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if ended.any():
-            for index in np.flatnonzero(ended):
-                infos[index] = {"terminal_observation": observation[index], "TimeLimit.truncated": True}
-            observation = self._task.renew(ended)
-        return observation, reward.astype(np.float32), ended, infos
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        return [getattr(self, attr_name, None) for _ in self._get_indices(indices)]
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        raise NotImplementedError("simulated pipelines have no attributes to set")
-
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError("simulated pipelines have no methods to call")
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
-        return [False for _ in self._get_indices(indices)]

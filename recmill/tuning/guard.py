@@ -1,4 +1,4 @@
-"""The limits that no controller may pass: workers a stage, slots, memory. It clips every action."""
+"""Limits for all controllers: at least one worker per stage, slots, memory. Every action is clipped to them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from recmill.tuning.measurement import Bools, Floats, Ints, Measured
 
 
 def fits(workers_BS: Ints, measured: Measured) -> Bools:
-    """Where that many workers stay within slots and memory."""
+    """Where these workers stay within slots and memory."""
     num_workers_B, held_B = workers_BS.sum(axis=1), (workers_BS * measured.item_bytes_BS).sum(axis=1)
     inside_B: Bools = (num_workers_B <= measured.slots_B) & (held_B <= measured.free_bytes_B)
     return inside_B
 
 
 def clip_workers(wanted_BS: Ints, measured: Measured) -> tuple[Ints, Bools]:
-    """The wanted workers, at least one a stage, scaled down together where they do not fit; and where they were.
+    """(the wanted workers, at least one per stage, scaled down where they do not fit; where they were clipped).
 
-    One worker a stage is always allowed: whether that fits is asked before anything starts, and credits at admission
-    hold the limit whatever the workers are.
+    One worker per stage is always allowed: the pipeline checks that before it starts, and credits at admission enforce
+    the memory limit for any number of workers.
     """
     workers_BS: Ints = np.maximum(1, wanted_BS)
     fits_B = fits(workers_BS, measured)

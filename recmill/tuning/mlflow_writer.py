@@ -1,4 +1,4 @@
-"""SB3's training figures as MLflow metrics."""
+"""SB3's training metrics in MLflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MlflowWriter(KVWriter):
     """Writes what SB3 logs to a run: `agent/train/loss`, `agent/rollout/ep_rew_mean`, ..."""
 
     def __init__(self, client: Any, run_id: str, *, prefix: str = "agent/") -> None:
-        """`client`: an mlflow.MlflowClient. Who owns the run closes it."""
+        """`client`: an mlflow.MlflowClient. The owner of the run closes it."""
         self._client, self._run_id, self._prefix = client, run_id, prefix
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
@@ -29,4 +29,4 @@ class MlflowWriter(KVWriter):
             self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self) -> None:
-        """The run belongs to somebody else."""
+        """The owner closes the run."""

@@ -1,9 +1,10 @@
-"""The linear programme: the fewest workers that carry the highest rate the cores, slots and memory allow.
+"""The linear programme: the fewest workers for the highest rate that cores, slots and memory allow.
 
     maximise X   subject to   w_i >= X * seconds_i,   sum_i X * cpu_i <= cores,   sum_i w_i <= slots,
                               sum_i w_i * bytes_i <= free memory,   X <= demand,   w_i >= 1 and whole
 
-For a given X the least w_i is ceil(X * seconds_i), and what they take grows with X; so the best X is found by halving.
+For a given X the minimum of w_i is ceil(X * seconds_i), and their use of resources grows with X, so bisection finds the
+best X.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ NUM_HALVINGS = 16
 def solve_workers(
     seconds_BS: Floats, cpu_BS: Floats, measured: Measured, *, demand_B: Floats | None = None
 ) -> tuple[Ints, Floats]:
-    """Workers a stage and the rate the programme expects of them; limits are those of `measured`."""
+    """(workers per stage, the rate that the programme expects of them), within the limits of `measured`."""
     most_B = measured.cores_B / np.maximum(cpu_BS.sum(axis=1), 1e-12)
-    # Stages that only wait leave the cores idle: then the slots are the limit.
+    # Stages that mostly wait leave cores idle: then the slots are the limit.
     most_B = np.minimum(most_B, measured.slots_B / np.maximum(seconds_BS.sum(axis=1), 1e-12))
     if demand_B is not None:
         most_B = np.minimum(most_B, demand_B)

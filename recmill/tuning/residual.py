@@ -1,7 +1,7 @@
-"""What the agent sees and what its actions mean: a correction of the linear programme's answer.
+"""The agent's observations and actions: corrections of the linear programme's answer.
 
-An action has one choice of five for each stage (fewer or more workers than the programme says) and one for how far
-above the trainer's demand and beyond the cores to aim.
+An action has one of five choices per stage (fewer or more workers than the programme's answer) and one for how far to
+go above the trainer's demand and beyond the number of cores.
 
 Shape suffixes: B = pipelines, S = stages, A = S + 1 choices, F = figures.
 """
@@ -19,12 +19,12 @@ from recmill.tuning.programme import solve_workers
 NUM_CHOICES = 5
 NUM_STACKED = 3
 FACTORS = np.array([0.7, 0.87, 1.0, 1.12, 1.3])  # of the workers of a stage
-# How far to aim: the demand to meet, and the threads that want a core, as multiples of what there is.
+# The targets for demand and for threads that need a core, as multiples of the actual demand and cores.
 HEADROOMS = np.array([np.inf, np.inf, 1.1, 1.04, 0.97])
 CROWDS = np.array([np.inf, 1.25, 1.12, 1.0, 1.0])
-PROGRAMME_HEADROOM, PROGRAMME_CROWD = 1.05, 1.25  # of the programme itself
-MAX_KNOWN_STALL = 0.95  # a consumer that waits longer says too little about its demand
-NEUTRAL = 2  # the choice that leaves a stage as the programme has it
+PROGRAMME_HEADROOM, PROGRAMME_CROWD = 1.05, 1.25  # used by the programme itself
+MAX_KNOWN_STALL = 0.95  # a consumer that waits longer does not show its demand
+NEUTRAL = 2  # the choice that keeps the programme's answer for a stage
 MOVE_COST = 0.02  # reward lost for moving as many workers as there are cores
 NUM_STAGE_FIGURES = 7
 NUM_COMMON_FIGURES = 8
@@ -35,21 +35,21 @@ def num_figures(num_stages: int) -> int:
 
 
 def correct_workers(action_BA: Ints, profile: Profile, measured: Measured) -> Ints:
-    """The workers that an action asks for."""
+    """The workers that an action requests."""
     aim_B = action_BA[:, -1]
     base_BS, _ = solve_bounded(profile, measured, headroom_B=HEADROOMS[aim_B], crowd_B=CROWDS[aim_B])
     choice_BS = action_BA[:, :-1]
     scaled_BS = np.rint(base_BS * FACTORS[choice_BS]).astype(np.int64)
-    # A few workers times a factor may round to themselves; whoever asks for more gets one more.
+    # A small number times a factor may round to itself: a request for more adds at least one.
     least_BS = base_BS + np.sign(choice_BS - NEUTRAL)
     moved_BS = np.where(choice_BS > NEUTRAL, np.maximum(scaled_BS, least_BS), np.minimum(scaled_BS, least_BS))
     return np.maximum(1, np.where(choice_BS == NEUTRAL, base_BS, moved_BS))
 
 
 def solve_bounded(profile: Profile, measured: Measured, *, headroom_B: Floats, crowd_B: Floats) -> tuple[Ints, Floats]:
-    """The programme's workers and rate for some demand, with no more threads that want a core than `crowd` times those.
+    """The programme's workers and rate for a demand, with at most `crowd` threads per core that need one.
 
-    Without that bound, workers that get in each other's way run away: they take longer, so the programme asks for more.
+    Without that bound, workers that slow each other down would run away: they take longer, so the programme adds more.
     """
     core_BS = profile.seconds_BS * profile.core_share_BS / crowd_B[:, None]
     demand_B = headroom_B * np.maximum(measured.demand_B, 1e-9)
@@ -57,7 +57,7 @@ def solve_bounded(profile: Profile, measured: Measured, *, headroom_B: Floats, c
 
 
 class Watcher:
-    """Turns intervals into what the policy reads: a profile, ratios without units, the last three stacked."""
+    """Turns measurements into observations: a profile and dimensionless ratios, the last three intervals stacked."""
 
     def reset(self, measured: Measured) -> None:
         self.profile = Profile()
@@ -79,7 +79,7 @@ class Watcher:
         self._rate_B = measured.rows_per_s_B
 
     def restart(self, chosen: npt.NDArray[np.bool_], measured: Measured) -> None:
-        """Forget what was seen of the chosen pipelines."""
+        """Reset the chosen pipelines."""
         fresh = Watcher()
         fresh.reset(measured)
         self.profile.replace(chosen, fresh.profile)
@@ -108,8 +108,8 @@ class Watcher:
             np.log(workers_BS / self.programme_BS),
             self.profile.cpu_BS / np.maximum(seconds_BS, 1e-12),
             measured.queue_BS,
-            rate_B1 * measured.seconds_BS / workers_BS,  # how busy its workers are
-            np.log(np.maximum(seconds_BS, 1e-12) / np.maximum(self._least_BS, 1e-12)),  # slower than it can be
+            rate_B1 * measured.seconds_BS / workers_BS,  # how busy the workers are
+            np.log(np.maximum(seconds_BS, 1e-12) / np.maximum(self._least_BS, 1e-12)),  # slowdown relative to the best
             workers_BS * measured.item_bytes_BS / np.maximum(measured.free_bytes_B, 1.0)[:, None],
         ]
         busy_B = (workers_BS * self.profile.cpu_BS / np.maximum(seconds_BS, 1e-12)).sum(axis=1)

@@ -1,3 +1,3 @@
-"""Tuning while training runs: measure the pipeline, decide, resize, and learn from the outcome."""
+"""Tuning during training: measure the pipeline, decide, resize it, and learn from the outcome."""
 
 __all__ = ["learning", "live", "tuner"]

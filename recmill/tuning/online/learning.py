@@ -1,4 +1,4 @@
-"""Learning from a real pipeline: the policy's own decisions and what they gave, a PPO update every few of them."""
+"""Learning from a real pipeline: PPO updates from the policy's own decisions and their rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stable_baselines3.common.logger import KVWriter
 
 DECISIONS_PER_UPDATE = 32
-LEARNING_RATE = 1e-4  # a tenth of the pre-training's: a few noisy intervals must not undo it
+LEARNING_RATE = 1e-4  # a tenth of the rate in pretraining, so that a few noisy intervals do not undo it
 
 
 class OnlineLearner:
@@ -42,7 +42,7 @@ class OnlineLearner:
         self._is_start = True
 
     def choose(self, observation: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-        """An action drawn from the policy; `note` tells what it gave."""
+        """An action sampled from the policy; report its reward with `note`."""
         with torch.no_grad():
             action, value, log_prob = self.policy.policy(torch.as_tensor(observation))
         chosen: npt.NDArray[np.int64] = action.numpy().astype(np.int64)
@@ -50,7 +50,7 @@ class OnlineLearner:
         return chosen
 
     def note(self, reward: float, observation: npt.NDArray[np.float32]) -> None:
-        """What the last choice gave, and what is seen now."""
+        """Record the reward of the last choice and the new observation."""
         if self._pending is None:
             return
         seen, action, value, log_prob = self._pending
@@ -71,5 +71,5 @@ class OnlineLearner:
         self._is_start = True
 
     def forget(self) -> None:
-        """The last choice did not run: nothing is learnt from it."""
+        """Discard the last choice, because it did not run."""
         self._pending = None

@@ -1,4 +1,4 @@
-"""A real pipeline through the eyes of a controller: its counters, interval by interval."""
+"""Measurements of a real pipeline for controllers, from its counters, interval by interval."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.tuning.measurement import Floats, Ints, Measured
 
-MIN_SLOTS = 64  # stages that wait for storage want more workers than there are cores
+MIN_SLOTS = 64  # stages that wait for storage need more workers than cores
 SLOTS_PER_CORE = 4
-ITEMS_PER_WORKER = 2  # the pipeline reads that many row groups ahead for each worker
+ITEMS_PER_WORKER = 2  # row groups that the pipeline reads ahead per worker
 _NOTHING = dict.fromkeys(("rows", "seconds", "cpu_seconds", "queued_seconds"), 0.0)
 
 
@@ -21,8 +21,8 @@ def default_slots(cores: float) -> int:
     return max(MIN_SLOTS, int(SLOTS_PER_CORE * cores))
 
 
-class Meter:
-    """Differences between two looks at a pipeline's statistics."""
+class PipelineMeter:
+    """Differences between two readings of a pipeline's statistics."""
 
     def __init__(self, pipeline: IngestPipeline) -> None:
         self._pipeline = pipeline
@@ -33,7 +33,7 @@ class Meter:
         self.longest_item_s = 0.0
 
     def measure(self, *, cores: float, slots: int) -> Measured | None:
-        """The figures since the last look; None before the second one and until every stage but the last has worked."""
+        """Measurements since the last reading; None until there are two and every stage but the last has run."""
         stats, before, self.looked_at = self._pipeline.stats(), self._last, time.monotonic()
         if "consumer" not in stats:
             return None
@@ -44,7 +44,9 @@ class Meter:
         self.longest_item_s = max(stats[stage]["seconds_per_item"] for stage in STAGES)
         if not self._seconds_S[:-1].all():
             return None
-        if not self._seconds_S[-1]:  # the first batch needs several row groups: until then, as quick as the quickest
+        if not self._seconds_S[
+            -1
+        ]:  # the first batch needs several row groups: until then assume the fastest stage's time
             self._seconds_S[-1] = self._seconds_S[:-1].min()
             self._cpu_S[-1] = self._seconds_S[-1]
         consumer, old = stats["consumer"], before["consumer"]
@@ -72,10 +74,10 @@ class Meter:
         return np.array(values, dtype=np.float64)[None]
 
     def _update_times(self, before: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
-        """Seconds a row in each stage; a stage that finished nothing keeps what it had.
+        """Seconds per row of each stage; a stage that finished nothing keeps its last value.
 
-        As long as nothing is known of a stage, all it has done counts: reading may have come to the end of its
-        read-ahead before the first look.
+        For a stage without a value, all its work so far counts: reading may have finished its read-ahead before the
+        first reading.
         """
         for position, stage in enumerate(STAGES):
             now, old = stats[stage], before[stage] if self._seconds_S[position] else _NOTHING
@@ -89,5 +91,5 @@ class Meter:
 
 
 def as_workers(workers_BS: Ints) -> dict[str, int]:
-    """The only pipeline's workers by stage."""
+    """Workers by stage of a single pipeline."""
     return {stage: int(count) for stage, count in zip(STAGES, workers_BS[0], strict=True)}

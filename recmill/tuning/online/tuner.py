@@ -1,4 +1,4 @@
-"""Tuning while training runs: a thread that measures a pipeline, decides and resizes it, interval by interval."""
+"""Tuning during training: a thread that measures a pipeline, decides and resizes it in every interval."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from recmill.data.ingest.memory import available_memory_bytes
 from recmill.tuning.controllers import Controller
 from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Measured, changed_conditions
-from recmill.tuning.online.live import Meter, as_workers, default_slots
+from recmill.tuning.online.live import PipelineMeter, as_workers, default_slots
 
 INTERVAL_S = 2.0
-ITEMS_PER_LOOK = 4  # workers that began together finish together: fewer items each, and an interval shows waves
+ITEMS_PER_LOOK = 4  # per worker: with fewer, an interval shows waves of workers that started together
 MAX_INTERVAL_S = 10.0
 MAX_HISTORY = 10_000
-# A trainer that waits for less than this share of its time gains nothing from other workers. Until it waits for more,
-# no agent is loaded: stable-baselines3 takes 2.4 s of CPU time, as much as a short run has.
+# A trainer that waits for less than this share of its time gains nothing from tuning. Until it waits more, no agent
+# is loaded: importing stable-baselines3 takes 2.4 s of CPU time.
 IDLE_STALL = 0.02
 
 
 class OnlineTuner:
-    """Keeps the workers of a pipeline right while somebody else reads its batches.
+    """Adjusts the workers of a pipeline while another thread reads its batches.
 
-    Starts from `allocation` if there is one, and leaves it as it is until the reader waits. Notices by itself when the
-    CPU quota, the memory that is left, the storage or the trainer changes; `set_cores` and `set_memory_limit` say so at
-    once. Every decision passes the guard.
+    Starts from `allocation`, if given, and keeps it until the reader waits. Detects changes of the CPU quota, the
+    available memory, the storage and the trainer; `set_cores` and `set_memory_limit` take effect at once. The guard
+    limits every decision.
 
         with IngestPipeline("dataset", batch_size=4096) as pipeline, OnlineTuner(pipeline) as tuner:
             for batch in pipeline:
@@ -49,21 +49,19 @@ class OnlineTuner:
         interval_s: float = INTERVAL_S,
         controller: Controller | None = None,
         slots: int | None = None,
-        learns: bool = False,
         num_sharing: int = 1,
     ) -> None:
-        """`cores`: those that ingestion may keep busy (None: all this process has, looked up every interval, or its
-        share of them where `num_sharing` processes have the same ones).
+        """`cores`: cores that ingestion may use (None: all cores of this process, checked in every interval, divided by
+        the number of processes that share them, `num_sharing`).
 
-        `controller`: who decides, from the start (None: once the reader waits, the agent with the policy that ships
-        with the package, or the one of the allocation). `slots`: the most workers of all stages together. `learns`: the
-        agent also tries actions and learns from what they give; `agent.policy.save` keeps that.
+        `controller`: decides from the start (None: the agent, with the policy of the allocation or of the package, once
+        the reader waits). `slots`: maximum number of workers of all stages together.
         """
         if interval_s <= 0:
             raise InputError(f"interval_s is {interval_s}, expected more than 0")
         self._pipeline, self._interval_s = pipeline, interval_s
         self._fixed_cores, self._num_sharing, self._slots = cores, num_sharing, slots
-        self._controller, self._allocation, self._learns = controller, allocation, learns
+        self._controller, self._allocation = controller, allocation
         self._history: list[dict[str, Any]] = []
         self._events: list[str] = []
         self._lock = threading.Lock()
@@ -79,18 +77,18 @@ class OnlineTuner:
         self.error: Exception | None = None
 
     def history(self) -> list[dict[str, Any]]:
-        """What was measured and decided, oldest first; `workers` are those that the interval ran with."""
+        """Measurements and decisions, oldest first; `workers` are those during the interval."""
         with self._lock:
             return [dict(entry) for entry in self._history]
 
     def set_cores(self, cores: int) -> None:
-        """From now on ingestion may keep this many cores busy."""
+        """Set the number of cores that ingestion may use from now on."""
         if cores < 1:
             raise InputError(f"cores is {cores}, expected at least 1")
         self._fixed_cores = cores
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """From now on ingestion may hold this much; what is over it drains. Raises if that cannot work."""
+        """Set the memory limit of ingestion; memory above it drains. Raises if the limit is too small."""
         self._pipeline.set_memory_limit(limit_bytes)
         self._wanted_bytes = limit_bytes
 
@@ -105,7 +103,7 @@ class OnlineTuner:
         self.stop()
 
     def stop(self) -> None:
-        """End the thread; the workers stay as they are."""
+        """Stop the thread; the workers stay as they are."""
         self._stopped.set()
         if self._thread:
             self._thread.join()
@@ -114,13 +112,13 @@ class OnlineTuner:
     def _run(self) -> None:
         try:
             self._tune()
-        except Exception as error:  # noqa: BLE001 - training goes on with the workers it has; history says why
+        except Exception as error:  # noqa: BLE001 - training continues with its workers; the history says why
             self.error = error
             self._note(None, event=f"tuning stopped: {error}", controller="none")
 
     def _tune(self) -> None:
-        controller = self._open_agent() if self._learns and not self._controller else self._controller
-        meter = Meter(self._pipeline)
+        controller = self._controller
+        meter = PipelineMeter(self._pipeline)
         last: Measured | None = None
         wait_s = self._interval_s
         while not self._stopped.wait(wait_s):
@@ -146,16 +144,14 @@ class OnlineTuner:
 
     def _open_agent(self) -> Controller:
         from recmill.tuning.agent import SHIPPED_POLICY, Agent, load_policy
-        from recmill.tuning.online.learning import OnlineLearner
 
         path = str(SHIPPED_POLICY)
         if isinstance(self._allocation, WorkerAllocation) and self._allocation.agent:
             path = f"{self._allocation.path}/{self._allocation.agent}"
-        policy = load_policy(path)
-        return Agent(policy, learner=OnlineLearner(policy) if self._learns else None)
+        return Agent(load_policy(path))
 
     def _follow_memory(self) -> None:
-        """Cut the limit when the machine or the control group has less left, and raise it again when it has more."""
+        """Lower the limit when the machine or control group has less memory left, raise it again when there is more."""
         held = int(self._pipeline.stats().get("memory", {}).get("bytes", 0))
         allowed = min(self._wanted_bytes, max(1, available_memory_bytes() + held))
         if abs(allowed - self._pipeline.memory_limit_bytes) < 0.05 * self._pipeline.memory_limit_bytes:
@@ -177,7 +173,7 @@ class OnlineTuner:
         }
         with self._lock:
             self._history.append(entry)
-            if len(self._history) > MAX_HISTORY:  # a long run keeps every second entry of its past
+            if len(self._history) > MAX_HISTORY:  # long runs keep every second entry of their past
                 self._history = [*self._history[:-1:2], entry]
 
 
@@ -187,7 +183,7 @@ def _who(controller: Controller) -> str:
 
 
 def _describe_changes(before: Measured | None, now: Measured) -> list[str]:
-    """What changed outside of the pipeline, in words."""
+    """What changed outside the pipeline, as text."""
     if before is None or not changed_conditions(before, now)[0]:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""The simulator's figures for a real dataset on a real machine, and how far off they are on what they never saw."""
+"""Fits the simulator to a real dataset on a real machine and measures its error on held-out points."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from recmill.tuning.simulation.simulator import World, steady_rate
 from recmill.tuning.simulation.stage_times import measure_throughput
 
 MAX_ERROR = 0.15
-POINT_S = 0.6  # for each point, all rounds together
+POINT_S = 0.6  # per point, all rounds together
 NUM_ROUNDS = 3
-# Allocations and the delay of a read: the stages alone, too many threads, and reads that wait. The second of each three
-# is held out, and lies between others: the simulator is asked to fill gaps, not to guess beyond what was seen.
+# Allocations and the delay of a read: single stages, too many threads, and slow reads. The second of every three points
+# is held out and lies between others: the simulator must interpolate, not extrapolate.
 POINTS: tuple[tuple[tuple[int, ...], float], ...] = (
     ((1, 1, 1, 1), 0.0),
     ((1, 2, 1, 1), 0.0),
@@ -46,11 +46,11 @@ class Calibration(CalibrationSummary):
     cores: float
 
     def check(self) -> None:
-        """Raise if the simulator is not good enough to claim anything."""
+        """Raise if the simulator is not accurate enough."""
         if not self.error <= MAX_ERROR:
             raise InputError(
                 f"the simulator misses held-out measurements by {self.error:.0%}, expected at most {MAX_ERROR:.0%}: "
-                "measure again on a quiet machine"
+                "measure again on an idle machine"
             )
 
 
@@ -67,8 +67,8 @@ def calibrate(
 ) -> Calibration:
     """Measure allocations on the real pipeline, fit the simulator to some and test it on the others.
 
-    Other work on the machine stalls a point, or lets queues fill that empty in a burst: each is measured NUM_ROUNDS
-    times, apart, and the median counts.
+    Other work on the machine can slow a point down, or let queues fill that then drain in a burst: each point is
+    measured NUM_ROUNDS times, spread over time, and the median counts.
     """
     rates: list[list[float]] = [[] for _ in points]
     for done in range(NUM_ROUNDS * len(points)):
@@ -92,7 +92,7 @@ def calibrate(
 
 
 def fit(points: Sequence[CalibrationPoint], times: Mapping[str, StageTime], *, cores: float) -> Calibration:
-    """Fit to every point but each third, and test on those."""
+    """Fit to two of every three points and test on the third."""
     rows = max(1.0, times["read"].rows)
     seconds = np.array([times[stage].seconds / rows for stage in STAGES])
     shares = np.array([min(1.0, times[stage].cpu_seconds / max(times[stage].seconds, 1e-12)) for stage in STAGES])
@@ -106,7 +106,7 @@ def fit(points: Sequence[CalibrationPoint], times: Mapping[str, StageTime], *, c
         found: Floats = np.log(predict(parameters)[~is_held_out] / rates[~is_held_out])
         return found
 
-    # Scale, sigma, contention, overhead; one pipeline that runs says nothing about pairs of workers.
+    # Scale, sigma, contention, overhead; one pipeline does not determine the cost of pairs of workers.
     bounds = ([0.5, 0.0, 0.0, 0.0], [4.0, 0.2, 3.0, 2.0])
     found = least_squares(residuals, x0=[1.1, 0.01, 0.2, 0.1], bounds=bounds, loss="soft_l1", f_scale=0.1)
     predicted = predict(found.x)
@@ -142,7 +142,7 @@ def _workers(points: Sequence[CalibrationPoint]) -> np.ndarray[tuple[int, ...], 
 def _world(
     points: Sequence[CalibrationPoint], seconds: Floats, shares: Floats, rows: float, cores: float, parameters: Floats
 ) -> World:
-    """One world a point: the same machine, reads delayed."""
+    """One world per point: the same machine with delayed reads."""
     size, (scale, sigma, contention, overhead) = len(points), parameters
     seconds_BS = np.tile(seconds * scale, (size, 1))
     cpu_BS = seconds_BS * shares

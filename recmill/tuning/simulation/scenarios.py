@@ -1,7 +1,7 @@
-"""Worlds to practise and to be judged on: random machines around measured stages.
+"""Random machines around measured stages, for training and evaluating controllers.
 
-Kinds: "plain" (the stages alone decide), "contended" (stages and workers get in each other's way), "trainer" (the
-trainer bounds the rate and slows as cores fill), "memory" (the limit bites).
+Kinds: "plain" (the stages determine the rate), "contended" (stages and workers slow each other down), "trainer" (the
+trainer limits the rate and slows down as cores fill up), "memory" (the memory limit matters).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from recmill.tuning.simulation.simulator import Event, World
 
 KINDS = ("plain", "contended", "trainer", "memory")
 EVENTS = ("cores", "storage", "trainer", "memory")
-# Seconds a row in one worker and the share of them on a core. Not a measurement: round figures near what row groups of
-# 8,192 rows with 13 dense and 26 list features were seen to take (decode 25 ms); a calibration replaces them.
+# Seconds per row for one worker and the share of them on a core. Not a measurement: round figures close to those of row
+# groups of 8,192 rows with 13 dense and 26 list features (decode 25 ms); a calibration replaces them.
 DEFAULT_SECONDS = (0.35e-6, 3.0e-6, 0.9e-6, 0.4e-6)
 DEFAULT_CPU_SHARES = (0.4, 0.97, 0.97, 0.95)
 DEFAULT_ROW_BYTES = 1_000.0
@@ -35,7 +35,7 @@ def draw_worlds(
     contention: float | None = None,
     overhead: float | None = None,
 ) -> tuple[World, list[str]]:
-    """`size` random machines, their kinds in turn. `contention` and `overhead` are the middle of what is drawn."""
+    """`size` random machines of alternating kinds. `contention` and `overhead` are centres of their distributions."""
     num_stages = len(seconds)
     kind_B = [kinds[index % len(kinds)] for index in range(size)]
     is_contended = np.array([kind == "contended" for kind in kind_B])
@@ -79,7 +79,7 @@ def draw_worlds(
 def draw_events(
     rng: np.random.Generator, size: int, *, steps: range, kinds: Sequence[str] = EVENTS, share: float = 1.0
 ) -> tuple[Event, list[str]]:
-    """One event each, kinds in turn, at a time within `steps`; a `share` below 1 leaves some without."""
+    """One event each, of alternating kinds, at a step within `steps`; with `share` below 1 some have none."""
     kind_B = [kinds[(index // len(KINDS)) % len(kinds)] for index in range(size)]
     named = np.array(kind_B)
 

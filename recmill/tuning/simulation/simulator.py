@@ -1,23 +1,22 @@
-"""A model of many ingestion pipelines at once: what B allocations give, without a machine.
+"""A model of many ingestion pipelines at once: the rate of B allocations, without a machine.
 
-A stage with w workers does w rows in `seconds` (the universal scalability law for workers of one stage that get in each
-other's way), every stage slows as all of them load the memory system, threads beyond the cores cost time, the cores
-bound the sum, and a trainer takes what it gets, slower as the cores fill. Shape suffixes: B = pipelines, S = stages.
+A stage with w workers processes w rows in `seconds`, slowed by the universal scalability law for workers of the same
+stage. Every stage slows down as all of them load the memory system, threads beyond the cores cost time, the cores limit
+the total, and the trainer slows down as the cores fill up. Shape suffixes: B = pipelines, S = stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
 
 import numpy as np
 
 from recmill.tuning.guard import clip_workers
-from recmill.tuning.measurement import Bools, Floats, Ints, Measured, select
+from recmill.tuning.measurement import Bools, Floats, Ints, Measured, pick
 
-RESTART_INTERVALS = 3  # what an out-of-memory kill costs
-LAG = 0.15  # share of the last interval's rate that is still seen: queues fill and drain
+RESTART_INTERVALS = 3  # lost after an out-of-memory kill
+LAG = 0.15  # weight of the last interval's rate: queues fill and drain
 MIN_TRAINER_SHARE = 0.2
 
 
@@ -25,17 +24,17 @@ MIN_TRAINER_SHARE = 0.2
 class World:
     """B machines with their stages and trainers."""
 
-    seconds_BS: Floats  # of one row in a lone worker
-    cpu_share_BS: Floats  # of those seconds, the share on a core
-    sigma_BS: Floats  # universal scalability law: share of the work that workers of a stage do one at a time
-    kappa_BS: Floats  # and what each pair of workers costs
-    contention_B: Floats  # all stages slow by this at full load
-    overhead_B: Floats  # they slow by this for each multiple of the cores in threads that want one
+    seconds_BS: Floats  # per row, for a single worker
+    cpu_share_BS: Floats  # share of these seconds on a core
+    sigma_BS: Floats  # universal scalability law: share of the work that is serial within a stage
+    kappa_BS: Floats  # and the cost of each pair of workers
+    contention_B: Floats  # slowdown of all stages at full load
+    overhead_B: Floats  # slowdown per multiple of the cores in threads that need one
     cores_B: Floats
     slots_B: Ints
-    trainer_B: Floats  # rows a second with idle cores
-    trainer_slowing_B: Floats  # share of its rate that the trainer loses when ingestion's threads fill all cores
-    trainer_knee_B: Floats  # load from which on it slows
+    trainer_B: Floats  # rows per second with idle cores
+    trainer_slowing_B: Floats  # share of its rate that the trainer loses when ingestion uses all cores
+    trainer_knee_B: Floats  # load above which it slows down
     item_bytes_BS: Floats
     base_bytes_B: Floats
     limit_bytes_B: Floats
@@ -50,7 +49,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Event:
-    """What changes at a time `step_B` (in intervals; beyond the end: never): factors on the world's figures."""
+    """A change at interval `step_B` (after the end: never): factors on the world's figures."""
 
     step_B: Ints
     cores_B: Floats
@@ -70,7 +69,7 @@ class Event:
             return np.where(chosen, value, 1.0)
 
         seconds_BS, share_BS = world.seconds_BS.copy(), world.cpu_share_BS.copy()
-        # Slower storage: the wait grows, the work stays.
+        # With slower storage the waiting time grows, the CPU time does not.
         slower = factor(self.read_seconds_B)
         seconds_BS[:, 0] *= slower
         share_BS[:, 0] /= slower
@@ -84,16 +83,13 @@ class Event:
         )
 
 
-Replaced = TypeVar("Replaced", World, Event)
-
-
 def steady_rate(world: World, workers_BS: Ints) -> Floats:
-    """Rows a second that reach the trainer once everything has settled."""
+    """Rows per second that reach the trainer in the steady state."""
     return steady_state(world, workers_BS)["rate_B"]
 
 
 def steady_state(world: World, workers_BS: Ints) -> dict[str, Floats]:
-    """Rates and the seconds a row takes in each stage, once everything has settled."""
+    """Rates and seconds per row of each stage, in the steady state."""
     w_BS = workers_BS.astype(np.float64)
     law_BS = 1 + world.sigma_BS * (w_BS - 1) + world.kappa_BS * w_BS * (w_BS - 1)
     threads_B = (w_BS * world.cpu_share_BS).sum(axis=1)
@@ -125,10 +121,10 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> Floats:
 
 
 class Simulator:
-    """Steps B worlds through intervals under whatever workers a controller sets.
+    """Steps B worlds through intervals with the workers that a controller sets.
 
-    With `has_credits`, as in the real pipeline, bytes are charged at admission: workers that would pass the limit get
-    no work. Without, passing it kills the pipeline, which restarts with one worker a stage.
+    With `has_credits`, as in the real pipeline, bytes are charged at admission: workers beyond the limit get no work.
+    Without, exceeding the limit kills the pipeline, which restarts with one worker per stage.
     """
 
     def __init__(
@@ -149,21 +145,21 @@ class Simulator:
         return self.step(self.workers_BS)
 
     def restart(self, chosen: Bools, world: World, event: Event) -> None:
-        """Put other worlds in the place of the chosen ones."""
-        self.start = mixed(chosen, world, self.start)
-        self.world = mixed(chosen, world, self.world)
-        self.event = mixed(chosen, event, self.event)
+        """Replace the chosen worlds."""
+        self.start = pick(chosen, world, self.start)
+        self.world = pick(chosen, world, self.world)
+        self.event = pick(chosen, event, self.event)
         for array, value in ((self.step_B, 0), (self.down_B, 0), (self.rate_B, 0.0)):
             array[chosen] = value
         self.workers_BS[chosen] = 1
 
     def measure_first(self, chosen: Bools, measured: Measured) -> Measured:
-        """The figures of the chosen worlds with one worker a stage, of the others as they are."""
+        """Measurements of the chosen worlds with one worker per stage; those of the others unchanged."""
         state = steady_state(self.world, self.workers_BS)
         self.rate_B = np.where(chosen, state["rate_B"], self.rate_B)
         is_up = np.zeros(len(self.world), dtype=np.bool_)
         held_B = self.world.base_bytes_B + self.world.item_bytes_BS.sum(axis=1)
-        return select(chosen, self._measure(state, held_B, is_up, is_up), measured)
+        return pick(chosen, self._measure(state, held_B, is_up, is_up), measured)
 
     def step(self, workers_BS: Ints, *, buffer_bytes_B: Floats | None = None) -> Measured:
         """One interval with these workers."""
@@ -194,7 +190,7 @@ class Simulator:
         return self._measure(state, held_B, failed_B, is_down)
 
     def limits(self) -> Measured:
-        """The bounds of the worlds, with no figures of an interval."""
+        """The limits of the worlds, without measurements."""
         world, size = self.world, len(self.world)
         zero_B, zero_BS = np.zeros(size), np.zeros_like(world.seconds_BS)
         return Measured(
@@ -219,10 +215,10 @@ class Simulator:
 
         ratio_B = state["ingest_B"] / state["trainer_B"]
         stall_B = np.where(is_down, 1.0, np.clip(1 - ratio_B, 0, 1))
-        # A queue is full before a stage that lags behind the one before it, and empty after it.
+        # The queue before a stage that is slower than its predecessor is full, the queue after it is empty.
         before_BS = np.concatenate([state["stage_BS"][:, :1], state["stage_BS"][:, :-1]], axis=1)
         queue_BS = np.clip(0.5 + 2 * (before_BS / state["stage_BS"] - 1), 0, 1)
-        # The wall time within a stage is cleaner than the rate: both are means over an interval of many items.
+        # Both are means over an interval of many items.
         seconds_BS = blurred(state["seconds_BS"])
         return replace(
             self.limits(),
@@ -236,19 +232,10 @@ class Simulator:
         )
 
 
-def mixed(chosen: Bools, new: Replaced, old: Replaced) -> Replaced:
-    """`new` where chosen, `old` elsewhere."""
-    found = {}
-    for field in fields(old):
-        value, kept = getattr(new, field.name), getattr(old, field.name)
-        found[field.name] = np.where(chosen.reshape(-1, *[1] * (kept.ndim - 1)), value, kept)
-    return type(old)(**found)
-
-
 def best_workers(world: World, *, num_levels: int = 80, num_rounds: int = 12) -> tuple[Ints, Floats]:
-    """The oracle: the workers that give the highest rate when everything about the world is known.
+    """The oracle: the workers with the highest rate, given full knowledge of the world.
 
-    Fewer workers never hurt another stage, so the best allocation has the fewest that carry its rate: try a ladder of
+    Fewer workers never slow another stage, so the best allocation has the fewest that sustain its rate: try a range of
     rates, then move single workers as long as that helps.
     """
     limits = Simulator(world, noise=0.0).limits()
@@ -277,7 +264,7 @@ def best_workers(world: World, *, num_levels: int = 80, num_rounds: int = 12) ->
 
 
 def _moves(num_stages: int) -> list[Floats]:
-    """Changes to try: one stage, or one up and another down, or all; by one worker (a share of nothing) or a share."""
+    """Changes to try: one stage, one up and another down, or all; by a share, or by one worker (a tiny share)."""
     moves = [np.full(num_stages, share) for share in (-0.1, -0.03, 0.03, 0.1)]
     for stage in range(num_stages):
         for share in (-0.1, -0.03, -1e-9, 1e-9, 0.03, 0.1):
@@ -293,7 +280,7 @@ def _moves(num_stages: int) -> list[Floats]:
 
 
 def _workers_for(world: World, rate_B: Floats) -> Ints:
-    """The fewest workers a stage that carry a rate, found by repeating with the crowding they cause."""
+    """The fewest workers per stage that sustain a rate, found by iterating with the slowdown they cause."""
     cpu_B = (world.seconds_BS * world.cpu_share_BS).sum(axis=1)
     w_BS = np.ones_like(world.seconds_BS)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""What the stages of a dataset take on this machine, alone and together."""
+"""Times of the ingestion stages on this machine, alone and together."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from recmill.progress import Progress, no_progress
 
 NUM_PROBED_GROUPS = 8
 WARM_UP_S = 0.1
-MAX_LONGER_S = 0.5  # that a measurement goes on for the sake of whole rounds
+MAX_LONGER_S = 0.5  # extra time to complete a round
 MEASURE_S = 2.0
-MAX_EPOCHS = 1_000  # small data are read again and again until the time is up
+MAX_EPOCHS = 1_000  # small data is read repeatedly until the time is up
 ONE_WORKER = dict.fromkeys(STAGES, 1)
 
 
@@ -70,10 +70,10 @@ def measure_throughput(
     measure_s: float = MEASURE_S,
     delay_s: float = 0.0,
 ) -> Throughput:
-    """Rows per second over `measure_s`, after a short warm-up, reading the data again where it is small.
+    """Rows per second over `measure_s`, after a short warm-up; small data is read repeatedly.
 
-    All lanes come to new row groups in the same batch, so batches come in bursts, one a round. Whole rounds are
-    measured, if they are not too long: 0.08 s out of rounds of 0.12 s say little.
+    All lanes reach new row groups in the same batch, so batches arrive in bursts, one per round. Whole rounds are
+    measured if they are not too long: 0.08 s out of rounds of 0.12 s would be meaningless.
     """
     with IngestPipeline(
         dataset,
@@ -108,11 +108,11 @@ def measure_throughput(
 
 
 def _batches_per_round(pipeline: IngestPipeline, batch_size: int) -> int:
-    """After so many batches every lane has come to its next row group."""
+    """The number of batches after which every lane has reached its next row group."""
     rows = statistics.median(group.num_rows for group in split_groups(pipeline.dataset, ALL_ROWS))
     return max(1, min(pipeline.batches_per_epoch, round(pipeline.num_lanes * rows / batch_size)))
 
 
 def _cpu_seconds(stats: Mapping[str, Any]) -> float:
-    """Of all stages since the iteration began."""
+    """CPU seconds of all stages since the iteration began."""
     return sum(float(stats[stage]["cpu_seconds"]) for stage in STAGES)

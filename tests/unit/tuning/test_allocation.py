@@ -87,7 +87,7 @@ def test_the_allocation_records_what_was_measured(dataset, tmp_path):
         progress=lambda what, done, total: calls.append((what, done, total)),
     )
     candidates = allocation.candidates
-    assert set(candidates) == {"one worker a stage", "even split", "linear programme", "agent"}
+    assert set(candidates) == {"one worker per stage", "even split", "linear programme", "agent"}
     assert candidates["even split"].stages == dict.fromkeys(STAGES, 2)
     assert allocation.stages == candidates[allocation.controller].stages
     assert allocation.rows_per_s >= 0.97 * max(found.rows_per_s for found in candidates.values())

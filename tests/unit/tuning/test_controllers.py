@@ -155,10 +155,10 @@ def test_a_policy_that_does_worse_is_replaced_by_the_programme(exam):
 def test_a_policy_that_is_not_there_is_one_sentence(tmp_path):
     from recmill.artifacts import InputError
 
-    with pytest.raises(InputError, match="no such policy"):
+    with pytest.raises(InputError, match="no such file, expected a policy"):
         load_policy(tmp_path / "nothing.zip")
     (tmp_path / "broken.zip").write_bytes(b"not a zip")
-    with pytest.raises(InputError, match="cannot be read as a policy"):
+    with pytest.raises(InputError, match="is not a readable policy"):
         load_policy(tmp_path / "broken.zip")
 
 

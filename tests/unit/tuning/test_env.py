@@ -2,10 +2,11 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 
-from recmill.tuning.agent import Agent, load_policy, pretrain
-from recmill.tuning.env import IngestEnv, IngestVecEnv
+from recmill.tuning.agent import Agent, load_policy
+from recmill.tuning.env import IngestEnv
 from recmill.tuning.mlflow_writer import MlflowWriter
 from recmill.tuning.online.learning import OnlineLearner
+from recmill.tuning.pretraining import IngestVecEnv, pretrain
 from recmill.tuning.residual import NEUTRAL
 
 

@@ -8,7 +8,7 @@ import pytest
 from recmill.artifacts import InputError
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.tuning.controllers import LinearProgramme
-from recmill.tuning.online.live import Meter, default_slots
+from recmill.tuning.online.live import PipelineMeter, default_slots
 from recmill.tuning.online.tuner import OnlineTuner
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "ingest"))
@@ -143,7 +143,7 @@ def test_a_controller_that_fails_leaves_training_alone(dataset):
 def test_the_first_decision_does_not_wait_for_the_first_batch(dataset):
     """A batch of 16 rows needs row groups of all lanes; each takes 0.1 s to read, one after the other."""
     with IngestPipeline(dataset, split="all", batch_size=16, epochs=4, delays_s={"read": 0.1}) as pipeline:
-        meter = Meter(pipeline)
+        meter = PipelineMeter(pipeline)
         thread = threading.Thread(target=lambda: next(iter(pipeline)), daemon=True)
         thread.start()
         measured = None

@@ -1,0 +1,98 @@
+"""Trains the policy in simulation: `python -m recmill.tuning.pretraining OUT.zip` made the policy of the package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from recmill.progress import Progress, no_progress, terminal_progress
+from recmill.tuning.env import IngestTask, spaces
+
+PRETRAIN_STEPS = 500_000  # about 90 s on one core
+HYPERPARAMETERS: dict[str, Any] = {
+    "gamma": 0.9,
+    "gae_lambda": 0.9,
+    "learning_rate": 1e-3,
+    "ent_coef": 0.002,
+    "n_epochs": 5,
+    "policy_kwargs": {"net_arch": [64, 64]},
+}
+
+
+class IngestVecEnv(VecEnv):
+    """Many simulated pipelines in one array: a step of 8 costs as much as a step of one."""
+
+    def __init__(self, num_envs: int = 8, *, seed: int = 0, **task: Any) -> None:
+        super().__init__(num_envs, *spaces())
+        self._task = IngestTask(num_envs, seed=seed, **task)
+        self._first_seed = seed
+
+    def reset(self) -> VecEnvObs:
+        return self._task.reset(self._first_seed)
+
+    def step_async(self, actions: npt.NDArray[Any]) -> None:
+        self._actions = actions.astype(np.int64)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        observation, reward, ended, _ = self._task.step(self._actions)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if ended.any():
+            for index in np.flatnonzero(ended):
+                infos[index] = {"terminal_observation": observation[index], "TimeLimit.truncated": True}
+            observation = self._task.renew(ended)
+        return observation, reward.astype(np.float32), ended, infos
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        return [getattr(self, attr_name, None) for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise NotImplementedError("simulated pipelines have no attributes to set")
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError("simulated pipelines have no methods to call")
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+        return [False for _ in self._get_indices(indices)]
+
+
+def pretrain(
+    *,
+    steps: int = PRETRAIN_STEPS,
+    seed: int = 0,
+    num_envs: int = 64,
+    writers: tuple[KVWriter, ...] = (),
+    progress: Progress = no_progress,
+    **task: Any,
+) -> PPO:
+    """A policy trained in the simulator; `task` as in IngestTask, `writers` receive SB3's metrics."""
+    env = IngestVecEnv(num_envs, seed=seed, **task)
+    rollout = min(32, max(8, steps // num_envs))
+    options = {**HYPERPARAMETERS, "n_steps": rollout, "batch_size": min(512, rollout * num_envs)}
+    # On the CPU: the networks are small.
+    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options)
+    model.set_logger(Logger(folder=None, output_formats=list(writers)))
+    model.learn(total_timesteps=steps, callback=_reporter(progress, steps))
+    return model
+
+
+def _reporter(progress: Progress, steps: int) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
+    def report(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        progress("train agent in simulation", min(steps, int(local["self"].num_timesteps)), steps)
+        return True
+
+    return report
+
+
+if __name__ == "__main__":
+    pretrain(progress=terminal_progress()).save(sys.argv[1])
