@@ -16,7 +16,8 @@ from pathlib import Path
 from harness import Metric, finish, parse_options, plain_value, warn_if_busy
 
 from recmill.data.schema import Schema
-from recmill.data.sources import generate_log, synthetic_config
+from recmill.data.sources import synthetic_config
+from recmill.data.sources.synthetic.generator import generate_log
 
 SESSIONS = {"tiny": 3_000, "small": 20_000, "recd": 6_000}
 SIZES = {"tiny": (100, 1), "quick": (4, 3), "full": (1, 7)}  # divisor of the number of sessions, repeats

@@ -14,16 +14,18 @@ import click
 
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
 from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, settings_option
+from recmill.data.sources.presets import PRESETS
 
 if TYPE_CHECKING:
     from components.placement import ClusterPlacement
 
-PRESETS = ("tiny", "small", "recd", "globo", "frappe", "movielens", "criteo")
 PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "ablations": "recmill-ablations.yaml"}
 
 
 @click.command()
-@click.option("--preset", type=click.Choice(PRESETS), help="Data to run on. Default: tiny, or the Parquet of --data.")
+@click.option(
+    "--preset", type=click.Choice(list(PRESETS)), help="Data to run on. Default: tiny, or the Parquet of --data."
+)
 @click.option("--data", help="Folder with Parquet and schema.json, or with the files that the preset reads.")
 @click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
 @settings_option

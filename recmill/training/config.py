@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from recmill.artifacts import InputError
+from recmill.data.sources.presets import training_settings
 from recmill.training.switches import Switch
 
 MODELS = ("dlrm", "dcn")
@@ -137,21 +138,6 @@ def _renamed(overrides: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-# Settings that suit a data preset better than the defaults; `--set` overrides them.
-PRESET_SETTINGS: dict[str, dict[str, str]] = {
-    "tiny": {"eval_every": "6"},
-    # 200,000 samples overfit after three or four epochs: stop there and keep the best weights.
-    "frappe": {
-        "epochs": "8",
-        "patience": "2",
-        "batch_size": "1024",
-        "table_lr": "0.1",
-        "top_layers": "400,400",
-        "dropout": "0.2",
-    },
-}
-
-
 def _parse(name: str, text: str, kind: Any) -> Any:
     try:
         if kind is bool:
@@ -184,4 +170,4 @@ def settings_of_run(preset: str, flags: typing.Iterable[str]) -> tuple[dict[str,
     given = settings_from_flags(flags)
     data = {name.removeprefix("data."): value for name, value in given.items() if name.startswith("data.")}
     training = {name: value for name, value in given.items() if not name.startswith("data.")}
-    return PRESET_SETTINGS.get(preset, {}) | training, data
+    return training_settings(preset) | training, data

@@ -33,12 +33,14 @@ import torch
 from recmill.artifacts import InputError
 from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Schema
-from recmill.data.sources import REAL, SYNTHETIC, generate_log, make_raw_log
+from recmill.data.sources import PRESETS, make_raw_log
 from recmill.data.sources.criteo import convert_criteo
 from recmill.data.sources.locate import locate_data
+from recmill.data.sources.presets import training_settings
+from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
-from recmill.training.config import PRESET_SETTINGS, TrainConfig
+from recmill.training.config import TrainConfig
 from recmill.training.trainer import Launcher, train
 from tests.integration import golden_rank
 
@@ -108,7 +110,7 @@ class Case:
 
 def preset_case(name: str, *, plan: Mapping[str, Any], **settings: Any) -> Case:
     """A preset with its own settings and every switch at its default, as `recmill run` trains it."""
-    suited = TrainConfig.from_overrides(PRESET_SETTINGS.get(name, {}), base=BASE)
+    suited = TrainConfig.from_overrides(training_settings(name), base=BASE)
     suited = replace(suited, batch_size=BASE.batch_size, epochs=BASE.epochs, **SMALL_MODEL, **settings)
     changed = {key: value for key, value in vars(suited).items() if value != getattr(BASE, key)}
     layout = "session" if name in ("frappe", "criteo") else "deduplicated"
@@ -119,7 +121,7 @@ def cases() -> list[Case]:
     """Every case; a golden file for each, and no other files."""
     auto = {"links": {}, "strategy": "tiers", "hot_budget_bytes": 40_000, "memory_budget_bytes": 2**26}
     found = [
-        *(preset_case(name, plan=auto) for name in (*SYNTHETIC, *REAL)),
+        *(preset_case(name, plan=auto) for name in PRESETS),
         # switches
         Case(name="none"),
         Case(name="none-planned", plan={}),
@@ -196,7 +198,7 @@ def cases() -> list[Case]:
 
 def shrunk(preset: str) -> Any:
     """A synthetic preset with a few thousand samples and tables of at most 2,000 rows."""
-    config = SYNTHETIC[preset]()
+    config = PRESETS[preset].config()
 
     def small(lists: Any) -> tuple[Any, ...]:
         # A table of 20 rows is too small to share parameters: hot batches beside shared tables have something to do.
@@ -243,7 +245,7 @@ def write_criteo(folder: Path) -> Path:
 def write_raw(data: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The raw log of a case's `data`, and options to cluster it with."""
     raw = folder / "raw"
-    if data in SYNTHETIC:
+    if data in PRESETS and PRESETS[data].config:
         return Path(generate_log(shrunk(data), out=raw)), {}
     if data == "movielens":
         return Path(make_raw_log(data, data=write_movielens(folder / "ml-1m"), out=raw)), {}
@@ -260,7 +262,7 @@ def write_raw(data: str, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def locate_real(data: str) -> Path:
-    return locate_data(data, None, candidates=REAL[data][0])
+    return locate_data(data, None)
 
 
 def transformed(schema: Schema) -> Schema:

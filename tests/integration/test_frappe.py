@@ -7,7 +7,8 @@ import pytest
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import make_raw_log
-from recmill.training.config import PRESET_SETTINGS, TrainConfig
+from recmill.data.sources.presets import training_settings
+from recmill.training.config import TrainConfig
 from recmill.training.trainer import train
 
 FOLDER = Path(os.environ.get("RECMILL_DATA_DIR", "")) / "frappe"
@@ -19,7 +20,7 @@ FOLDER = Path(os.environ.get("RECMILL_DATA_DIR", "")) / "frappe"
 def test_the_preset_reaches_an_auc_of_0_975(tmp_path):
     make_raw_log("frappe", out=tmp_path / "raw")
     data = cluster_sessions(tmp_path / "raw", out=tmp_path / "data")
-    result = train(data.path, out=tmp_path / "run", config=TrainConfig.from_overrides(PRESET_SETTINGS["frappe"]))
+    result = train(data.path, out=tmp_path / "run", config=TrainConfig.from_overrides(training_settings("frappe")))
     # A published DLRM reaches 0.984 with exact negatives; part of these were drawn again.
     assert result["metrics"]["auc"] >= 0.975
     assert result["metrics"]["num_samples"] == 28_860

@@ -14,8 +14,8 @@ import torch
 from recmill.artifacts import Dataset
 from recmill.data.cluster import cluster_sessions
 from recmill.data.hot.layout import layout_hot
-from recmill.data.sources import generate_log
 from recmill.data.sources.presets import tiny
+from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.config import TrainConfig

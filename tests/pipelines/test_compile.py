@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 import recmill
-from pipelines.commands import PRESETS, compile_pipeline
+from pipelines.commands import compile_pipeline
 from pipelines.train import STEPS
 from recmill.artifacts import InputError
 
@@ -119,9 +119,3 @@ def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
         "train-model": {"model": "Model", "metrics": "Metrics", "roc": "ClassificationMetrics"},
         "report": {"page": "HTML", "metrics": "Metrics"},
     }
-
-
-def test_the_presets_of_run_are_those_of_the_sources() -> None:
-    from recmill.data import sources
-
-    assert set(PRESETS) == set(sources.PRESETS)

@@ -1,4 +1,4 @@
-"""Where real data is looked for, and what a person is told who does not have it yet. Nothing is ever downloaded."""
+"""Finds and reads the data that a log is made from; if it is missing, says where to get it. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, is_remote
+from recmill.data.sources.presets import PRESETS
 
 DATA_DIR_VARIABLE = "RECMILL_DATA_DIR"
 
-HOMES = {
-    "globo": "https://www.kaggle.com/datasets/gspmoreira/news-portal-user-interactions-by-globocom",
-    "frappe": "https://huggingface.co/datasets/reczoo/Frappe_x1",
-    "movielens": "https://files.grouplens.org/datasets/movielens/ml-1m.zip",
-    "criteo": "https://ailab.criteo.com/ressources",
-}
 
-
-def locate_data(source: str, data: str | Path | None, *, candidates: Sequence[str]) -> Path:
-    """The path given, or the first of `candidates` that exists below RECMILL_DATA_DIR."""
+def locate_data(source: str, data: str | Path | None) -> Path:
+    """The path given, or the first of the preset's candidates that exists below RECMILL_DATA_DIR."""
+    candidates = PRESETS[source].candidates
     places = " or ".join(f"${DATA_DIR_VARIABLE}/{name}" for name in candidates)
-    advice = f"get it from {HOMES[source]} and put it at {places}, or name it with --data"
+    advice = f"get it from {PRESETS[source].home} and put it at {places}, or name it with --data"
     if data is not None:
         if not Path(data).exists():
             raise InputError(f"{data}: no such file or folder with the {source} data; {advice}")
@@ -39,8 +34,25 @@ def locate_data(source: str, data: str | Path | None, *, candidates: Sequence[st
     raise InputError(f"the {source} data was not found in {DATA_DIR_VARIABLE}={root}; {advice}")
 
 
+def locate_parquet(path: str | Path | None) -> str | Path:
+    """The path of a user's own log, which is used as it is: Parquet with `schema.json` beside it."""
+    wanted = "expected a Parquet file, or a folder of them, with a schema.json beside it"
+    if path is None:
+        raise InputError(f"the source 'parquet' needs the path of your data (--data); {wanted}")
+    if is_remote(path):
+        return path
+    folder = Path(path)
+    if not folder.exists():
+        raise InputError(f"{path}: no such file or folder; {wanted}")
+    if folder.is_dir() and not any(folder.rglob("*.parquet")):
+        raise InputError(f"{path}: holds no *.parquet file; {wanted}")
+    if not ((folder if folder.is_dir() else folder.parent) / "schema.json").is_file():
+        raise InputError(f"{path}: has no schema.json beside it; docs/data.md shows what one looks like")
+    return path
+
+
 def read_whole_numbers(path: Path, columns: Sequence[str]) -> pa.Table:
-    """These columns of a Parquet or CSV file as int64; what is missing or no number names its column."""
+    """These columns of a Parquet or CSV file as int64; errors name the column."""
     try:
         if path.suffix == ".csv":
             table = pa_csv.read_csv(path)

@@ -1,8 +1,27 @@
-"""The synthetic logs that have a name. A variant is `replace(tiny(), num_sessions=100)`."""
+"""Every named data set: what it is, where its raw data lies, and the training settings that suit it.
+
+The commands list these names in their help, so nothing slow is imported here: a converter is named by its module.
+A variant of a synthetic log is `replace(tiny(), num_sessions=100)`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
 from recmill.data.sources.synthetic.config import History, IdList, SyntheticConfig, UserGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named data set: synthetic if it has a `config`, else real data that `converter` turns into a log."""
+
+    config: Callable[[], SyntheticConfig] | None = None
+    converter: str = ""  # module:function, in this package
+    candidates: tuple[str, ...] = ()  # where the real data may lie below RECMILL_DATA_DIR
+    home: str = ""  # where people get the real data
+    overrides: tuple[str, ...] = ()  # settings of real data that a user may change
+    training: Mapping[str, str] = field(default_factory=dict)  # instead of TrainConfig's defaults; --set overrides it
 
 
 def numbered(prefix: str, count: int) -> tuple[str, ...]:
@@ -111,3 +130,48 @@ def recd() -> SyntheticConfig:
         sessions_per_s=50.0,
         popular_rows=300,
     )
+
+
+PRESETS: dict[str, Preset] = {
+    "tiny": Preset(config=tiny, training={"eval_every": "6"}),
+    "small": Preset(config=small),
+    "recd": Preset(config=recd),
+    "globo": Preset(
+        converter="globo:convert_globo",
+        candidates=("globo/clicks.parquet", "globo"),
+        home="https://www.kaggle.com/datasets/gspmoreira/news-portal-user-interactions-by-globocom",
+        overrides=("seed", "limit", "negatives", "one_in"),
+    ),
+    "frappe": Preset(
+        converter="frappe:convert_frappe",
+        candidates=("frappe",),
+        home="https://huggingface.co/datasets/reczoo/Frappe_x1",
+        overrides=("limit",),
+        # 200,000 samples overfit after three or four epochs: stop there and keep the best weights.
+        training={
+            "epochs": "8",
+            "patience": "2",
+            "batch_size": "1024",
+            "table_lr": "0.1",
+            "top_layers": "400,400",
+            "dropout": "0.2",
+        },
+    ),
+    "movielens": Preset(
+        converter="movielens:convert_movielens",
+        candidates=("ml-1m", "ml-1m.zip"),
+        home="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
+        overrides=("limit",),
+    ),
+    "criteo": Preset(
+        converter="criteo:convert_criteo",
+        candidates=("criteo",),
+        home="https://ailab.criteo.com/ressources",
+        overrides=("limit",),
+    ),
+}
+
+
+def training_settings(source: str) -> dict[str, str]:
+    """The training settings that suit a data set; none for a user's own data."""
+    return dict(PRESETS[source].training) if source in PRESETS else {}

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from recmill.data.cluster import cluster_sessions
-from recmill.data.sources import generate_log, synthetic_config
+from recmill.data.sources import synthetic_config
+from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.dedup import choose_features
 from recmill.planning.planner import Topology, plan_shards
 from recmill.planning.tiers.reads import load_reads

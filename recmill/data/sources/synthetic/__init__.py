@@ -1,6 +1,3 @@
 """Synthetic session logs with known statistics, and the best AUC that any model can reach on them."""
 
-from recmill.data.sources.synthetic.config import SyntheticConfig
-from recmill.data.sources.synthetic.generator import generate_log
-
-__all__ = ["SyntheticConfig", "generate_log"]
+__all__ = ["block_maker", "blocks", "config", "generator", "hidden_model", "session_shapes", "zipf"]

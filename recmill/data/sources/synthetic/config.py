@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from recmill.artifacts import InputError
-from recmill.data.schema import Feature, Schema
+
+if TYPE_CHECKING:
+    from recmill.data.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,8 @@ class SyntheticConfig:
 
 def schema_of(config: SyntheticConfig) -> Schema:
     """The schema of the log that `config` describes."""
+    from recmill.data.schema import Feature, Schema  # slow to import, and presets only need the names above
+
     features = [Feature(name=name, kind="dense", group=g.name) for g in config.user_groups for name in g.dense]
     features += [Feature(name=name, kind="dense") for name in config.item_dense]
     for group in config.user_groups:

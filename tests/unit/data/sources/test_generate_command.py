@@ -1,16 +1,40 @@
+import importlib
+import inspect
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from recmill.artifacts import InputError
 from recmill.cli import cli, main
-from recmill.cli.generate import PRESETS as OFFERED
-from recmill.data.sources import PRESETS
+from recmill.data.sources.presets import PRESETS, training_settings
+from recmill.training.config import TrainConfig
 
 
-def test_the_command_offers_every_preset():
-    assert OFFERED == PRESETS
+def test_both_commands_offer_every_preset():
+    for command in ("generate", "run"):
+        shown = CliRunner().invoke(cli, [command, "--help"]).output.replace("\n", "").replace(" ", "")
+        assert "|".join(PRESETS) in shown
+
+
+def test_the_list_of_presets_loads_nothing_slow():
+    code = "import sys; import recmill.data.sources; print({'numpy', 'pyarrow', 'scipy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_every_preset_can_be_made_and_trained():
+    for name, preset in PRESETS.items():
+        TrainConfig.from_overrides(training_settings(name))
+        if preset.config is not None:
+            assert preset.config().name == name
+        else:
+            module, _, function = preset.converter.partition(":")
+            convert = getattr(importlib.import_module(f"recmill.data.sources.{module}"), function)
+            assert set(preset.overrides) < set(inspect.signature(convert).parameters)
+            assert preset.home
+            assert preset.candidates
 
 
 def test_json_names_rows_bytes_speed_and_the_best_auc(tmp_path):

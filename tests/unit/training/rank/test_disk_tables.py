@@ -9,8 +9,8 @@ import torch.distributed as dist
 from recmill.artifacts import Checkpoint, InputError
 from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Schema
-from recmill.data.sources import generate_log
 from recmill.data.sources.presets import tiny
+from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.checkpoint import load_trained_model
