@@ -21,7 +21,7 @@ from wire_bytes import wire_bytes
 
 from recmill.artifacts import Dataset
 from recmill.data.dataset import read_table
-from recmill.data.storage.writer import writer_options
+from recmill.data.storage.options import writer_options
 from recmill.training.config import TrainConfig
 from recmill.training.rank.dedup import DedupChoice, choose_dedup
 

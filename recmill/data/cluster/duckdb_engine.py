@@ -19,7 +19,8 @@ from recmill.data.cluster.query import ClusterPlan, canonical_rows
 from recmill.data.cluster.range_sort import MAX_RANGES, RangeSort
 from recmill.data.log import RawLog
 from recmill.data.memory_plan import give_back
-from recmill.data.storage.writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
+from recmill.data.storage.options import SORT_KEYS
+from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 
 # Below this much memory a thread, a sort of rows with lists fails instead of spilling (measured: 100 MB works with one
 # thread and not with two).

@@ -35,7 +35,8 @@ from recmill.data.cluster.query import (
 from recmill.data.log import RawLog
 from recmill.data.memory_plan import LeanArrow, MemoryPlan
 from recmill.data.schema import Schema
-from recmill.data.storage.writer import SORT_KEYS, SPLIT_COLUMN, PartFormat
+from recmill.data.storage.options import SORT_KEYS
+from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
 from recmill.progress import Progress, no_progress
 
 CLUSTER_LAYOUTS = tuple(SORT_KEYS)

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from recmill.artifacts import InputError, is_remote, join_path
 from recmill.data.cluster.query import ClusterPlan, canonical_rows
-from recmill.data.storage.writer import SORT_KEYS, SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
+from recmill.data.storage.options import SORT_KEYS
+from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 
 MIN_DRIVER_MEMORY_BYTES = 512 * 2**20  # Spark refuses to start below some 450 MiB
 

@@ -1,4 +1,4 @@
-"""Lays a dataset out for hot batches: samples that read hot rows only apart from the others.
+"""Lays a dataset out for hot batches: samples that read only hot rows are stored apart from the others.
 
     dataset/                          laid out/
       part-00000.parquet  train   ->    hot/part-00000.parquet    split "hot": ids are slots of the hot rows
@@ -6,15 +6,15 @@
       part-00001.parquet  test    ->    part-00001.parquet        split "test", the same file
                                         hot/schema.json           num_rows: hot rows of each table
 
-A batch of either split is all hot or all cold. Rows keep their order, and what a session has in a part stays together
-in one row group. `sessions` says what happens to a session that has samples of both kinds: "whole" makes all of it
-cold, "split" divides it.
+A batch of either split is all hot or all cold. The layout stays: a deduplicated dataset stays deduplicated. Rows keep
+their order, and the samples of a session in one split stay together in one row group. `sessions` decides about a
+session with samples of both kinds: "whole" makes all of it cold, "split" divides it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
@@ -37,24 +37,28 @@ from recmill.artifacts import (
     refuse_foreign_folder,
     write_folder,
 )
-from recmill.data.dataset import open_dataset, read_rows
+from recmill.data.dataset import load_encoding, open_dataset
 from recmill.data.hot.remap import HotRemap, load_hot_rows
 from recmill.data.hot.rows import find_hot_samples, take_samples, transform_rows
 from recmill.data.ingest.parts import PartFile, first_line
 from recmill.data.ingest.splits import StoredGroup, split_groups
 from recmill.data.schema import Schema
-from recmill.data.storage.writer import PartFormat, PartWriter, RowGroup, writer_options
+from recmill.data.storage.deduplicated import decode_rows
+from recmill.data.storage.encoding import Encoding, columns_of
+from recmill.data.storage.options import writer_options
+from recmill.data.storage.record_format import record_format
+from recmill.data.storage.writer import PartFormat, PartWriter, SplitRows
 from recmill.progress import Progress, no_progress
 
 HOT, COLD = "hot", "cold"
 SESSIONS = ("whole", "split")
 ROWS_PER_GROUP = 8_192
 ROWS_PER_PART = 1_000_000
-# Slots are small numbers: zstd 6, as for other datasets, makes files no smaller (within 1%) and writes 10.8 instead of
-# 17.1 M ids a second of one core.
+# Slots are small numbers: zstd 6 makes files no smaller (within 1%) and writes 10.8 instead of 17.1 M ids per second of
+# one core.
 COMPRESSION_LEVEL = 1
-# Of a row group's rows. Source groups end with a session, some rows short: closing here keeps their boundaries, so that
-# a dataset whose samples are all hot is read in the very order of its source.
+# Share of a row group's rows. Source groups end with a session, so they are some rows short: closing a group here keeps
+# their boundaries, and a dataset whose samples are all hot is read in exactly the order of its source.
 FULL_ENOUGH = 0.75
 
 
@@ -71,12 +75,11 @@ def layout_hot(
 ) -> Dataset:
     """Write the dataset with the splits "hot" and "cold" in place of "train"; other splits stay as they are.
 
-    Hot rows are those of the plan's hot set; an id that is not among them, unknown ones too, is cold. `sessions` is the
-    plan's choice unless given. Tables named in `keep_ids` (None: those that the plan lets share parameters) are on
-    every rank anyway: they make no sample cold and their ids stay. Transforms of ids that the schema declares are
-    applied here, once, and leave the schema. A deduplicated dataset comes out in the session layout: readers find its
-    repeats again. Row groups are as large as the source's, at most 8,192 rows, unless `rows_per_group` is given: epochs
-    permute row groups, so larger ones would mix samples less than the source does.
+    Hot rows are those of the plan's hot set; every other id, even an unknown one, is cold. `sessions` defaults to the
+    plan's choice. Tables named in `keep_ids` (default: those that the plan lets share parameters) are on every rank
+    anyway: they make no sample cold and keep their ids. Transforms of ids are applied here, once, and leave the schema.
+    Row groups default to the size of the source's, at most 8,192 rows: epochs permute row groups, so larger ones would
+    mix samples less than the source does.
     """
     dataset = open_dataset(dataset)
     plan = plan if isinstance(plan, ShardPlan) else ShardPlan.load(plan)
@@ -101,11 +104,12 @@ def layout_hot(
         hot_rows = sum(part["num_rows"] for part in parts if part["split"] == HOT)
         cold_rows = sum(part["num_rows"] for part in parts if part["split"] == COLD)
         body = {
-            "layout": work.layout,
+            "layout": dataset.layout,
             "num_rows": sum(part["num_rows"] for part in parts),
             "num_sessions": dataset.num_sessions,
             "parts": parts,
             "source": dict(dataset.source),
+            **({"encoding": work.encoding.to_json()} if work.encoding else {}),
             "hot": {
                 "plan_hash": plan.content_hash,
                 "sessions": chosen,
@@ -141,6 +145,8 @@ class _HotLayout:
         self.rows_per_group = rows_per_group or min(largest, ROWS_PER_GROUP)
         self.rows_per_part = rows_per_part
         self.stored = Schema.load(dataset.path)
+        self.stored_encoding = load_encoding(dataset, self.stored) if dataset.layout == "deduplicated" else None
+        self.encoding = without_codecs(self.stored_encoding) if self.stored_encoding else None
         hot_rows = {name: rows for name, rows in load_hot_rows(plan).items() if name not in keep_ids}
         missing = [table.name for table in self.stored.tables if table.name not in {*hot_rows, *keep_ids}]
         if missing:
@@ -150,11 +156,10 @@ class _HotLayout:
         self.has_transforms = any(feature.transforms for feature in self.stored.id_features)
         plain = [f if f.kind == "dense" else replace(f, transforms=()) for f in self.stored.features]
         self.schema = replace(self.stored, features=tuple(plain))
-        self.layout = "time" if dataset.layout == "time" else "session"
 
     def write(self, folder: Path, progress: Progress) -> list[dict[str, Any]]:
         """Write all files; the parts as the manifest lists them, hot ones first."""
-        writers = {split: self._open(folder, split, split) for split in (HOT, COLD)}
+        writers = {split: self._open(folder, split) for split in (HOT, COLD)}
         done, total = 0, sum(group.num_rows for group in self.groups)
         for rows in self._read(self.groups):
             is_hot, slots = find_hot_samples(rows, self.schema, self.remap)
@@ -167,56 +172,63 @@ class _HotLayout:
         parts = [part for writer in writers.values() for part in writer.close()]
         return parts + self._write_others(folder)
 
-    def _open(self, folder: Path, split: str, place: str) -> _GroupWriter:
-        target = folder / place if place else folder
-        target.mkdir(exist_ok=True)
-        arrow = self.schema.arrow_schema()
-        options = {**writer_options(arrow, self.layout), "compression_level": COMPRESSION_LEVEL}
-        form = PartFormat(schema=arrow, options=options)
-        writer = PartWriter(
-            folder=str(target), prefix="part", form=form, split_names=[split], rows_per_part=self.rows_per_part
+    def _open(self, folder: Path, split: str) -> _GroupWriter:
+        return _GroupWriter(
+            folder,
+            split,
+            choose_format=self._choose_format,
+            rows_per_group=self.rows_per_group,
+            rows_per_part=self.rows_per_part,
         )
-        return _GroupWriter(writer, prefix=f"{place}/" if place else "", rows_per_group=self.rows_per_group)
+
+    def _choose_format(self, rows: pa.Table) -> PartFormat:
+        """The format of the parts that begin with the row group `rows`."""
+        if self.encoding is not None:
+            return record_format(rows, self.schema, self.encoding, {}, levels=[COMPRESSION_LEVEL])
+        options = writer_options(rows.schema, self.dataset.layout)
+        return PartFormat(schema=rows.schema, options={**options, "compression_level": COMPRESSION_LEVEL})
 
     def _read(self, groups: list[StoredGroup]) -> Iterator[pa.Table]:
-        """Row group by row group, ids as the tables will see them."""
-        read = self._read_records if self.dataset.layout == "deduplicated" else self._read_plain
-        for rows in read(groups):
-            yield transform_rows(rows, self.stored) if self.has_transforms else rows
-
-    def _read_records(self, groups: list[StoredGroup]) -> Iterator[pa.Table]:
-        for group in groups:
-            batches = list(read_rows(self.dataset, row_groups={group.file: [group.index]}))
-            yield pa.Table.from_batches(batches).combine_chunks()
-
-    def _read_plain(self, groups: list[StoredGroup]) -> Iterator[pa.Table]:
-        """From files that are opened once: each look at a footer costs as much as some thousand ids."""
+        """Row group by row group, ids as the tables will see them. Opens each file once: footers are slow to read."""
         wanted = self.stored.arrow_schema()
-        for name, own in groupby(groups, key=lambda group: group.file):
-            with closing(PartFile(join_path(self.dataset.path, name), columns=wanted.names)) as part:
+        columns = wanted.names
+        if self.stored_encoding is not None:
+            stored = (own for name in columns for own in columns_of(name, self.stored, self.stored_encoding))
+            columns = list(dict.fromkeys(stored))
+        for file, own in groupby(groups, key=lambda group: group.file):
+            with closing(PartFile(join_path(self.dataset.path, file), columns=columns)) as part:
                 for group in own:
                     part.check(group)
-                    rows = _decode(part, group).select(wanted.names)
-                    yield rows if rows.schema.equals(wanted) else rows.cast(wanted)
+                    rows = _decode(part, group)
+                    if self.stored_encoding is not None:
+                        rows = pa.Table.from_batches([decode_rows(rows, self.stored, self.stored_encoding)])
+                    rows = rows.select(wanted.names).cast(wanted)
+                    yield transform_rows(rows, self.stored) if self.has_transforms else rows
 
     def _write_others(self, folder: Path) -> list[dict[str, Any]]:
-        if self.dataset.splits == ["train"]:  # what readers would hold out of it
-            return self._rewrite(folder, "test", split_groups(self.dataset, "test"))
+        if self.dataset.splits == ["train"]:  # readers would hold out some of its row groups
+            return self._rewrite(folder, "test")
         parts: list[dict[str, Any]] = []
         for split in [name for name in self.dataset.splits if name != "train"]:
-            if self.has_transforms or self.dataset.layout == "deduplicated":
-                parts += self._rewrite(folder, split, split_groups(self.dataset, split))
+            if self.has_transforms or self.encoding is not None:
+                parts += self._rewrite(folder, split)
                 continue
             for part in self.dataset.split_parts(split):
                 _link(join_path(self.dataset.path, part.file), folder / part.file)
                 parts.append(record_json(part))
         return parts
 
-    def _rewrite(self, folder: Path, split: str, groups: list[StoredGroup]) -> list[dict[str, Any]]:
-        writer = self._open(folder, split, split)
-        for rows in self._read(groups):
+    def _rewrite(self, folder: Path, split: str) -> list[dict[str, Any]]:
+        writer = self._open(folder, split)
+        for rows in self._read(split_groups(self.dataset, split)):
             writer.add(rows)
         return writer.close()
+
+
+def without_codecs(encoding: Encoding) -> Encoding:
+    """The encoding without the codecs that trade time for bytes: a run reads the files every epoch, then drops them."""
+    plain = {name: replace(own, coded=False, shared_by="") for name, own in encoding.features.items()}
+    return Encoding(features=plain)
 
 
 def _decode(part: PartFile, group: StoredGroup) -> pa.Table:
@@ -229,10 +241,20 @@ def _decode(part: PartFile, group: StoredGroup) -> pa.Table:
 
 
 class _GroupWriter:
-    """Collects pieces of row groups, each of whole sessions, until they make a row group."""
+    """Collects pieces of row groups, each of whole sessions, until they fill a row group of the split's parts."""
 
-    def __init__(self, writer: PartWriter, *, prefix: str, rows_per_group: int) -> None:
-        self.writer, self.prefix, self.rows_per_group = writer, prefix, rows_per_group
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        *,
+        choose_format: Callable[[pa.Table], PartFormat],
+        rows_per_group: int,
+        rows_per_part: int,
+    ) -> None:
+        self.folder, self.split, self.choose_format = folder, split, choose_format
+        self.rows_per_group, self.rows_per_part = rows_per_group, rows_per_part
+        self.writer: PartWriter | None = None
         self.pending: list[pa.Table] = []
 
     def add(self, rows: pa.Table) -> None:
@@ -242,26 +264,36 @@ class _GroupWriter:
             self._flush()
 
     def _flush(self) -> None:
-        if self.pending:
-            rows = self.pending[0] if len(self.pending) == 1 else pa.concat_tables(self.pending).combine_chunks()
-            self.writer.write(RowGroup(split=0, rows=rows))
+        rows = pa.concat_tables(self.pending).combine_chunks()
         self.pending = []
+        if self.writer is None:
+            target = self.folder / self.split
+            target.mkdir(exist_ok=True)
+            self.writer = PartWriter(
+                folder=str(target),
+                prefix="part",
+                form=self.choose_format(rows),
+                split_names=[self.split],
+                rows_per_part=self.rows_per_part,
+            )
+        self.writer.write(SplitRows(split=0, rows=rows))
 
     def close(self) -> list[dict[str, Any]]:
-        self._flush()
-        return [{**part, "file": self.prefix + part["file"]} for part in self.writer.close()]
+        """Write what is left; the parts as the manifest lists them."""
+        if self.pending:
+            self._flush()
+        parts = self.writer.close() if self.writer else []
+        return [{**part, "file": f"{self.split}/{part['file']}"} for part in parts]
 
 
 def _only_whole_sessions(session_R: npt.NDArray[np.int64], is_hot: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Hot samples of sessions that have no other samples (in this row group, where a session lies as a whole)."""
-    is_sorted = bool((session_R[1:] >= session_R[:-1]).all())  # but in the time layout
-    place_R = np.cumsum(np.diff(session_R, prepend=session_R[:1]) != 0) if is_sorted else _places(session_R)
+    """Hot samples of sessions that have no cold ones in this row group, which holds whole sessions."""
+    if (session_R[1:] >= session_R[:-1]).all():
+        place_R = np.cumsum(np.diff(session_R, prepend=session_R[:1]) != 0)
+    else:  # the time layout
+        place_R = np.unique(session_R, return_inverse=True)[1]
     num_cold = np.bincount(place_R, weights=~is_hot)
     return np.asarray(num_cold[place_R] == 0)
-
-
-def _places(session_R: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.unique(session_R, return_inverse=True)[1]
 
 
 def _hot_schema(schema: Schema, hot_rows: Mapping[str, npt.NDArray[np.int64]]) -> Schema:
@@ -273,7 +305,7 @@ def _hot_schema(schema: Schema, hot_rows: Mapping[str, npt.NDArray[np.int64]]) -
 
 
 def _link(source: str, target: Path) -> None:
-    """The same file under another name where the file system can, otherwise a copy."""
+    """A hard link to the file where the file system can, otherwise a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not is_remote(source):
         try:

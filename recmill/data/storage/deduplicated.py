@@ -1,4 +1,4 @@
-"""The `deduplicated` layout: one record a row group, each distinct list of a session once, and an inverse.
+"""The `deduplicated` layout: one record per row group, each distinct list of a session once, and an inverse.
 
     rows of two sessions:   tags  [7, 9]  [7, 9]  [4]  [7, 9]  | [4]     item  [1] [5] [2] [3] | [1]
 
@@ -6,23 +6,22 @@
     session_id           [17, 18]             each session
     session/num_rows     [4, 1]               each session
     timestamp/first      [1000, 1010]         each session
-    timestamp/last       [1115]               the row group; the statistics of these columns let a reader skip it
-    timestamp/gaps       [20, 5, 90]          each row but a session's first: time since the row before
+    timestamp/gaps       [20, 5, 90]          each row except a session's first: time since the row before
     label                [0, 1, 0, 0, 1]      each row
-    tags/changed         [no, yes, yes]       each row but a session's first, which is new: is the list another one?
-    tags/again           [0, 1]               each row that changed: 0 a new list; 1 + k the session's k-th list again
+    tags/changed         [no, yes, yes]       each row except a session's first: does the list change?
+    tags/again           [0, 1]               each row that changed: 0 for a new list, 1 + k for the session's k-th list
     tags                 [7, 9, 4, 4]         each id of the distinct lists, one list after another
-    tags/lengths         [2, 1, 1]            each distinct list; a single number holds for all
-    item                 [1, 5, 2, 3, 1]      plain: a list a row
+    tags/lengths         [2, 1, 1]            each distinct list; a single number stands for all
+    item                 [1, 5, 2, 3, 1]      plain: one list per row
     item/lengths         [1]
 
-Each column is one long list, so that Parquet stores neither nulls nor where a session ends a second time. Dense values
-are stored as integers, see `rotate_floats`; ids may be the symbols of popular_ids.py, with `tags/rest` for the bytes
-that follow them. Histories (`windows`) overlap: `history` is one sequence a session, `history/ends` says where in it
-each distinct list ends (a session's first, then the differences), `history/lengths` how long it is (likewise; or one
-number: as long as that, or as its end allows). Where users come back, the sequences are theirs and lie in the footer
-(sequence_store.py). Arrow hands the footer's text on with every table. A feature's name never holds '/', so the
-columns cannot clash.
+Each column is one long list, so that Parquet stores neither nulls nor the ends of sessions a second time. Dense values
+are stored as integers (`rotate_floats`); ids may be the symbols of popular_ids.py, with `tags/rest` for the bytes that
+follow them. Histories (`windows`) overlap: `history` is one sequence per session, `history/ends` says where each
+distinct list ends in it (the session's first end, then differences), `history/lengths` how long it is (likewise; or one
+number n: the last n ids, or fewer where its end comes sooner). Where users come back, their sessions share one sequence
+in the footer (sequences.py), which Arrow passes on with every table. Names of features never contain '/', so columns
+cannot clash.
 
 Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group, C = rows that changed.
 """
@@ -50,7 +49,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> DistinctBlock:
-    """The record of a row group as the reader wants it: every distinct list once."""
+    """The record of a row group with every distinct list once, as the reader wants it."""
     decoder = _Decoder(table, schema, encoding)
     dense_RF = np.empty((decoder.num_rows, len(schema.dense)), np.float32)
     for position, feature in enumerate(schema.dense):
@@ -84,7 +83,7 @@ Feature = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int
 
 
 class _Decoder:
-    """Arrays of one row group; what features share is decoded once."""
+    """Arrays of one row group; streams that features share are decoded once."""
 
     def __init__(self, table: pa.Table, schema: Schema, encoding: Encoding) -> None:
         assert table.num_rows == 1, "a row group is one record"
@@ -93,17 +92,17 @@ class _Decoder:
         self.num_rows = len(self.label_R)
         self.num_rows_S = self.stream("session/num_rows")
         self.starts_S = np.cumsum(self.num_rows_S) - self.num_rows_S
-        self._metadata = table.schema.metadata  # a copy of the footer's text each time it is asked for
+        self._metadata = table.schema.metadata  # Arrow copies the footer's text on every access
         self._inverses: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
         self._features: dict[str, Feature] = {}
         self._equal: dict[tuple[str, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
 
     def stream(self, name: str) -> Any:
-        """The numbers of a column, not copied unless they are bits."""
+        """The numbers of a column, copied only if they are bits."""
         return self.table.column(name)[0].values.to_numpy(zero_copy_only=False)
 
     def _spread(self, others: npt.NDArray[Any], *, first: Any) -> npt.NDArray[Any]:
-        """What is stored of all rows but a session's first, with `first` for those."""
+        """One value per row from those of all rows except a session's first, which get `first`."""
         spread_R = np.empty(self.num_rows, others.dtype)
         is_other_R = np.ones(self.num_rows, np.bool_)
         is_other_R[self.starts_S] = False
@@ -118,7 +117,7 @@ class _Decoder:
         return timestamp_R
 
     def inverse(self, group: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Sample -> distinct row among those of all sessions, and the number of distinct rows of each session."""
+        """The distinct row of each sample, counted over all sessions, and the number of distinct rows per session."""
         if group not in self._inverses:
             changed = self.table.column(f"{group}/changed")[0].values
             _, bits = changed.buffers()
@@ -139,7 +138,7 @@ class _Decoder:
         return dense_R
 
     def groups(self, names: Sequence[str]) -> tuple[DistinctGroup, ...]:
-        """The id features `names`, those that share an inverse (or have none) together."""
+        """The id features `names`, grouped by the inverse that they share; those without one form a group too."""
         members: dict[str, list[str]] = {}
         for name in names:
             members.setdefault(self.encoding.features[name].group, []).append(name)
@@ -186,7 +185,7 @@ class _Decoder:
         return self._ids(name), starts_U, lengths_U
 
     def _equal_lists(self, group: str, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Starts and lengths of a group's lists if all have one length; its features share them."""
+        """Starts and lengths of a group's lists that all have one length; its features share them."""
         if (group, length) not in self._equal:
             count = int(self.inverse(group)[1].sum()) if group else self.num_rows
             starts_U = np.arange(0, count * length, length) if length else np.zeros(count, np.int64)
@@ -202,7 +201,7 @@ class _Decoder:
         return decode_windows(sequences.values, *windows, begins_S=begins_S)
 
     def _keys(self, name: str) -> npt.NDArray[np.int64]:
-        """Whose each session is: the first id of the feature in its first row."""
+        """The user of each session: the first id of the feature in its first row."""
         values, starts_U, lengths_U = self._feature(name)
         num_distinct_S = self._num_distinct(name)
         first_S = np.cumsum(num_distinct_S) - num_distinct_S
@@ -212,7 +211,7 @@ class _Decoder:
         return keys_S
 
     def lists(self, names: Sequence[str]) -> dict[str, pa.ListArray]:
-        """A list a sample for each of the id features."""
+        """One list per sample for each of the id features."""
         found = {}
         for group in self.groups(names):
             for name, values, starts_U, lengths_U in group.features():

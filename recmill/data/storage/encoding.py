@@ -1,7 +1,7 @@
-"""Which features of a log are stored once a distinct list, and which of them share an inverse.
+"""Which features of a log are stored once per distinct list, and which of them share an inverse.
 
-The schema proposes (its named groups, its histories), the rows decide: repeating a feature must save more bits than the
-inverse costs, and features of one named group that do not change together get an inverse each.
+The schema proposes (its named groups, its histories) and the rows decide: storing a feature's distinct lists must save
+more bits than the inverse costs. Features of a named group that do not change together get separate inverses.
 """
 
 from __future__ import annotations
@@ -19,31 +19,37 @@ from torch.utils.dlpack import from_dlpack
 
 from kernels import dedup_rows, take_rows
 from recmill.artifacts import InputError
+from recmill.data.ikjt.distinct import as_tensor
 from recmill.data.schema import Feature, Schema
 
-# A group is stored once a distinct list if that takes at most this share of its bits...
+FORMAT = 2  # of the records and footers; 1 stored the text of footers in seven bits per character
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+# A group is stored once per distinct list if that takes at most this share of its bits...
 MAX_SHARE = 0.9
-# ...or if a list stays for this many samples: what is nearly constant compresses well as it is, but readers save work.
+# ...or if lists stay for this many samples: nearly constant lists compress well anyway, but readers save work.
 ALWAYS_FACTOR = 2.0
-# Features share an inverse if storing them together adds at most this share of distinct lists to either.
+# Features share an inverse if storing them together adds at most this share of distinct lists to each.
 GROUP_TOLERANCE = 0.05
-# A user's sessions share one history if that leaves at most this share of its ids.
+# The sessions of a user share one history if that stores at most this share of the ids.
 MAX_SHARED = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureEncoding:
-    """How one feature is stored: plain if `group` is empty, else once a distinct list with the inverse of `group`."""
+    """How one feature is stored: plain if `group` is empty, else once per distinct list with the inverse of `group`."""
 
     group: str = ""  # the name of one of the group's features
     windows: bool = False  # the distinct lists of a session are windows into one sequence
     coded: bool = False  # ids are stored as the symbols of popular_ids.py
-    shared_by: str = ""  # the feature that says whose history it is; all sessions of a user share it (windows only)
+    shared_by: str = ""  # the feature that identifies the user, whose sessions share one history (windows only)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How every feature of a dataset is stored; the part of dataset.json that a reader needs."""
+    """How every feature of a dataset is stored: the part of dataset.json that a reader needs."""
 
     features: Mapping[str, FeatureEncoding]
 
@@ -61,12 +67,18 @@ class Encoding:
         return [name for name, feature in self.features.items() if not feature.group]
 
     def to_json(self) -> dict[str, Any]:
-        return {name: asdict(feature) for name, feature in self.features.items()}
+        return {"format": FORMAT, "features": {name: asdict(own) for name, own in self.features.items()}}
 
     @classmethod
     def from_json(cls, loaded: Any, schema: Schema, *, where: str) -> Self:
-        """`loaded` as dataset.json holds it, in schema order (JSON objects have none)."""
+        """From the content of dataset.json, in schema order (JSON objects have no order)."""
         names = [feature.name for feature in schema.features]
+        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+            raise InputError(
+                f"{where}: the deduplicated layout was written by another version of recmill, expected its format "
+                f"{FORMAT}; cluster the log again"
+            )
+        loaded = loaded.get("features")
         if not isinstance(loaded, dict):
             raise InputError(f"{where}: encoding is {loaded!r}, expected an object")
         if missing := [name for name in names if not isinstance(loaded.get(name), dict)]:
@@ -78,10 +90,7 @@ class Encoding:
             named = [entry.get(key) in known_names for key in ("group", "shared_by")]
             flags = [isinstance(entry.get(key), bool) for key in ("windows", "coded")]
             if not all((known, *named, *flags)):
-                raise InputError(
-                    f"{where}: encoding of {name!r} is {entry}, expected a group, windows, coded and shared_by; "
-                    "if another version of recmill wrote the dataset, cluster the log again"
-                )
+                raise InputError(f"{where}: encoding of {name!r} is {entry}, expected group, windows, coded, shared_by")
             features[name] = FeatureEncoding(**entry)
         return cls(features=features)
 
@@ -103,58 +112,68 @@ class Column:
         offsets = from_dlpack(array.offsets).long()
         first, last = int(offsets[0]), int(offsets[-1])
         values = array.values.slice(first, last - first)
-        # Arrow gives an empty array no address, and torch no tensor for it.
+        # An empty Arrow array has no address, and torch makes no tensor without one.
         tensor = from_dlpack(values) if len(values) else torch.empty(0, dtype=torch.int64)
         return cls(values=tensor, offsets=offsets - first)
 
+    def take(self, rows: IntArray) -> tuple[npt.NDArray[Any], IntArray]:
+        """The values of some rows, one row after another, and how many each has."""
+        values, lengths = take_rows([self.values], [self.offsets], torch.from_numpy(rows), num_threads=1)
+        return values.numpy(), lengths.numpy()
 
-# R = rows, U = distinct rows
-def dedup_in_sessions(session_R: Tensor, columns: Sequence[Column]) -> tuple[Tensor, Tensor]:
-    """The distinct rows of every session, in their order, and the row's position among them all."""
-    each = torch.arange(len(session_R) + 1)
-    values, offsets = [column.values for column in columns], [column.offsets for column in columns]
-    return dedup_rows([session_R, *values], [each, *offsets])
+
+# R = rows, U = distinct rows. Arrays and one thread: torch's and the kernels' threads cost more than they save here.
+def dedup_in_sessions(session_R: IntArray, columns: Sequence[Column]) -> tuple[IntArray, IntArray]:
+    """The distinct rows of every session, in their order, and for each row its position among all of them."""
+    return _dedup([as_tensor(session_R), *(own.values for own in columns)], [own.offsets for own in columns])
+
+
+def _dedup(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[IntArray, IntArray]:
+    """Distinct rows; the first columns, for which no offsets are given, hold one value per row."""
+    each = torch.arange(len(values[0]) + 1)
+    singles = [each] * (len(values) - len(offsets))
+    unique_U, inverse_R = dedup_rows(list(values), [*singles, *offsets], num_threads=1)
+    return unique_U.numpy(), inverse_R.numpy()
 
 
 def inverse_events(
-    unique_U: Tensor, inverse_R: Tensor, first_R: Tensor
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-    """The inverse as it is stored: whether a row differs from the one before, and what those that do are.
+    unique_U: IntArray, inverse_R: IntArray, first_R: BoolArray
+) -> tuple[BoolArray, npt.NDArray[np.int32]]:
+    """The inverse as it is stored: whether each row differs from the one before, and what the rows that differ are.
 
-    Both leave out the rows that begin a session (`first_R`): they are new. Of the others, one that differs is 0 if it
-    is new too, or 1 + k if it is the session's k-th distinct row again; if all are new, nothing is stored of that.
+    Both omit the rows that begin a session (`first_R`), which are always new. A row that differs is 0 if it is new, or
+    1 + k if it equals the session's k-th distinct row. If all rows that differ are new, the second array is empty.
     """
-    is_new_R = torch.zeros(len(inverse_R), dtype=torch.bool)
+    is_new_R = np.zeros(len(inverse_R), np.bool_)
     is_new_R[unique_U] = True
-    changed_R = torch.ones(len(inverse_R), dtype=torch.bool)
-    changed_R[1:] = inverse_R[1:] != inverse_R[:-1]
-    rows_C = torch.nonzero(changed_R & ~first_R).reshape(-1)
-    base_R = inverse_R[first_R][torch.cumsum(first_R, 0) - 1]  # a session's first row is its first distinct one
-    again_C = torch.where(is_new_R[rows_C], 0, 1 + inverse_R[rows_C] - base_R[rows_C]).int().numpy()
-    return changed_R[~first_R].numpy(), again_C if again_C.any() else again_C[:0]
+    changed_R = np.ones(len(inverse_R), np.bool_)
+    np.not_equal(inverse_R[1:], inverse_R[:-1], out=changed_R[1:])
+    rows_C = np.flatnonzero(changed_R & ~first_R)
+    base_R = inverse_R[first_R][np.cumsum(first_R) - 1]  # the first row of a session is its first distinct row
+    again_C = np.where(is_new_R[rows_C], 0, 1 + inverse_R[rows_C] - base_R[rows_C]).astype(np.int32)
+    return changed_R[~first_R], again_C if again_C.any() else again_C[:0]
 
 
-def session_firsts(session_R: Tensor) -> Tensor:
+def session_firsts(session_R: IntArray) -> BoolArray:
     """Whether a row is the first of its session."""
-    first_R = torch.ones(len(session_R), dtype=torch.bool)
-    first_R[1:] = session_R[1:] != session_R[:-1]
+    first_R = np.ones(len(session_R), np.bool_)
+    np.not_equal(session_R[1:], session_R[:-1], out=first_R[1:])
     return first_R
 
 
 @dataclass(kw_only=True, eq=False)
 class _Candidate:
-    """Features that change together, and what storing them once a distinct list would take."""
+    """Features that change together, and the bits to store them per row and per distinct list."""
 
     names: list[str]
-    inverse_R: Tensor
-    unique_U: Tensor
+    inverse_R: IntArray
+    unique_U: IntArray
     plain_bits: float = 0.0
     distinct_bits: float = 0.0
 
     def joined_by(self, other: _Candidate) -> _Candidate | None:
-        """Both as one, unless that adds distinct rows to either."""
-        each = torch.arange(len(self.inverse_R) + 1)
-        unique_U, inverse_R = dedup_rows([self.inverse_R, other.inverse_R], [each, each])
+        """Both as one candidate, unless that adds distinct rows to either."""
+        unique_U, inverse_R = _dedup([torch.from_numpy(self.inverse_R), torch.from_numpy(other.inverse_R)], [])
         if len(unique_U) > (1 + GROUP_TOLERANCE) * min(len(self.unique_U), len(other.unique_U)):
             return None
         return _Candidate(
@@ -165,18 +184,17 @@ class _Candidate:
             distinct_bits=self.distinct_bits + other.distinct_bits,
         )
 
-    def pays(self, session_R: Tensor) -> bool:
-        num_changes = 1 + int((self.inverse_R[1:] != self.inverse_R[:-1]).sum())
-        if len(self.inverse_R) >= ALWAYS_FACTOR * num_changes:
-            return True
+    def pays(self, session_R: IntArray) -> bool:
         changed, again = inverse_events(self.unique_U, self.inverse_R, session_firsts(session_R))
+        if len(self.inverse_R) >= ALWAYS_FACTOR * (1 + np.count_nonzero(np.diff(self.inverse_R))):
+            return True
         inverse_bits = sum(len(stored) * entropy_bits(stored) for stored in (changed, again) if len(stored))
         return self.distinct_bits + inverse_bits <= MAX_SHARE * self.plain_bits
 
 
 def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
     """The encoding that suits `rows`: whole sessions, sorted."""
-    session_R = from_dlpack(rows.column("session_id").combine_chunks())
+    session_R = rows.column("session_id").to_numpy()
     proposed: dict[str, list[str]] = {}
     for feature in schema.features:
         proposed.setdefault(f"group/{feature.group}" if feature.group else feature.name, []).append(feature.name)
@@ -193,8 +211,8 @@ def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
                 joint.append(found)
         for candidate in joint:
             if any(schema.feature(name).shift for name in candidate.names) or candidate.pays(session_R):
-                # The same inverse is not stored twice, even for features of different groups.
-                same = next((own for own in chosen if torch.equal(own.inverse_R, candidate.inverse_R)), None)
+                # No inverse is stored twice, even for features of different groups.
+                same = next((own for own in chosen if np.array_equal(own.inverse_R, candidate.inverse_R)), None)
                 if same is None:
                     chosen.append(candidate)
                 else:
@@ -206,10 +224,10 @@ def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
     return Encoding(features=features)
 
 
-def _examine(name: str, column: Column, session_R: Tensor) -> _Candidate:
+def _examine(name: str, column: Column, session_R: IntArray) -> _Candidate:
     unique_U, inverse_R = dedup_in_sessions(session_R, [column])
-    distinct, _ = take_rows([column.values], [column.offsets], unique_U)
-    bits = entropy_bits(distinct.numpy())
+    distinct, _ = column.take(unique_U)
+    bits = entropy_bits(distinct)
     return _Candidate(
         names=[name],
         inverse_R=inverse_R,
@@ -220,19 +238,16 @@ def _examine(name: str, column: Column, session_R: Tensor) -> _Candidate:
 
 
 def entropy_bits(values: npt.NDArray[Any]) -> float:
-    """Bits a value that no code without context can go below."""
+    """The entropy in bits per value: a lower bound for any code without context."""
     counts = np.unique(values, return_counts=True)[1]
     shares = counts / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
 
-KEYS = ("session_id", "timestamp/first", "timestamp/last")  # their statistics say what a row group holds
-
-
 def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
-    """The Arrow schema of the records. What cannot be missing is declared so: Parquet then stores no levels for it."""
-    columns: dict[str, pa.DataType] = dict.fromkeys(KEYS, pa.int64())
-    columns |= {"session/num_rows": pa.int32(), "timestamp/gaps": pa.int64(), "label": pa.float32()}
+    """The Arrow schema of the records. Nothing is nullable, so Parquet stores no levels for missing values."""
+    columns: dict[str, pa.DataType] = dict.fromkeys(("session_id", "timestamp/first", "timestamp/gaps"), pa.int64())
+    columns |= {"session/num_rows": pa.int32(), "label": pa.float32()}
     for group in encoding.groups:
         columns |= {f"{group}/changed": pa.bool_(), f"{group}/again": pa.int32()}
     for feature in schema.features:
@@ -241,7 +256,7 @@ def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
 
 
 def _columns_of_feature(feature: Feature, own: FeatureEncoding) -> dict[str, pa.DataType]:
-    """Its own columns, without those of its group."""
+    """The columns of the feature itself, without those of its group."""
     if feature.kind == "dense":
         return {feature.name: pa.int32()}
     columns = {f"{feature.name}/lengths": pa.int32()}
@@ -255,7 +270,7 @@ def _columns_of_feature(feature: Feature, own: FeatureEncoding) -> dict[str, pa.
 
 
 def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
-    """The columns of the records that the rows' column `name` is decoded from, besides `label`."""
+    """The columns of the records from which the rows' column `name` is decoded, besides `label`."""
     if name == "label":
         return ["label", "session/num_rows"]
     if name == "session_id":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +12,11 @@ import pyarrow.compute as pc
 
 from recmill.data.memory_plan import MAX_SHARED_IDS
 from recmill.data.schema import Schema
-from recmill.data.storage.encoding import KEYS, MAX_SHARED, Encoding, choose_encoding, record_schema
+from recmill.data.storage.encoding import MAX_SHARED, Encoding, choose_encoding, record_schema
+from recmill.data.storage.options import RECORD_LEVELS, record_options
 from recmill.data.storage.popular_ids import PopularIds
 from recmill.data.storage.session_encoder import SessionEncoder, encode_sessions
-from recmill.data.storage.writer import DICTIONARY, PartFormat, encoded_bytes, for_columns, run_starts
-
-# Level 15 takes 1 to 8% off columns in which something repeats, and nothing off the others, for a tenth of the speed.
-COMPRESSION_LEVELS = (1, 15)
-MIN_GAIN = 0.005
-MAX_BEHIND = 1.2  # an encoding that is so much larger at the low level is not tried at the high one
-MIN_VALUES = 64  # shorter columns are not worth the trials
+from recmill.data.storage.writer import PartFormat, run_starts
 
 
 def choose_record_format(
@@ -34,10 +28,9 @@ def choose_record_format(
     max_shared_ids: int = MAX_SHARED_IDS,
     fetch_users: Callable[[str], pa.Table] | None = None,
 ) -> tuple[PartFormat, Encoding]:
-    """Files of one record a row group for a log of `num_rows` rows, of which `sample` holds whole sessions, sorted.
+    """The format of the files for a log of `num_rows` rows, of which `sample` holds whole sessions, sorted.
 
-    A part is full when the histories that its sessions share hold `max_shared_ids` ids. `fetch_users` gives all
-    sessions of some users, sorted, when told which feature says who the user is.
+    `fetch_users` returns all sessions of some users, sorted, given the feature that identifies the user.
     """
     encoding = choose_encoding(sample, schema)
     if fetch_users and (key := find_user(sample, schema, encoding)):
@@ -48,25 +41,37 @@ def choose_record_format(
         for name, own in encoding.features.items()
     }
     encoding = Encoding(features=features)
-    make_encoder = partial(SessionEncoder, schema=schema, encoding=encoding, popular=popular, max_ids=max_shared_ids)
     group = first_sessions(sample, rows_per_group)
-    form = PartFormat(
-        schema=record_schema(schema, encoding),
-        options=record_options(make_encoder().encode(group)),
-        make_encoder=make_encoder,
-    )
-    return form, encoding
+    return record_format(group, schema, encoding, popular, max_shared_ids=max_shared_ids), encoding
+
+
+def record_format(
+    group: pa.Table,
+    schema: Schema,
+    encoding: Encoding,
+    popular: Mapping[str, PopularIds],
+    *,
+    max_shared_ids: int = MAX_SHARED_IDS,
+    levels: Sequence[int] = RECORD_LEVELS,
+) -> PartFormat:
+    """Files of one record per row group, with the Parquet settings that make the rows of `group` smallest.
+
+    A part is full when the histories that its sessions share hold `max_shared_ids` ids. `levels` of zstd are tried.
+    """
+    make_encoder = partial(SessionEncoder, schema=schema, encoding=encoding, popular=popular, max_ids=max_shared_ids)
+    options = record_options(make_encoder().encode(group), levels)
+    return PartFormat(schema=record_schema(schema, encoding), options=options, make_encoder=make_encoder)
 
 
 def first_sessions(rows: pa.Table, num_rows: int) -> pa.Table:
-    """Whole sessions with about `num_rows` rows, one session at least."""
+    """Whole sessions with about `num_rows` rows, at least one session."""
     ends = np.append(run_starts([rows.column("session_id").to_numpy()])[1:], rows.num_rows)
     last = min(int(np.searchsorted(ends, num_rows)), len(ends) - 1)
     return rows.slice(0, int(ends[last])).combine_chunks()
 
 
 def find_user(rows: pa.Table, schema: Schema, encoding: Encoding) -> str | None:
-    """The feature that may say whose session it is: one id, the same in a whole session, with the most values."""
+    """The feature that may identify the user: one id, constant within a session, with the most distinct values."""
     if not any(own.windows for own in encoding.features.values()):
         return None
     starts = run_starts([rows.column("session_id").to_numpy()])
@@ -82,7 +87,7 @@ def find_user(rows: pa.Table, schema: Schema, encoding: Encoding) -> str | None:
 
 
 def share_histories(rows: pa.Table, schema: Schema, encoding: Encoding, key: str) -> Encoding:
-    """The encoding with those histories shared by `key` that all sessions of some users, `rows`, repeat enough."""
+    """The encoding with histories that all sessions of a user share, if that pays for the users of `rows`."""
     windows = [name for name, own in encoding.features.items() if own.windows]
     if not rows.num_rows:
         return encoding
@@ -99,47 +104,17 @@ def share_histories(rows: pa.Table, schema: Schema, encoding: Encoding, key: str
 
 
 def choose_popular_ids(sample: pa.Table, schema: Schema, encoding: Encoding, *, scale: float) -> dict[str, PopularIds]:
-    """The tables whose ids are stored as symbols, by what their features store of the sample's sessions."""
+    """The tables whose ids are worth storing as symbols, judged by the ids that the sample's records store."""
     apart = Encoding(features={name: replace(own, shared_by="") for name, own in encoding.features.items()})
     records = encode_sessions(sample, schema, apart)
     popular = {}
     for table in schema.tables:
         if any(schema.feature(name).transforms for name in table.features):
-            continue  # raw ids may be any int64, negative ones too
+            continue  # raw ids may be any int64, even negative
         ids = np.concatenate([records.column(name).combine_chunks().flatten().to_numpy() for name in table.features])
-        # Shuffled, so that popularity is not that of one time.
+        # Shuffled, so that popularity is not that of one period.
         ids = np.random.default_rng(0).permutation(ids)
         found = PopularIds.choose(ids, num_rows=table.num_rows, num_stored=scale * len(ids))
         if found is not None:
             popular[table.name] = found
     return popular
-
-
-def record_options(record: pa.Table) -> dict[str, Any]:
-    """Settings of the Parquet files: for each column the encoding that makes it smallest in this record."""
-    best = for_columns(record.schema, lambda field: smallest_encoding(record, field))
-    return {
-        "compression": "zstd",
-        "compression_level": {path: level for path, (_, level) in best.items()},
-        "write_statistics": [f"{name}.list.element" for name in KEYS],
-        "use_dictionary": [path for path, (encoding, _) in best.items() if encoding == DICTIONARY],
-        "column_encoding": {path: encoding for path, (encoding, _) in best.items() if encoding != DICTIONARY},
-        "store_schema": False,  # Parquet's own types say it all
-    }
-
-
-def smallest_encoding(record: pa.Table, field: pa.Field) -> tuple[str, int]:
-    """The encoding and the level of zstd that make a column smallest; a higher level must gain MIN_GAIN."""
-    kind = field.type.value_type
-    if len(record.column(field.name)[0]) < MIN_VALUES:
-        return "PLAIN", COMPRESSION_LEVELS[0]
-    encodings = ["PLAIN"]
-    if not pa.types.is_boolean(kind):
-        encodings += [DICTIONARY, "BYTE_STREAM_SPLIT"] + ["DELTA_BINARY_PACKED"] * pa.types.is_integer(kind)
-    low, high = COMPRESSION_LEVELS
-    column = record.select([field.name])
-    quick = {encoding: encoded_bytes(column, encoding, low) for encoding in encodings}
-    hopeful = [encoding for encoding in encodings if quick[encoding] <= MAX_BEHIND * min(quick.values())]
-    sizes = {(encoding, low): (1 - MIN_GAIN) * size for encoding, size in quick.items()}
-    sizes |= {(encoding, high): encoded_bytes(column, encoding, high) for encoding in hopeful}
-    return min(sizes, key=lambda choice: sizes[choice])

@@ -1,10 +1,13 @@
-"""The histories of a part, one sequence a user: sessions point into it instead of repeating what the last one said.
+"""The histories of a part, one sequence per user: sessions point into it instead of repeating earlier ones.
 
     user 7, session 1:   [a, b]  [a, b, c]           sequence of user 7:  a b c d e
     user 7, session 2:   [b, c, d]  [c, d, e]        windows end at:      2 3 | 4 5
 
-While a part is written its sequences only grow at the end, so a window keeps its place; when the part is closed they go
-into the footer, which every reader of one of its row groups has. Who the user is, a feature says (`shared_by`).
+While a part is written its sequences only grow at the end, so windows keep their places. When the part is closed, they
+go into the footer, which every reader of a row group has. The feature `shared_by` identifies the user.
+
+Measured gain (benchmarks/codecs.py): globo 5.07 bytes per row instead of 6.94, read at 0.93 times the speed. recd has
+no feature that identifies the user.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from recmill.data.storage.footer_text import TextKey, pack_bytes, pack_numbers, 
 from recmill.data.storage.popular_ids import Bytes, PopularIds
 
 IdArray = npt.NDArray[np.int64]
-METADATA_PREFIX = "recmill.sequences/"  # with the name of a feature, and what of it
-# How far back from the end of a user's sequence a session may begin, besides its own length.
+METADATA_PREFIX = "recmill.sequences/"  # followed by the name of a feature and one of its columns
+# How far before the end of a user's sequence, minus its own length, a session may begin.
 SEARCH_IDS = 1_024
 ID_BYTES = 8
 
@@ -34,7 +37,7 @@ class SequenceWriter:
         self.num_ids = 0
 
     def lay(self, keys_S: IdArray, values: IdArray, sizes_S: IdArray) -> IdArray:
-        """Where in its user's sequence each session's begins; what is new of it is added there."""
+        """Where each session's sequence begins in that of its user; ids that are new are appended."""
         data, ends = values.tobytes(), (ID_BYTES * np.cumsum(sizes_S)).tolist()
         begins_S, start = np.empty(len(keys_S), np.int64), 0
         for number, (key, end) in enumerate(zip(keys_S.tolist(), ends, strict=True)):
@@ -62,7 +65,7 @@ class SequenceWriter:
 
 
 def find_overlap(known: bytearray, own: bytes) -> int:
-    """The first place, in bytes, from which `known` agrees with `own` as far as both reach; else its end."""
+    """The first place, in bytes, from which `known` equals `own` as far as both reach; else the end of `known`."""
     first, at = own[:ID_BYTES], max(0, len(known) - len(own) - SEARCH_IDS * ID_BYTES)
     while own and (at := known.find(first, at)) >= 0:
         if at % ID_BYTES == 0 and known[at : at + len(own)] == own[: len(known) - at]:
@@ -73,7 +76,7 @@ def find_overlap(known: bytearray, own: bytes) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sequences:
-    """The sequences of one feature of a part: that of keys[k] is values[offsets[k] : offsets[k + 1]]."""
+    """The sequences of one feature of a part; that of keys[k] is values[offsets[k] : offsets[k + 1]]."""
 
     keys: IdArray
     offsets: IdArray

@@ -1,4 +1,4 @@
-"""Writes whole sessions as the records of the `deduplicated` layout (see deduplicated.py for what they look like).
+"""Encodes whole sessions as records of the `deduplicated` layout, which deduplicated.py describes.
 
 Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group.
 """
@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
-from kernels import take_rows, take_windows, window_rows
+from kernels import take_windows, window_rows
 from recmill.data.memory_plan import MAX_SHARED_IDS
 from recmill.data.schema import Schema
 from recmill.data.storage.encoding import (
     Column,
     Encoding,
+    IntArray,
     dedup_in_sessions,
     inverse_events,
     lists_of,
@@ -31,40 +31,40 @@ from recmill.data.storage.encoding import (
 from recmill.data.storage.popular_ids import Bytes, PopularIds, dump_popular_ids
 from recmill.data.storage.sequences import SequenceWriter
 
-NO_KEY = np.iinfo(np.int64).min  # of a session whose first row does not say whose it is
+NO_KEY = np.iinfo(np.int64).min  # for sessions whose first row does not identify the user
 
 
 class SessionEncoder:
-    """Makes the records of one part; what they share goes into its footer."""
+    """Encodes the records of one part; what they share goes into its footer."""
 
     def __init__(
         self, *, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds], max_ids: int = MAX_SHARED_IDS
     ) -> None:
-        """`max_ids`: of histories that sessions share, after which the part is full."""
+        """The part is full when the histories that its sessions share hold `max_ids` ids."""
         self.schema, self.encoding, self.popular, self._max_ids = schema, encoding, popular, max_ids
         self.arrow_schema = record_schema(schema, encoding)
         self._used = {table: np.zeros(len(own.ids), np.bool_) for table, own in popular.items()}
         self.sequences = {name: SequenceWriter() for name, own in encoding.features.items() if own.shared_by}
 
     def encode(self, rows: pa.Table) -> pa.Table:
-        """A record of whole sessions, sorted by session and time."""
+        """The record of whole sessions, sorted by session and time."""
         record = _Record(rows, self)
         record.add_keys()
         for group, names in self.encoding.groups.items():
             record.add_group(group, names)
         for name in self.encoding.plain:
             column = Column.of(rows, name)
-            record.add_values(name, column.values, column.offsets.diff())
+            record.add_values(name, column.values.numpy(), np.diff(column.offsets.numpy()))
         arrays = [_one_list(record.streams[field.name], field.type) for field in self.arrow_schema]
         return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
 
     @property
     def is_full(self) -> bool:
-        """Whether the footer has become as large as a reader should have to hold."""
+        """Whether the footer is as large as a reader should have to hold."""
         return sum(own.num_ids for own in self.sequences.values()) >= self._max_ids
 
     def metadata(self) -> dict[bytes, bytes]:
-        """What the footer must say."""
+        """Metadata for the footer."""
         found: dict[bytes, bytes] = {}
         for name, own in self.sequences.items():
             coded = self.encoding.features[name].coded
@@ -80,30 +80,29 @@ class SessionEncoder:
 
 
 class _Record:
-    """The streams of one row group, by the name of their column."""
+    """The streams of one row group, by column."""
 
     def __init__(self, rows: pa.Table, encoder: SessionEncoder) -> None:
         self.rows, self.encoder = rows, encoder
-        self.session_R = from_dlpack(rows.column("session_id").combine_chunks())
+        self.session_R = rows.column("session_id").to_numpy()
         self.first_R = session_firsts(self.session_R)
-        self.starts_S = torch.nonzero(self.first_R).reshape(-1)
-        self.record_R = torch.cumsum(self.first_R, 0) - 1
+        self.starts_S = np.flatnonzero(self.first_R)
+        self.record_R = np.cumsum(self.first_R) - 1
         self.streams: dict[str, npt.NDArray[np.generic]] = {}
 
     def add_keys(self) -> None:
-        timestamp_R = from_dlpack(self.rows.column("timestamp").combine_chunks())
-        gaps_R = timestamp_R.diff(prepend=timestamp_R[:1])
+        timestamp_R = self.rows.column("timestamp").to_numpy()
+        gaps_R = np.diff(timestamp_R, prepend=timestamp_R[:1])
         self.streams |= {
-            "session_id": self.session_R[self.starts_S].numpy(),
-            "session/num_rows": self._count(self.record_R).int().numpy(),
-            "timestamp/first": timestamp_R[self.starts_S].numpy(),
-            "timestamp/last": timestamp_R.max().reshape(1).numpy(),
-            "timestamp/gaps": gaps_R[~self.first_R].numpy(),
-            "label": Column.of(self.rows, "label").values.numpy(),
+            "session_id": self.session_R[self.starts_S],
+            "session/num_rows": self._count(self.record_R).astype(np.int32),
+            "timestamp/first": timestamp_R[self.starts_S],
+            "timestamp/gaps": gaps_R[~self.first_R],
+            "label": self.rows.column("label").to_numpy(),
         }
 
-    def _count(self, session: Tensor) -> Tensor:
-        return torch.bincount(session, minlength=len(self.starts_S))
+    def _count(self, session: IntArray) -> IntArray:
+        return np.bincount(session, minlength=len(self.starts_S))
 
     def add_group(self, group: str, names: Sequence[str]) -> None:
         columns = [Column.of(self.rows, name) for name in names]
@@ -112,97 +111,99 @@ class _Record:
         self.streams |= {f"{group}/changed": changed, f"{group}/again": again}
         num_distinct_S = self._count(self.record_R[unique_U])
         for name, column in zip(names, columns, strict=True):
-            values, lengths_U = take_rows([column.values], [column.offsets], unique_U)
+            values, lengths_U = column.take(unique_U)
             if self.encoder.encoding.features[name].windows:
                 self._add_windows(name, values, lengths_U, num_distinct_S)
             else:
                 self.add_values(name, values, lengths_U)
 
-    def add_values(self, name: str, values: Tensor, lengths_U: Tensor) -> None:
-        """Lists one after another, or a dense value each."""
-        if values.dtype == torch.float32:
-            self.streams[name] = rotate_floats(values.numpy())
+    def add_values(self, name: str, values: npt.NDArray[Any], lengths_U: IntArray) -> None:
+        """Add lists, one after another, or dense values."""
+        if values.dtype == np.float32:
+            self.streams[name] = rotate_floats(values)
             return
-        self.streams[f"{name}/lengths"] = _unless_constant(lengths_U.int().numpy())
-        self._add_ids(name, values.numpy())
+        is_constant = bool((lengths_U == lengths_U[0]).all())
+        self.streams[f"{name}/lengths"] = (lengths_U[:1] if is_constant else lengths_U).astype(np.int32)
+        self._add_ids(name, values)
 
-    def _add_ids(self, name: str, ids: npt.NDArray[np.int64]) -> None:
+    def _add_ids(self, name: str, ids: IntArray) -> None:
         if self.encoder.encoding.features[name].coded:
             self.streams[name], self.streams[f"{name}/rest"] = self.encoder.to_symbols(name, ids)
         else:
             self.streams[name] = ids
 
-    def _add_windows(self, name: str, values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> None:
+    def _add_windows(self, name: str, values: IntArray, lengths_U: IntArray, num_distinct_S: IntArray) -> None:
         sequence, sizes_S, starts_U = window_sessions(values, lengths_U, num_distinct_S)
         ends_U = starts_U + lengths_U
         if key := self.encoder.encoding.features[name].shared_by:
-            begins_S = self.encoder.sequences[name].lay(self._keys(key), sequence.numpy(), sizes_S.numpy())
-            ends_U += torch.repeat_interleave(torch.from_numpy(begins_S), num_distinct_S)
+            begins_S = self.encoder.sequences[name].lay(self._keys(key), sequence, sizes_S)
+            ends_U += np.repeat(begins_S, num_distinct_S)
         else:
-            self._add_ids(name, sequence.numpy())
+            self._add_ids(name, sequence)
         first_S = _starts(num_distinct_S)
-        longest = lengths_U.max()
-        is_implied = torch.equal(lengths_U, torch.clamp(ends_U, max=longest))
-        lengths = longest.reshape(1) if is_implied else _differences(lengths_U, first_S)
-        self.streams[f"{name}/lengths"] = lengths.int().numpy()
-        self.streams[f"{name}/ends"] = _differences(ends_U, first_S).int().numpy()
+        longest = lengths_U.max(keepdims=True)
+        is_implied = np.array_equal(lengths_U, np.minimum(ends_U, longest))
+        lengths = longest if is_implied else _differences(lengths_U, first_S)
+        self.streams[f"{name}/lengths"] = lengths.astype(np.int32)
+        self.streams[f"{name}/ends"] = _differences(ends_U, first_S).astype(np.int32)
 
-    def _keys(self, name: str) -> npt.NDArray[np.int64]:
-        """Whose each session is: the first id of the feature in its first row."""
+    def _keys(self, name: str) -> IntArray:
+        """The user of each session: the first id of the feature in its first row."""
         column = Column.of(self.rows, name)
-        starts_S, ends_S = column.offsets[self.starts_S], column.offsets[self.starts_S + 1]
-        keys_S = torch.full_like(starts_S, NO_KEY)
+        offsets = column.offsets.numpy()
+        starts_S, ends_S = offsets[self.starts_S], offsets[self.starts_S + 1]
+        keys_S = np.full(len(starts_S), NO_KEY)
         has_key_S = ends_S > starts_S
-        keys_S[has_key_S] = column.values[starts_S[has_key_S]]
-        return keys_S.numpy()
+        keys_S[has_key_S] = column.values.numpy()[starts_S[has_key_S]]
+        return keys_S
 
 
 def encode_sessions(
     rows: pa.Table, schema: Schema, encoding: Encoding, popular: Mapping[str, PopularIds] = MappingProxyType({})
 ) -> pa.Table:
-    """Whole sessions, sorted by session and time, as a part with one record would hold them, its footer's text too."""
+    """Whole sessions, sorted by session and time, as the only record of a part, with the footer's metadata."""
     encoder = SessionEncoder(schema=schema, encoding=encoding, popular=popular)
     return encoder.encode(rows).replace_schema_metadata(encoder.metadata())
 
 
 def rotate_floats(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-    """Their bits with the sign at the other end, so that the exponent fills a byte of its own.
+    """The bits of the values with the sign moved to the lowest bit, so that the exponent fills a byte of its own.
 
-    Standard normal values take 26.7 bits split into bytes then, and 28.2 as they are; 26.5 is their entropy.
+    Split into bytes, standard normal values then take 26.7 bits instead of 28.2; their entropy is 26.5.
     """
     bits = values.view(np.uint32)
     return ((bits << np.uint32(1)) | (bits >> np.uint32(31))).view(np.int32)
 
 
-def window_sessions(values: Tensor, lengths_U: Tensor, num_distinct_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A sequence a session in which its lists are windows: all sequences, their sizes, and starts in one's own.
+def window_sessions(
+    values: IntArray, lengths_U: IntArray, num_distinct_S: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """One sequence per session whose windows are its lists: all sequences, their sizes, and each list's start.
 
-    Between two sessions lies a list that equals no other, so that no window crosses from one into the next.
+    A list that equals no other separates two sessions, so that no window crosses from one into the next.
     """
-    if values.numel() and int(values.min()) < 0:  # raw ids that transforms will map: any int64
-        known, codes = torch.unique(values, return_inverse=True)
+    if len(values) and values.min() < 0:  # raw ids before their transforms: any int64
+        known, codes = np.unique(values, return_inverse=True)
         sequences, sizes_S, starts_U = window_sessions(codes, lengths_U, num_distinct_S)
         return known[sequences], sizes_S, starts_U
     num_sessions = len(num_distinct_S)
     first_S, value_starts_U = _starts(num_distinct_S), _starts(lengths_U)
-    separators = -1 - torch.arange(num_sessions)  # below every id
-    at = value_starts_U[first_S].numpy()
-    parted = torch.from_numpy(np.insert(values.numpy(), at, separators.numpy()))
-    lengths = torch.from_numpy(np.insert(lengths_U.numpy(), first_S.numpy(), 1))
-    buffer, _, starts = window_rows(parted, _offsets(lengths))
-    is_list = torch.ones(len(lengths), dtype=torch.bool)
-    is_list[first_S + torch.arange(num_sessions)] = False
-    positions = torch.nonzero(buffer < 0).reshape(-1)
-    positions_S = positions[torch.argsort(buffer[positions], descending=True)]
+    parted = np.insert(values, value_starts_U[first_S], -1 - np.arange(num_sessions))  # separators are below every id
+    lengths = np.insert(lengths_U, first_S, 1)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    windows, _, window_starts = window_rows(torch.from_numpy(parted), torch.from_numpy(offsets))
+    buffer, starts = windows.numpy(), window_starts.numpy()
+    positions = np.flatnonzero(buffer < 0)
+    positions_S = positions[np.argsort(-buffer[positions])]
     if buffer[0] == -1:
-        begins_S = positions_S + 1
-        ends_S = torch.cat([positions_S[1:], positions_S.new_tensor([len(buffer)])])
-    else:  # histories that grow at the front are laid last session first
-        begins_S = torch.cat([positions_S[1:] + 1, positions_S.new_zeros(1)])
-        ends_S = positions_S
-    starts_U = starts[is_list] - torch.repeat_interleave(begins_S, num_distinct_S)
+        begins_S, ends_S = positions_S + 1, np.append(positions_S[1:], len(buffer))
+    else:  # histories that grow at the front come last session first
+        begins_S, ends_S = np.append(positions_S[1:] + 1, 0), positions_S
+    starts_U = np.delete(starts, first_S + np.arange(num_sessions)) - np.repeat(begins_S, num_distinct_S)
     starts_U[lengths_U == 0] = 0
-    return take_windows(buffer, begins_S, ends_S - begins_S), ends_S - begins_S, starts_U
+    sizes_S = ends_S - begins_S
+    laid = take_windows(windows, torch.from_numpy(begins_S), torch.from_numpy(sizes_S), num_threads=1)
+    return laid.numpy(), sizes_S, starts_U
 
 
 def _one_list(stream: npt.NDArray[np.generic], kind: pa.DataType) -> pa.ListArray:
@@ -210,20 +211,13 @@ def _one_list(stream: npt.NDArray[np.generic], kind: pa.DataType) -> pa.ListArra
     return pa.ListArray.from_arrays(offsets, pa.array(stream, kind.value_type), type=lists_of(kind.value_type))
 
 
-def _unless_constant(lengths_U: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    return lengths_U[:1] if (lengths_U == lengths_U[0]).all() else lengths_U
+def _starts(counts: IntArray) -> IntArray:
+    starts: IntArray = np.cumsum(counts) - counts
+    return starts
 
 
-def _offsets(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
-
-
-def _starts(counts: Tensor) -> Tensor:
-    return torch.cumsum(counts, 0) - counts
-
-
-def _differences(numbers_U: Tensor, first_S: Tensor) -> Tensor:
-    """From one list of a session to the next; a session's first is itself."""
-    differences_U = numbers_U.diff(prepend=numbers_U[:1])
+def _differences(numbers_U: IntArray, first_S: IntArray) -> IntArray:
+    """The difference to the session's list before; the first list of a session keeps its number."""
+    differences_U = np.diff(numbers_U, prepend=numbers_U[:1])
     differences_U[first_S] = numbers_U[first_S]
     return differences_U

@@ -1,12 +1,10 @@
-"""Cuts a sorted stream of rows into row groups and parts, the same way whichever engine did the sorting."""
+"""Cuts a sorted stream of rows into row groups and parts, the same way for every engine that sorts."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import fsspec
 import numpy as np
@@ -14,25 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import is_remote, join_path
+from recmill.data.storage.options import SORT_KEYS, row_options, writer_options
 
-# The column, last in the stream and not written, that says which split a row belongs to (its position in the names).
+# The last column of the stream: the position of the row's split in the list of splits. It is not written.
 SPLIT_COLUMN = "__split"
-
-SORT_KEYS = {
-    "time": ("timestamp", "session_id"),
-    "session": ("session_id", "timestamp"),
-    "deduplicated": ("session_id", "timestamp"),
-}
-
-
-DICTIONARY = "DICTIONARY"
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowGroup:
-    """Rows that are written together; but in the time layout they are whole sessions."""
+class SplitRows:
+    """Rows of one split that become one row group; except in the time layout they are whole sessions."""
 
     split: int
     rows: pa.Table
@@ -40,11 +28,11 @@ class RowGroup:
 
 def cut_row_groups(
     batches: Iterable[pa.RecordBatch], *, schema: pa.Schema, layout: str, rows_per_group: int
-) -> Iterator[RowGroup]:
+) -> Iterator[SplitRows]:
     """Row groups of at most `rows_per_group` rows from a stream sorted by split and SORT_KEYS[layout].
 
-    Rows whose keys are equal are put in an order that depends on their content alone, so that every engine gives the
-    same rows in the same order. Where sessions stay whole, one longer than a row group makes a bigger one.
+    Rows with equal keys get an order that depends on their content alone, so that every engine writes the same rows in
+    the same order. Where sessions stay whole, a session longer than a row group makes a larger row group.
     """
     full_schema = schema.append(pa.field(SPLIT_COLUMN, pa.int32()))
     pending: list[pa.RecordBatch] = []
@@ -57,7 +45,7 @@ def cut_row_groups(
         groups, rest = _cut(pa.Table.from_batches(pending).combine_chunks(), layout, rows_per_group, is_end=False)
         yield from groups
         pending, num_pending = rest.to_batches(), rest.num_rows
-        # Doubling: a session of millions of rows is looked at a few times, not once for every batch of it.
+        # Doubling: a session of millions of rows is looked at a few times, not once per batch.
         enough = max(rows_per_group, 2 * num_pending)
     if num_pending:
         yield from _cut(pa.Table.from_batches(pending).combine_chunks(), layout, rows_per_group, is_end=True)[0]
@@ -69,8 +57,8 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return batch.select(schema.names).cast(schema)
 
 
-def _cut(table: pa.Table, layout: str, rows_per_group: int, *, is_end: bool) -> tuple[list[RowGroup], pa.Table]:
-    """The row groups that are complete in `table`, and the rows that must wait for what comes next."""
+def _cut(table: pa.Table, layout: str, rows_per_group: int, *, is_end: bool) -> tuple[list[SplitRows], pa.Table]:
+    """The row groups that are complete in `table`, and the rows that wait for the next batches."""
     keys = SORT_KEYS[layout]
     unit = (SPLIT_COLUMN, *keys) if layout == "time" else (SPLIT_COLUMN, "session_id")
     starts = run_starts([_numpy(table, name) for name in unit])  # where a session, or a run of equal keys, begins
@@ -81,13 +69,13 @@ def _cut(table: pa.Table, layout: str, rows_per_group: int, *, is_end: bool) -> 
     for split_start in run_starts([splits[:closed]]):
         split_end = int(np.searchsorted(splits, splits[split_start], side="right"))
         limit = min(split_end, closed)
-        must_empty = is_end or split_end < table.num_rows  # nothing more of this split will come
+        must_empty = is_end or split_end < table.num_rows  # no more rows of this split will come
         while done < limit:
             end = _group_end(starts, done, limit, layout, rows_per_group)
             if end == limit and end - done < rows_per_group and not must_empty:
                 break
             rows = table.slice(done, end - done).drop_columns([SPLIT_COLUMN])
-            groups.append(RowGroup(split=int(splits[done]), rows=rows))
+            groups.append(SplitRows(split=int(splits[done]), rows=rows))
             done = end
     return groups, table.slice(done)
 
@@ -97,13 +85,13 @@ def _group_end(starts: np.ndarray, done: int, limit: int, layout: str, rows_per_
         return min(done + rows_per_group, limit)
     position = int(np.searchsorted(starts, done + rows_per_group, side="right")) - 1
     end = int(starts[position])
-    if end <= done:  # one session fills more than a row group: take it whole
+    if end <= done:  # one session is longer than a row group: keep it whole
         end = int(starts[position + 1]) if position + 1 < len(starts) else limit
     return min(end, limit)
 
 
 def run_starts(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Positions where any of the sorted columns changes, the first row included."""
+    """Positions at which any of the sorted columns changes, including the first row."""
     changed = np.zeros(len(columns[0]), bool)
     changed[:1] = True
     for column in columns:
@@ -112,7 +100,7 @@ def run_starts(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def break_ties(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The table with rows of equal keys in an order that only their content decides: scalars first, then lists."""
+    """The table with rows of equal keys ordered by their content alone: by scalars, then by lists."""
     if table.num_rows < 2:
         return table
     table = table.combine_chunks()
@@ -136,7 +124,7 @@ def break_ties(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _sort_by_lists(order: np.ndarray, scalars: list[np.ndarray], rows: np.ndarray, lists: list[Any]) -> None:
-    """Sort, in place, the stretches of `order` that the scalars leave equal. Few rows get here, so Python will do."""
+    """Sort, in place, the runs of `order` with equal scalars. Few rows get here, so a Python loop is fast enough."""
     starts = run_starts([values[order] for values in scalars])
     ends = np.append(starts[1:], len(order))
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -148,7 +136,7 @@ def _sort_by_lists(order: np.ndarray, scalars: list[np.ndarray], rows: np.ndarra
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    """Floats as the integers of their bits: a total order in which 0.0 and -0.0 differ."""
+    """Floats as integers with the same bits: a total order in which 0.0 and -0.0 differ."""
     return values.view(np.int32) if values.dtype == np.float32 else values
 
 
@@ -162,99 +150,17 @@ def _list_buffers(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
     return lists.offsets.to_numpy(), lists.values.to_numpy(zero_copy_only=False)
 
 
-LONG_LIST = 4  # ids a list, on average
-LEVEL = 15  # of zstd. From here on it codes the planes of split bytes apart: item values of `recd` 5% below level 6
-LONG_LIST_LEVEL = 17
-TRIAL_LEVEL = 6  # ranks the encodings of long lists as 17 does, in a fraction of the time
-PAGE_BYTES = 8 * 2**20
-
-
-def writer_options(schema: pa.Schema, layout: str) -> dict[str, Any]:
-    """Settings of our Parquet files of rows, chosen by size and reading speed.
-
-    65,536 rows of three lists of 20 ids, a history of 64, an item id and two dense values, 16 samples a session, row
-    groups of 8192, zstd 3: dictionaries (the default) 8.1 MB, delta 10.2 MB, plain 3.3 MB, byte-stream-split ids
-    2.7 MB, delta keys and a dictionary for the label besides 2.6 MB; reading takes as long as plain. With one sample a
-    session 16.8 against 7.9 MB. Vocabularies of 11 values come out even. Dense values stay plain: splitting the
-    bytes of those that repeat doubles their size.
-    """
-    lists = [leaf_path(field) for field in schema if pa.types.is_list(field.type)]
-    encodings = dict.fromkeys(lists, "BYTE_STREAM_SPLIT") | dict.fromkeys(SORT_KEYS[layout], "DELTA_BINARY_PACKED")
-    return {
-        "compression": "zstd",
-        "compression_level": 3,
-        "write_statistics": True,
-        "use_dictionary": ["label"],
-        "column_encoding": encodings,
-        "sorting_columns": [pq.SortingColumn(schema.get_field_index(name)) for name in SORT_KEYS[layout]],
-    }
-
-
-def measured_options(sample: pa.Table, layout: str) -> dict[str, Any]:
-    """Settings for rows like these: for each column the encoding that makes it smallest.
-
-    Lists of several ids get zstd 17: on `recd`, rows of a session that repeat them take 2.5% less than with 6, for a
-    fifth of the writing speed. Pages of 8 MB, so that one holds the rows of a row group.
-    """
-    is_long = {column.name: has_long_lists(sample.column(column.name)) for column in sample.schema}
-    best = for_columns(
-        sample.schema,
-        lambda column: smallest_encoding(sample, column, level=TRIAL_LEVEL if is_long[column.name] else LEVEL),
-    )
-    return writer_options(sample.schema, layout) | {
-        "compression_level": {
-            leaf_path(column): LONG_LIST_LEVEL if is_long[column.name] else LEVEL for column in sample.schema
-        },
-        "data_page_size": PAGE_BYTES,
-        "use_dictionary": [path for path, encoding in best.items() if encoding == DICTIONARY],
-        "column_encoding": {path: encoding for path, encoding in best.items() if encoding != DICTIONARY},
-    }
-
-
-def has_long_lists(column: pa.ChunkedArray) -> bool:
-    return pa.types.is_list(column.type) and len(column.combine_chunks().flatten()) >= LONG_LIST * len(column)
-
-
-def for_columns(schema: pa.Schema, choose: Callable[[pa.Field], Found]) -> dict[str, Found]:
-    """What `choose` finds for each column, by path; on all cores, since compressing does not hold the GIL."""
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        return dict(zip([leaf_path(column) for column in schema], pool.map(choose, schema), strict=True))
-
-
-def smallest_encoding(sample: pa.Table, field: pa.Field, *, level: int) -> str:
-    """The encoding that makes a column of `sample` smallest."""
-    values = field.type.value_type if pa.types.is_list(field.type) else field.type
-    column, sizes = sample.select([field.name]), {}
-    for encoding in [DICTIONARY, "PLAIN", "BYTE_STREAM_SPLIT"] + ["DELTA_BINARY_PACKED"] * pa.types.is_integer(values):
-        sizes[encoding] = encoded_bytes(column, encoding, level)
-    return min(sizes, key=lambda encoding: sizes[encoding])
-
-
-def encoded_bytes(column: pa.Table, encoding: str, level: int) -> int:
-    """Size of a Parquet file with one column."""
-    options: dict[str, Any] = {}
-    if encoding != DICTIONARY:
-        options = {"column_encoding": {leaf_path(column.schema.field(0)): encoding}, "use_dictionary": False}
-    sink = pa.BufferOutputStream()
-    pq.write_table(column, sink, compression="zstd", compression_level=level, **options)
-    return int(sink.tell())
-
-
-def leaf_path(field: pa.Field) -> str:
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
-
-
 class PartEncoder(Protocol):
-    """Turns the rows of one part into what is stored of them."""
+    """Turns the rows of one part into the table that is stored."""
 
     def encode(self, rows: pa.Table) -> pa.Table: ...
 
     def metadata(self) -> Mapping[bytes, bytes]:
-        """For the footer, once all rows are encoded."""
+        """Metadata for the footer, once all rows are encoded."""
 
     @property
     def is_full(self) -> bool:
-        """Whether further rows should go to another part."""
+        """Whether further rows belong in another part."""
 
 
 class PlainEncoder:
@@ -271,17 +177,17 @@ class PlainEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class PartFormat:
-    """What the files of a layout look like."""
+    """The schema and the Parquet settings of the files of a layout."""
 
     schema: pa.Schema
     options: Mapping[str, Any]
-    make_encoder: Callable[[], PartEncoder] = PlainEncoder  # called for each part
+    make_encoder: Callable[[], PartEncoder] = PlainEncoder  # called once per part
 
     @classmethod
     def of_rows(cls, schema: pa.Schema, layout: str, sample: pa.Table | None = None) -> Self:
-        """The rows themselves, with the settings that suit a sample of them."""
+        """Files that hold the rows themselves, with the settings that suit a sample of them."""
         has_rows = sample is not None and sample.num_rows > 0
-        options = measured_options(sample, layout) if has_rows else writer_options(schema, layout)
+        options = row_options(sample, layout) if has_rows else writer_options(schema, layout)
         return cls(schema=schema, options=options)
 
 
@@ -300,7 +206,7 @@ class PartWriter:
     _sink: Any = None
     _sessions: list[np.ndarray] = field(default_factory=list)
 
-    def write(self, group: RowGroup) -> None:
+    def write(self, group: SplitRows) -> None:
         split = self.split_names[group.split]
         if self._writer is not None:
             is_full = self.parts[-1]["num_rows"] + group.rows.num_rows > self.rows_per_part or self._encoder.is_full
@@ -342,7 +248,7 @@ class PartWriter:
 
 
 def _distinct(sessions: np.ndarray) -> np.ndarray:
-    """Each session once. All layouts but "time" have them sorted, so comparing finds what np.unique hashes for."""
+    """Each session once. All layouts but "time" have them sorted, so comparing neighbours replaces np.unique."""
     if (sessions[1:] >= sessions[:-1]).all():
         sorted_once: np.ndarray = sessions[run_starts([sessions])]
         return sorted_once

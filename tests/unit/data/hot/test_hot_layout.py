@@ -17,11 +17,12 @@ from recmill.artifacts import Dataset, InputError, ShardPlan, write_folder
 from recmill.artifacts.plan import HotSet, HotTable, SizeEstimate
 from recmill.cli import cli
 from recmill.data.cluster import cluster_sessions
-from recmill.data.dataset import read_table
+from recmill.data.dataset import load_encoding, read_table
 from recmill.data.hot.layout import layout_hot
 from recmill.data.hot.remap import MAX_ARRAY_BYTES, HotRemap, load_hot_rows
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
+from recmill.data.sources import make_raw_log
 from recmill.planning.hot.selection import choose_hot_set
 from recmill.planning.planner import Topology, default_plan
 from recmill.profiling.access import profile_access
@@ -162,8 +163,38 @@ def test_every_layout_gives_the_same_samples(layout, tmp_path):
     chosen = [row for row in stored if set(row["tags"]) <= set(rows["tags"])]
     expected = [{**row, "tags": [rows["tags"].index(i) for i in row["tags"]]} for row in chosen]
     assert read_table(laid, split="hot").to_pylist() == expected
-    assert laid.layout == ("time" if layout == "time" else "session")
+    assert laid.layout == layout
     assert read_table(laid, split="test").to_pylist() == read_table(data, split="test").to_pylist()
+
+
+@pytest.mark.parametrize("sessions", ["whole", "split"])
+def test_a_deduplicated_dataset_stays_deduplicated_and_gives_the_batches_of_the_session_layout(sessions, tmp_path):
+    raw = make_raw_log("tiny", out=tmp_path / "raw", overrides={"sessions": 400, "samples_per_session": 8})
+    # All rows but one in 400 are hot, in another order than their ids.
+    rows = {table.name: [row for row in range(table.num_rows)[::-1] if row % 400] for table in Schema.load(raw).tables}
+    write_plan(tmp_path / "plan", rows, Schema.load(raw))
+
+    def batches_of(layout: str) -> dict[str, list[dict]]:
+        data = cluster_sessions(raw, out=tmp_path / layout, layout=layout, eval_fraction=0.2, rows_per_group=64)
+        assert layout != "deduplicated" or any(own.coded for own in load_encoding(data).features.values())
+        laid = layout_hot(data, tmp_path / "plan", out=tmp_path / f"{layout}-hot", sessions=sessions)
+        assert laid.layout == layout
+        found = {"test": read_table(laid, split="test").to_pylist()}
+        for split in ("hot", "cold"):
+            with IngestPipeline(laid, split=split, batch_size=32, seed=3) as batches:
+                found[split] = [
+                    {
+                        "label": batch.label_B.tolist(),
+                        "dense": batch.dense_BF.tolist(),
+                        **{name: lists.values().tolist() for name, lists in batch.ids.to_dict().items()},
+                    }
+                    for batch in batches
+                ]
+        return found
+
+    session = batches_of("session")
+    assert all(session.values())
+    assert batches_of("deduplicated") == session
 
 
 def test_what_readers_would_hold_out_becomes_a_split(tmp_path, plan):
