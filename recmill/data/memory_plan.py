@@ -1,8 +1,8 @@
-"""How much of the memory limit of clustering goes to each thing that takes memory.
+"""Divides the memory limit of clustering among the steps that need memory.
 
-The limit bounds how far the process grows. DuckDB reads the log and hands out its rows; it is done with that before the
-first range of keys is loaded, sorted and cut into row groups (range_sort.py, parquet_writer.py). Libraries that are not
-loaded yet, torch above all, are counted where the limit leaves room for them, and come on top where it does not.
+The limit bounds how much the process grows. DuckDB reads the log and returns its rows before the first key range is
+loaded, sorted and cut into row groups (cluster/range_sort.py, storage/writer.py). Libraries that are not loaded yet,
+above all torch, count towards the limit where it leaves room for them; otherwise the process grows beyond it by them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import pyarrow as pa
 from recmill.artifacts import InputError
 from recmill.data.log import RawLog
 
-SAMPLE_ROWS = 32_768  # of these it is seen how much the features repeat
+SAMPLE_ROWS = 32_768  # they show how much the features repeat
 MAX_BATCH_ROWS = 32_768
 MIN_BATCH_ROWS = 512
 MIN_ROWS_PER_GROUP = 1_024
-# Copies of its rows that live while a row group is cut and written (measured on `recd`: 2.7), and those of the sample.
+# Copies of a row group's rows while it is cut and written (measured on `recd`: 2.7), and copies of the sample.
 COPIES = {"time": 3, "session": 3, "deduplicated": 4}
 SAMPLE_COPIES = 5
-# Ids of histories that sessions share are packed for the footer when a part is closed: an eighth of what is left.
-MAX_SHARED_IDS = 4_000_000  # 32 MB for whoever reads the part
+# Shared histories are packed for the footer when a part is closed; they get an eighth of the memory that is left.
+MAX_SHARED_IDS = 4_000_000  # 32 MB in a reader of the part
 SHARED_ID_BYTES = 8 * 40
-# What the process grows by when it loads these (pandas for Arrow's numbers, torch for the deduplicated layout) and
-# opens a first connection.
+# How much the process grows when it loads these (pandas for Arrow's numbers, torch for the deduplicated layout) and
+# opens its first connection.
 LIBRARY_BYTES = {"pandas": 40_000_000, "torch": 200_000_000, "ibis.backends.duckdb": 65_000_000}
-# What Arrow's pool and the C library keep of what was freed, whatever they are told.
+# Freed memory that Arrow's pool and the C library keep in any case.
 KEPT_BYTES = 50_000_000
-# DuckDB reads with one thread what a page of each column and 2048 rows take (44 MB for 33 columns and rows of 3 kB).
+# One DuckDB thread holds a page of each column and 2048 rows (44 MB for 33 columns and rows of 3 kB).
 PAGE_BYTES = 1_200_000
 VECTOR_ROWS = 2_048
 MIN_DUCKDB_BYTES = 24_000_000
@@ -44,25 +44,25 @@ class MemoryPlan:
     """Sizes that keep clustering inside its limit."""
 
     rows_per_group: int
-    batch_rows: int  # of the streams that go into the sort and come out of it
+    batch_rows: int  # per batch of the streams into and out of the sort
     sample_rows: int
     duckdb_bytes: int  # DuckDB's own limit
-    range_bytes: int  # rows that are sorted at a time
-    max_shared_ids: int  # of the histories in a part's footer
-    least_bytes: int  # a limit below it cannot be kept
+    range_bytes: int  # of rows that are sorted at a time
+    max_shared_ids: int  # in the histories of a part's footer
+    least_bytes: int  # no smaller limit can be met
 
     @classmethod
     def of(
         cls, log: RawLog, *, layout: str, limit_bytes: int, rows_per_group: int | None, rows_per_part: int
     ) -> MemoryPlan:
-        """A `rows_per_group` that is given is kept; else it is the usual one, or what the limit allows."""
+        """Keeps a given `rows_per_group`; otherwise takes the default, or what the limit allows."""
         row_bytes, copies = log.row_bytes, COPIES[layout]
         reading = max(MIN_DUCKDB_BYTES, PAGE_BYTES * len(log.schema.columns) + 3 * VECTOR_ROWS * row_bytes)
         usual = min(default_rows_per_group(layout, log.num_rows), rows_per_part)
         least_rows = min(usual, MIN_ROWS_PER_GROUP) if rows_per_group is None else min(rows_per_group, log.num_rows)
-        # Two thirds are for the rows that are sorted, one for row groups, in which batches take half as much again.
+        # Two thirds are for the rows that are sorted, one third for row groups, whose batches add half.
         least = max(reading + 3 * MIN_BATCH_ROWS * row_bytes, 9 * copies * least_rows * row_bytes // 2)
-        # What decides about the files must not depend on what happens to be loaded already.
+        # What decides about the files must not depend on which libraries are loaded already.
         spare = limit_bytes - KEPT_BYTES
         left = max(spare - library_bytes(layout, is_fresh=False), least)
         fresh = max(spare - library_bytes(layout, is_fresh=True), least)
@@ -82,7 +82,7 @@ class MemoryPlan:
         )
 
     def check(self, limit_bytes: int, *, layout: str) -> None:
-        """Refuse a limit that cannot be kept."""
+        """Raise InputError for a limit that cannot be met."""
         if limit_bytes < self.least_bytes:
             raise InputError(
                 f"{limit_bytes:,} bytes of memory are too few for this log and layout {layout!r}, expected at least "
@@ -91,7 +91,7 @@ class MemoryPlan:
 
 
 def library_bytes(layout: str, *, is_fresh: bool) -> int:
-    """What the process will grow by for libraries that it has not loaded yet, or for all of them in a fresh one."""
+    """How much the process will grow to load libraries: those it has not loaded, or all of them if it is fresh."""
     return sum(
         size
         for name, size in LIBRARY_BYTES.items()
@@ -100,9 +100,9 @@ def library_bytes(layout: str, *, is_fresh: bool) -> int:
 
 
 class LeanArrow:
-    """While entered, by one thread or several, Arrow allocates from the C library, which gives back what is freed.
+    """While any thread is inside, Arrow allocates from the C library, which returns freed memory to the system.
 
-    Its own pools keep it: mimalloc 55 MB of a log of 50 MB, after all of it was freed and it was asked to let go.
+    Arrow's own pools keep it: mimalloc kept 55 MB of a log of 50 MB after all of it was freed and released.
     """
 
     _lock, _num_inside = threading.Lock(), 0
@@ -124,7 +124,7 @@ class LeanArrow:
 
 
 def give_back() -> None:
-    """Return what allocators keep of freed memory, Arrow's and the C library's, or it stays beside what follows."""
+    """Return freed memory that Arrow's and the C library's allocators keep to the system."""
     pa.default_memory_pool().release_unused()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc
@@ -132,8 +132,8 @@ def give_back() -> None:
 
 
 def default_rows_per_group(layout: str, num_rows: int) -> int:
-    """8192; twice that in the session layout and four times in the deduplicated one, whose row groups are no larger.
+    """8192, twice that in the session layout and four times in the deduplicated one, whose row groups are no larger.
 
-    They take 1% and 4 to 12% less space. Readers shuffle and share out row groups, so a small log is cut into several.
+    The larger groups take 1% and 4 to 12% less space. A small log gets several, since readers shuffle row groups.
     """
     return min(max(num_rows // 4, 8_192), {"time": 8_192, "session": 16_384, "deduplicated": 32_768}[layout])

@@ -22,13 +22,13 @@ from recmill.data.memory_plan import give_back
 from recmill.data.storage.options import SORT_KEYS
 from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 
-# Below this much memory a thread, a sort of rows with lists fails instead of spilling (measured: 100 MB works with one
-# thread and not with two).
-MEMORY_BYTES_A_THREAD = 100_000_000
-# And so does one of this many rows a thread: 230 MB are too few for two threads and rows of 3 kB.
-ROWS_A_THREAD = 65_536
+# With less memory per thread, sorting rows with lists fails instead of spilling (measured: 100 MB suffice for one
+# thread and not for two).
+BYTES_PER_THREAD = 100_000_000
+# It also fails with memory for fewer rows per thread: 230 MB are too few for two threads and rows of 3 kB.
+ROWS_PER_THREAD = 65_536
 
-# By default DuckDB reads all columns of a row group ahead and keeps what it has read: twice 44 MB where 44 MB will do.
+# By default DuckDB reads all columns of a row group ahead and caches them: twice 44 MB where 44 MB suffice.
 LEAN_SETTINGS = {
     "disable_parquet_prefetching": "true",
     "enable_external_file_cache": "false",
@@ -39,8 +39,8 @@ IDLE_BYTES = 8_000_000
 
 
 def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -> Any:
-    """An Ibis connection to a DuckDB in memory that works out of core; `row_bytes` of the rows it will sort."""
-    affordable = memory_limit_bytes // max(MEMORY_BYTES_A_THREAD, ROWS_A_THREAD * row_bytes)
+    """An Ibis connection to an in-memory DuckDB that works out of core, for rows of `row_bytes`."""
+    affordable = memory_limit_bytes // max(BYTES_PER_THREAD, ROWS_PER_THREAD * row_bytes)
     threads = max(1, min(len(os.sched_getaffinity(0)), affordable))
     connection = ibis.duckdb.connect(
         memory_limit=f"{memory_limit_bytes}B",
@@ -48,15 +48,15 @@ def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -
         threads=threads,
         preserve_insertion_order=False,
     )
-    # Its bar would go to standard output, between the lines of a result.
+    # Its progress bar would go to standard output, between the lines of a result.
     connection.con.execute("SET enable_progress_bar = false")
     return connection
 
 
 def stream(connection: Any, query: Any, *, batch_rows: int = 32_768) -> Iterator[pa.RecordBatch]:
-    """The rows of an Ibis query, as they come."""
-    # Not through ibis' to_pyarrow_batches: it calls fetch_record_batch, which DuckDB 2 has no more; and a relation,
-    # other than execute(), does not hold the whole result in memory.
+    """The rows of an Ibis query, in no particular order."""
+    # Not ibis' to_pyarrow_batches, which calls fetch_record_batch: DuckDB 2 no longer has it. A relation, unlike
+    # execute(), does not hold the whole result in memory.
     yield from connection.con.sql(connection.compile(query)).to_arrow_reader(batch_rows)
 
 
@@ -69,7 +69,7 @@ def register_log(connection: Any, log: RawLog) -> Any:
         by_types.setdefault(file.types, []).append(file.path)
     tables = []
     for number, (types, paths) in enumerate(by_types.items()):
-        # Quoted twice: as SQL strings, and against being read as patterns.
+        # Escaped twice: as SQL strings, and against being read as patterns.
         listed = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in paths)
         options = "union_by_name = true, hive_partitioning = false"
         connection.con.execute(f"CREATE TEMP VIEW log_{number} AS SELECT * FROM read_parquet([{listed}], {options})")
@@ -80,7 +80,7 @@ def register_log(connection: Any, log: RawLog) -> Any:
 
 @contextmanager
 def explain_duckdb_errors(memory_limit_bytes: int, out: str) -> Iterator[None]:
-    """Say in one sentence that memory or disk did not suffice."""
+    """Raise InputError when memory or disk space does not suffice."""
     try:
         yield
     except (duckdb.Error, OSError) as error:  # an error inside an Arrow stream arrives as OSError
@@ -95,7 +95,7 @@ def explain_duckdb_errors(memory_limit_bytes: int, out: str) -> Iterator[None]:
 
 
 class DuckDBEngine:
-    """See `cluster.Engine`."""
+    """Runs `ClusterEngine` in this process."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
@@ -107,7 +107,7 @@ class DuckDBEngine:
             )
             for setting, value in LEAN_SETTINGS.items():
                 self.connection.con.execute(f"SET {setting} = {value!r}")
-            if is_remote(plan.log.path):  # where reading ahead is worth its memory
+            if is_remote(plan.log.path):  # reading ahead is worth its memory there
                 self.connection.con.execute("SET disable_parquet_prefetching = false")
             self.rows = register_log(self.connection, plan.log)
 
@@ -144,10 +144,10 @@ class DuckDBEngine:
         return writer.close()
 
     def _sorted(self, query: Any, keys: list[str], *, num_splits: int) -> Iterator[pa.RecordBatch]:
-        """The rows by their keys.
+        """The rows in the order of their keys.
 
-        DuckDB hands them out as they come: its own sort needs memory for all wide rows at once when it merges, 758 MB
-        for 600 MB of rows of 3 kB, and fails with less.
+        DuckDB does not sort them: when it merges, its sort needs memory for all wide rows at once (758 MB for 600 MB of
+        rows of 3 kB) and fails with less.
         """
         memory, log = self.plan.memory, self.plan.log
         rows = stream(self.connection, query, batch_rows=memory.batch_rows)
@@ -162,7 +162,7 @@ class DuckDBEngine:
             yield from sort.in_memory(rows)
             return
         edges = self._find_edges(query, keys, num_splits)
-        firsts = np.cumsum([0, *(len(own) + 1 for own in edges)])  # range of each split's lowest keys
+        firsts = np.cumsum([0, *(len(own) + 1 for own in edges)])  # the range with the lowest keys of each split
 
         def range_of(batch: pa.RecordBatch) -> np.ndarray:
             key = batch.column(keys[-2]).to_numpy()
@@ -175,7 +175,7 @@ class DuckDBEngine:
         yield from sort.on_disk(rows, range_of=range_of, num_ranges=int(firsts[-1]))
 
     def _find_edges(self, query: Any, keys: list[str], num_splits: int) -> list[np.ndarray]:
-        """Keys, for each split, between which there are about as many rows as may be in memory."""
+        """For each split, keys between which lie about as many rows as fit in memory."""
         found, log = [], self.plan.log
         for number in range(num_splits):
             own = query.filter(query[SPLIT_COLUMN] == number) if num_splits > 1 else query
@@ -193,7 +193,7 @@ class DuckDBEngine:
         return found
 
     def _give_back(self) -> None:
-        """Let DuckDB's allocator return what it keeps: it does so when its limit falls."""
+        """Make DuckDB's allocator return the memory it keeps: it does so when its limit falls."""
         for limit_bytes in (IDLE_BYTES, self.plan.memory.duckdb_bytes):
             self.connection.con.execute(f"SET memory_limit = '{limit_bytes}B'")
         give_back()

@@ -1,4 +1,4 @@
-"""What is done to the rows of a log, written once in Ibis; DuckDB and Spark run it."""
+"""The query over the rows of a log, written once in Ibis for DuckDB and Spark."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ClusterPlan:
     """What an engine needs to know to write the parts."""
 
     log: RawLog
-    folder: Path  # where the parts appear
-    out: str  # where `folder` will end up; a URL when the dataset is remote
+    folder: Path  # where the parts are written
+    out: str  # where `folder` is moved to in the end; a URL if the dataset is remote
     layout: str
     rows_per_group: int
     rows_per_part: int
@@ -37,12 +37,12 @@ class ClusterPlan:
 
     @property
     def spill_folder(self) -> Path:
-        """Beside the output, on the disk that must hold it anyway; removed with the temporary folder."""
+        """Inside the output's temporary folder, on the disk that must hold the output anyway."""
         return self.folder / ".spill"
 
 
 def canonical_rows(table: Any, schema: Schema, types: Mapping[str, pa.DataType]) -> Any:
-    """The columns of the schema, in its order and in the types of `Schema.arrow_schema`. `types` are those found."""
+    """The columns of the schema, in its order, cast from the types of the file to those of `Schema.arrow_schema`."""
     columns = []
     for field in schema.arrow_schema():
         column = table[field.name]
@@ -56,16 +56,16 @@ def canonical_rows(table: Any, schema: Schema, types: Mapping[str, pa.DataType])
 
 
 def session_starts(rows: Any) -> Any:
-    """One row a session: when it starts."""
+    """One row per session: when it starts."""
     return rows.group_by("session_id").aggregate(start=rows.timestamp.min())
 
 
-# The first session of a held-out split: its start, and its id where sessions that start together are divided.
+# The first session of a held-out split: its start, and its id if sessions that start together are divided.
 Boundary = tuple[int, int | None]
 
 
 def with_split(rows: Any, boundaries: Sequence[Boundary]) -> Any:
-    """The rows with SPLIT_COLUMN: the position, in the list of splits, of the one their session belongs to."""
+    """The rows with SPLIT_COLUMN: the position of their session's split in the list of splits."""
     starts = session_starts(rows)
     branches = []
     for number, (time, session) in reversed(list(enumerate(boundaries, start=1))):
@@ -78,17 +78,17 @@ def with_split(rows: Any, boundaries: Sequence[Boundary]) -> Any:
 
 
 def with_random_split(rows: Any, *, share: float) -> Any:
-    """The rows with SPLIT_COLUMN: 1 for about this share of the sessions, the same ones on every engine, else 0."""
+    """The rows with SPLIT_COLUMN: 1 for about this share of the sessions (the same on every engine), else 0."""
     is_held_out = _mixed(rows.session_id) < share * MIXING_PRIME
     return rows.mutate(**{SPLIT_COLUMN: ibis.cases((is_held_out, 1), else_=0).cast("int32")})
 
 
 def sampled(rows: Any, key: Any, *, share: float) -> Any:
-    """The rows of about this share of the values of `key`, the same ones on every engine."""
+    """The rows with about this share of the values of `key`, the same on every engine."""
     return rows.filter(_mixed(key) < share * MIXING_PRIME)
 
 
-# A prime, so that ids with a step of their own are drawn evenly; small, so that no product overflows.
+# A prime, so that ids with regular gaps are drawn evenly; small, so that no product overflows.
 MIXING_PRIME = 1_000_003
 
 

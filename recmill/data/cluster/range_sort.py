@@ -1,9 +1,9 @@
-"""Sorts rows in bounded memory: the stream goes to disk by ranges of its keys, and each range is sorted on its own.
+"""Sorts rows in bounded memory: the stream is spilled to disk by key range, and each range is sorted in memory.
 
-    rows as they come    ->    files, one a range of keys    ->    one after another: loaded, sorted, handed out
+    unsorted rows        ->    one file per key range        ->    one after another: loaded, sorted, returned
     7 2 9 4 1 8 3              | 2 1 3 | 4 | 7 9 8 |                1 2 3 4 7 8 9
 
-Where the edges of the ranges lie is a guess (quantiles); a range that came out too large is cut again, by its own keys.
+The edges of the ranges are estimates (quantiles); a range that is too large is divided again, by its own keys.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from recmill.data.memory_plan import give_back
 
-RangeOf = Callable[[pa.RecordBatch], npt.NDArray[np.integer]]  # of each row of a batch, the range it belongs to
-TOLERANCE = 1.25  # a range that is larger than asked for by this is sorted all the same, not written once more
-MAX_RANGES = 256  # each is an open file; ranges that are too large then are cut again
+RangeOf = Callable[[pa.RecordBatch], npt.NDArray[np.integer]]  # the range of each row of a batch
+TOLERANCE = 1.25  # a range that exceeds its size by this factor is still sorted in memory
+MAX_RANGES = 256  # each is an open file; ranges that are then too large are divided again
 SPILL = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class RangeSort:
-    """Sorts rows by `keys`; `range_bytes` of them are in memory at a time, for a moment twice."""
+    """Sorts rows by `keys` with `range_bytes` of them in memory at a time, briefly twice as many."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class RangeSort:
         batch_rows: int,
         end_reading: Callable[[], None] = give_back,
     ) -> None:
-        """`end_reading` is called when a stream has been read and before its rows are loaded again."""
+        """`end_reading` is called when a stream has been spilled, before its rows are loaded again."""
         self.folder, self.keys, self.range_bytes, self.batch_rows = folder, tuple(keys), range_bytes, batch_rows
         self.end_reading = end_reading
         self._numbers = count()
 
     def in_memory(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a stream that fits, in order."""
+        """The rows of a stream that fits in memory, in order."""
         found = list(batches)
         if found:
             yield from self._hand_out(found)
@@ -50,7 +50,7 @@ class RangeSort:
     def on_disk(
         self, batches: Iterable[pa.RecordBatch], *, range_of: RangeOf, num_ranges: int
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a stream, in order, by way of files."""
+        """The rows of a stream, in order, through files on disk."""
         found = self._spill(batches, range_of, num_ranges)
         self.end_reading()
         for spilled in found:
@@ -84,7 +84,7 @@ class RangeSort:
             yield from self._read(part)
 
     def _equal_ranges(self, spilled: _Spilled, num_ranges: int) -> RangeOf:
-        """Ranges with equally many rows, by the keys that were spilled; rows of equal keys may be parted."""
+        """Ranges with equal numbers of rows, by the keys that were spilled; rows of equal keys may be separated."""
         keys = [batch.select(list(self.keys)) for batch in spilled.read(self.keys)]
         order = _order(keys, self.keys)
         range_R = np.empty(len(order), np.int64)
@@ -99,7 +99,7 @@ class RangeSort:
         return range_of
 
     def _hand_out(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in order; empties the list, so that they are not held twice for long."""
+        """The rows in order. Empties the list, so that two copies exist only briefly."""
         order = _order(batches, self.keys)
         table = pa.Table.from_batches(batches).combine_chunks()
         batches.clear()
@@ -109,7 +109,7 @@ class RangeSort:
 
 
 class _Spilled:
-    """Rows in a file, as they came."""
+    """Rows in a file, unsorted."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.num_rows, self.num_bytes = path, 0, 0  # bytes in memory, not in the file

@@ -1,16 +1,13 @@
-"""Turns a raw log into a dataset: rows clustered by session (or in time order), cut into splits, in Parquet parts.
+"""Turns a raw log into a dataset: rows clustered by session (or in time order), divided into splits, in Parquet parts.
 
-What is done to the rows is written once, in Ibis (cluster_query.py); DuckDB runs it here, out of core, and Spark on a
-cluster:
+The query is written once, in Ibis (query.py). DuckDB runs it here, out of core, and Spark on a cluster:
 
-    canonical_rows   one type a column, a plain id becomes a list of one
+    canonical_rows   one type per column; a plain id becomes a list of one
     with_split       a session belongs to the split of its first timestamp, or is held out at random
     SORT_KEYS        the order of the layout
 
-The deduplicated layout has one record a session (session_encoder.py); which features repeat is measured on a sample of
-sessions first.
-
-Both engines hand sorted rows to the same writer (parquet_writer.py), so they give the same rows in the same order.
+For the deduplicated layout, a sample of sessions shows first which features repeat (storage/record_format.py). Both
+engines pass sorted rows to the same writer (storage/writer.py), so they write the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -44,19 +41,19 @@ ENGINES = ("duckdb", "spark")
 EVAL_SESSIONS = ("last", "random")
 
 
-class Engine(Protocol):
+class ClusterEngine(Protocol):
     """Runs Ibis expressions over the rows of a log."""
 
     rows: Any  # ibis table of the canonical rows
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
-        """The one row that `query` gives."""
+        """The only row of `query`."""
 
     def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
-        """All rows that `query` gives, with the columns and types of `schema`."""
+        """All rows of `query`, with the columns and types of `schema`."""
 
     def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
-        """Sort `query` by split and SORT_KEYS and write it; the parts as the manifest lists them."""
+        """Sort `query` by split and SORT_KEYS and write it. Returns the parts as the manifest lists them."""
 
     def close(self) -> None: ...
 
@@ -77,11 +74,11 @@ def cluster_sessions(
 ) -> Dataset:
     """Write the log as a dataset in the given layout.
 
-    Held-out splits come from the schema; if it names none, `eval_fraction` of the sessions, those that start last (with
-    `eval_sessions="random"`: drawn by their ids, the same ones in every layout), become "test". `rows_per_group` is
-    8192, or for the deduplicated layout up to four times that, or what the memory allows. `memory_limit_bytes` bounds
-    how far DuckDB's engine lets this process grow; rows that do not fit go to disk. One session that is larger than the
-    rest of the limit passes it: it stays whole, in one row group.
+    The schema names the held-out splits. If it names none, `eval_fraction` of the sessions become "test": those that
+    start last, or with `eval_sessions="random"` those drawn by their ids, the same ones in every layout.
+    `rows_per_group` defaults to 8192, in the deduplicated layout to up to four times that, or to what the memory
+    allows. `memory_limit_bytes` bounds how much the DuckDB engine lets this process grow; rows that do not fit go to
+    disk. A single session larger than the limit exceeds it, because it stays whole in one row group.
     """
     _check_choices(layout, engine, eval_fraction, eval_sessions)
     refuse_foreign_folder(out, Dataset.manifest_name)
@@ -101,7 +98,7 @@ def cluster_sessions(
             f"rows_per_group is {rows_per_group}, expected at least 1 and at most rows_per_part ({rows_per_part})"
         )
     if SPLIT_COLUMN in log.schema.columns:
-        raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a name of ours; rename that feature")
+        raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a reserved name; rename that feature")
     with LeanArrow():
         log.validate(progress=progress)
     with LeanArrow(), write_folder(out, manifest_name=Dataset.manifest_name) as folder:
@@ -145,7 +142,7 @@ def _check_choices(layout: str, engine: str, eval_fraction: float, eval_sessions
 def _run(
     plan: ClusterPlan, engine_name: str, eval_fraction: float, eval_sessions: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The parts, and what else the manifest says of them."""
+    """The parts, and what else the manifest needs to say about them."""
     plan.spill_folder.mkdir()
     engine = _open_engine(plan, engine_name)
     try:
@@ -165,8 +162,8 @@ def _run(
     return parts, found
 
 
-def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[str, Any]]:
-    """What the parts look like, and what the manifest must say for them to be read."""
+def choose_format(plan: ClusterPlan, engine: ClusterEngine) -> tuple[PartFormat, dict[str, Any]]:
+    """The format of the parts, and what a reader needs to find in the manifest."""
     if plan.layout == "time":
         return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
     sample_rows = plan.memory.sample_rows
@@ -177,11 +174,13 @@ def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[s
         return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
 
     rows = fetch(sampled(engine.rows, engine.rows.session_id, share=share))
-    if not rows.num_rows:  # few long sessions, and none was drawn
+    if not rows.num_rows:  # a few long sessions, of which none was drawn
         rows = fetch(engine.rows.limit(sample_rows))
     if plan.layout == "session":
         return PartFormat.of_rows(plan.arrow_schema, plan.layout, rows), {}
-    from recmill.data.storage.record_format import choose_record_format  # with torch, which other layouts do without
+    from recmill.data.storage.record_format import (
+        choose_record_format,  # imports torch, which other layouts do not need
+    )
 
     form, encoding = choose_record_format(
         rows,
@@ -194,7 +193,7 @@ def choose_format(plan: ClusterPlan, engine: Engine) -> tuple[PartFormat, dict[s
     return form, {"encoding": encoding.to_json()}
 
 
-def _open_engine(plan: ClusterPlan, name: str) -> Engine:
+def _open_engine(plan: ClusterPlan, name: str) -> ClusterEngine:
     if name == "spark":
         from recmill.data.cluster.spark_engine import SparkEngine
 
@@ -202,15 +201,15 @@ def _open_engine(plan: ClusterPlan, name: str) -> Engine:
     return DuckDBEngine(plan)
 
 
-def find_splits(engine: Engine, log: RawLog, eval_fraction: float) -> tuple[list[str], list[Boundary]]:
-    """Names of the splits, "train" first, and where each but the first begins."""
+def find_splits(engine: ClusterEngine, log: RawLog, eval_fraction: float) -> tuple[list[str], list[Boundary]]:
+    """Names of the splits, "train" first, and where each of the others begins."""
     starts = session_starts(engine.rows)
     if log.schema.splits:
         first_time = engine.fetch_row(engine.rows.aggregate(first=engine.rows.timestamp.min()))[0]
         names, times = list(log.schema.splits), list(log.schema.splits.values())
         if first_time >= times[0]:
             raise InputError(
-                f"{log.path}: no session starts before {times[0]}, where split {names[0]!r} begins, so nothing is "
+                f"{log.path}: no session starts before {times[0]}, where split {names[0]!r} begins, so no rows are "
                 f"left to train on; the first starts at {first_time} (splits in schema.json are in ms, as timestamp is)"
             )
         return ["train", *names], [(time, None) for time in times]
@@ -225,8 +224,8 @@ def find_splits(engine: Engine, log: RawLog, eval_fraction: float) -> tuple[list
     return ["train", "test"], [(int(start), int(session))]
 
 
-def draw_test(engine: Engine, log: RawLog, eval_fraction: float) -> Any:
-    """The rows, about `eval_fraction` of their sessions in the second split."""
+def draw_test(engine: ClusterEngine, log: RawLog, eval_fraction: float) -> Any:
+    """The rows, with about `eval_fraction` of their sessions in the second split."""
     query = with_random_split(engine.rows, share=eval_fraction)
     split = query[SPLIT_COLUMN]
     if engine.fetch_row(query.aggregate(first=split.min(), last=split.max())) != (0, 1):

@@ -24,7 +24,7 @@ from recmill.data.cluster.query import ClusterPlan, canonical_rows
 from recmill.data.storage.options import SORT_KEYS
 from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 
-MIN_DRIVER_MEMORY_BYTES = 512 * 2**20  # Spark refuses to start below some 450 MiB
+MIN_DRIVER_MEMORY_BYTES = 512 * 2**20  # Spark does not start with less than about 450 MiB
 
 
 def missing_for_spark() -> str | None:
@@ -39,7 +39,7 @@ def missing_for_spark() -> str | None:
 
 
 class SparkEngine:
-    """See `cluster.Engine`. Uses the active Spark session; starts one, and stops it again, where there is none."""
+    """Runs `ClusterEngine` on the active Spark session; without one it starts its own and stops it at the end."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         if reason := missing_for_spark():
@@ -58,10 +58,10 @@ class SparkEngine:
         self.rows = self._register_log()
 
     def _start(self) -> Any:
-        """A session of our own; where it runs (spark.master, SPARK_REMOTE) is left to the user's Spark settings."""
+        """Our own session; the user's Spark settings (spark.master, SPARK_REMOTE) decide where it runs."""
         from pyspark.sql import SparkSession
 
-        # Workers default to whatever `python3` is on the path; on this machine it must be the one that has recmill.
+        # Workers default to the first `python3` on the path; on this machine it must be the one that has recmill.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         memory_bytes = max(self.plan.memory_limit_bytes, MIN_DRIVER_MEMORY_BYTES)
         settings = {
@@ -100,13 +100,13 @@ class SparkEngine:
 
     def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
         plan = self.plan
-        # Where executors can reach it: the folder itself when it is shared or local, else beside the remote output.
+        # Executors must reach it: the folder itself if it is shared or local, else a place beside the remote output.
         staging = f"{plan.out.rstrip('/')}.{uuid.uuid4().hex[:8]}.tmp" if is_remote(plan.out) else str(plan.folder)
         split = [SPLIT_COLUMN] if SPLIT_COLUMN in query.columns else []
         keys = [*split, *SORT_KEYS[plan.layout]]
         num_partitions = -(-plan.log.num_rows // plan.rows_per_part)
         rows = self.spark.sql(self.connection.compile(query))
-        # The range is taken over whole sessions (or whole timestamps), so that none is cut by a partition.
+        # Ranges are taken over whole sessions (or timestamps), so that no partition divides one.
         rows = rows.repartitionByRange(num_partitions, *keys[: len(split) + 1]).sortWithinPartitions(*keys)
         try:
             written = rows.mapInArrow(
@@ -125,7 +125,7 @@ class SparkEngine:
                     filesystem.rm(root, recursive=True)
 
     def _collect_parts(self, parts: list[dict[str, Any]], staging: str) -> list[dict[str, Any]]:
-        """Number the parts in order and drop what a failed attempt of a task left behind."""
+        """Number the parts in order and remove files that failed attempts of tasks left behind."""
         for number, part in enumerate(parts):
             name = f"part-{number:05d}.parquet"
             target = self.plan.folder / name
@@ -136,7 +136,7 @@ class SparkEngine:
                 source = Path(staging) / part["file"]
                 if not source.exists():
                     raise InputError(
-                        f"{self.plan.out}: Spark's executors wrote parts that are not seen here; share the folder"
+                        f"{self.plan.out}: Spark's executors wrote parts that are not visible here; share the folder"
                     )
                 source.rename(target)
             part["file"] = name
@@ -152,7 +152,7 @@ class SparkEngine:
 
 
 def _spark_path(path: str) -> str:
-    """The path as Hadoop names it, with the characters it reads as patterns escaped."""
+    """The path as Hadoop names it, with pattern characters escaped."""
     for character in "\\[]{}*?":
         path = path.replace(character, "\\" + character)
     if path.startswith("s3://"):
@@ -163,7 +163,7 @@ def _spark_path(path: str) -> str:
 def _partition_writer(
     plan: ClusterPlan, staging: str, split_names: Sequence[str], form: PartFormat
 ) -> Callable[..., Iterator[pa.RecordBatch]]:
-    """A function for the executors: write the sorted rows of a partition, report the parts."""
+    """A function for the executors: writes the sorted rows of a partition and returns its parts."""
     schema, layout, rows_per_group, rows_per_part = (
         plan.arrow_schema,
         plan.layout,
@@ -177,7 +177,7 @@ def _partition_writer(
         partition = TaskContext.get().partitionId()
         writer = PartWriter(
             folder=staging,
-            prefix=f"task-{partition:05d}-{uuid.uuid4().hex[:8]}",  # attempts of one task must not meet
+            prefix=f"task-{partition:05d}-{uuid.uuid4().hex[:8]}",  # attempts of one task must not share a file
             form=form,
             split_names=split_names,
             rows_per_part=rows_per_part,

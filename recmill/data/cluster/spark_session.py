@@ -1,6 +1,6 @@
-"""A Spark session of the caller's choice for the engine 'spark': another machine's, or pods of a Kubernetes cluster.
+"""A Spark session for the engine 'spark' on a master of the caller's choice, for example a Kubernetes cluster.
 
-The process that calls Spark is the driver (client mode). Inside a pod, executors belong to that pod and go with it.
+The process that calls Spark is the driver (client mode). In a pod, executors are owned by that pod and end with it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from recmill.artifacts import InputError
 from recmill.data.cluster.spark_engine import missing_for_spark
 
 USER = 10001  # of the images
-
 PREFIX = "spark.kubernetes"
-
-
 IMAGE = f"{PREFIX}.container.image"
 
 
 @contextmanager
 def spark_session(settings: Mapping[str, str]) -> Iterator[None]:
-    """Spark with these settings for the calls inside, which find it active; nothing at all without settings."""
+    """An active Spark session with these settings inside the block; without settings it does nothing."""
     if not settings:
         yield
         return
@@ -40,7 +37,7 @@ def spark_session(settings: Mapping[str, str]) -> Iterator[None]:
     from pyspark.sql import SparkSession
 
     if master.startswith("k8s://"):
-        os.environ["PYSPARK_PYTHON"] = "python3"  # of the image, not of this machine
+        os.environ["PYSPARK_PYTHON"] = "python3"  # the image's, not this machine's
     builder = SparkSession.builder.appName("recmill")
     for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", **settings}.items():
         builder = builder.config(name, value)
@@ -53,7 +50,7 @@ def spark_session(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def session_settings(engine: str, master: str | None, flags: Sequence[str]) -> dict[str, str]:
-    """Spark's settings as given on a command line; for a Kubernetes master, with executors that need no rights."""
+    """Spark's settings from command-line flags; a Kubernetes master gets executors without privileges."""
     if engine != "spark":
         if master or flags:
             raise InputError(f"--master and --spark are for --engine spark, received --engine {engine}")
@@ -80,25 +77,25 @@ def session_settings(engine: str, master: str | None, flags: Sequence[str]) -> d
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorPods:
-    """What Spark's executors are on a cluster."""
+    """Spark's executors on a Kubernetes cluster."""
 
     image: str
     namespace: str = "default"
     num_executors: int = 2
-    cores: int = 1  # tasks at a time
-    cpu: str = ""  # what the pod asks for, as Kubernetes writes it; the cores without
-    memory_mib: int = 4096  # of the pod
+    cores: int = 1  # concurrent tasks per executor
+    cpu: str = ""  # the pod's CPU request as Kubernetes writes it; defaults to the cores
+    memory_mib: int = 4096  # per pod
     claim: str = ""  # a volume that holds log and dataset, mounted at `mount`
     mount: str = "/runs"
     service_account: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, str]] = ()
-    driver_host: str = ""  # an address at which executors reach the driver; Spark guesses without
+    driver_host: str = ""  # the address at which executors reach the driver; Spark guesses it by default
     driver_pod: str = ""
 
     def settings(self) -> dict[str, str]:
-        """Spark's settings, by name."""
+        """Spark's settings by name."""
         volume = f"{PREFIX}.executor.volumes.persistentVolumeClaim.runs"
         chosen = {
             f"{PREFIX}.namespace": self.namespace,
@@ -106,7 +103,7 @@ class ExecutorPods:
             f"{PREFIX}.container.image.pullPolicy": "IfNotPresent",
             f"{PREFIX}.authenticate.executor.serviceAccountName": self.service_account,
             f"{PREFIX}.executor.podTemplateFile": write_pod_template(self),
-            # The settings travel in the command line: the runner may not write ConfigMaps.
+            # Settings go in the command line: the runner has no permission to write ConfigMaps.
             f"{PREFIX}.executor.disableConfigMap": "true",
             "spark.executor.instances": str(self.num_executors),
             "spark.executor.cores": str(self.cores),
@@ -116,7 +113,7 @@ class ExecutorPods:
             f"{PREFIX}.executor.request.cores": self.cpu or str(self.cores),
             f"{PREFIX}.executor.limit.cores": self.cpu or str(self.cores),
             "spark.driver.bindAddress": "0.0.0.0",
-            # Else executors call the address that the driver binds to, which is every one of its own.
+            # Otherwise executors call the address that the driver binds to, 0.0.0.0.
             f"{PREFIX}.executor.useDriverPodIP": "false",
             "spark.pyspark.python": "python3",
         }
@@ -131,7 +128,7 @@ class ExecutorPods:
 
 
 def write_pod_template(pods: ExecutorPods) -> str:
-    """The path of a pod template for what Spark has no setting for: no root, no rights, a read-only root."""
+    """The path of a pod template for what Spark has no settings for: non-root, no privileges, a read-only root."""
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "securityContext": {

@@ -79,7 +79,7 @@ def decode_rows(
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-Feature = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # values, starts_U, lengths_U
+ListsU = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]  # values, starts_U, lengths_U
 
 
 class _Decoder:
@@ -94,7 +94,7 @@ class _Decoder:
         self.starts_S = np.cumsum(self.num_rows_S) - self.num_rows_S
         self._metadata = table.schema.metadata  # Arrow copies the footer's text on every access
         self._inverses: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
-        self._features: dict[str, Feature] = {}
+        self._features: dict[str, ListsU] = {}
         self._equal: dict[tuple[str, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
 
     def stream(self, name: str) -> Any:
@@ -161,7 +161,7 @@ class _Decoder:
         group = self.encoding.features[name].group
         return self.inverse(group)[1] if group else self.num_rows_S.astype(np.int64)
 
-    def _feature(self, name: str) -> Feature:
+    def _feature(self, name: str) -> ListsU:
         if name not in self._features:
             windows = self.encoding.features[name].windows
             self._features[name] = self._windows(name) if windows else self._lists(name)
@@ -176,7 +176,7 @@ class _Decoder:
         popular, stored = self._popular(name), self.stream(name)
         return stored if popular is None else popular.to_ids(stored, self.stream(f"{name}/rest"))
 
-    def _lists(self, name: str) -> Feature:
+    def _lists(self, name: str) -> ListsU:
         lengths_U = self.stream(f"{name}/lengths")
         if len(lengths_U) == 1:
             return self._ids(name), *self._equal_lists(self.encoding.features[name].group, int(lengths_U[0]))
@@ -192,7 +192,7 @@ class _Decoder:
             self._equal[group, length] = starts_U, np.full(count, length, np.int32)
         return self._equal[group, length]
 
-    def _windows(self, name: str) -> Feature:
+    def _windows(self, name: str) -> ListsU:
         windows = self.stream(f"{name}/ends"), self.stream(f"{name}/lengths"), self._num_distinct(name)
         if not self.encoding.features[name].shared_by:
             return decode_windows(self._ids(name), *windows)
