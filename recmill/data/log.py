@@ -1,4 +1,4 @@
-"""Raw interaction logs: Parquet files of the user's own, opened and checked before anything is made from them."""
+"""Raw interaction logs: Parquet files that are opened and checked before anything is made from them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from recmill.progress import Progress, no_progress
 VALIDATE_BATCH_ROWS = 65_536
 VALIDATE_BATCH_BYTES = 8_000_000
 MAX_COLUMNS_AT_ONCE = 4
-READ_BYTES = 65_536  # of a column at a time: without it, Arrow holds all columns of a row group as they lie in the file
+READ_BYTES = 65_536  # per column and read; otherwise Arrow holds the stored bytes of all columns of a row group
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One Parquet file of a log, known from its footer."""
+    """One Parquet file of a log, described by its footer."""
 
     path: str
     num_rows: int
     num_bytes: int
-    num_values: int  # of the schema's columns; a list has several
+    num_values: int  # in the schema's columns; a list has several
     footer_hash: str
     types: tuple[pa.DataType, ...]  # of the schema's columns, in their order
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawLog:
-    """A log whose files, columns and types fit its schema. `validate` looks at the values as well."""
+    """A log whose files, columns and types fit its schema. `validate` also checks the values."""
 
     path: str
     schema: Schema
@@ -79,17 +79,17 @@ class RawLog:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory, on average: 8 a value, and 8 for where each list ends."""
+        """Mean bytes of a row in memory: 8 per value, and 8 per list for its end."""
         num_values = sum(file.num_values for file in self.files)
         return 8 * (-(-num_values // self.num_rows) + len(self.schema.columns))
 
     @property
     def content_hash(self) -> str:
-        """A hash over the footers, which hold the statistics and sizes of every column: cheap at any size."""
+        """A hash over the footers, which hold statistics and sizes of all columns: cheap for logs of any size."""
         return hash_json([[file.num_bytes, file.footer_hash] for file in self.files])
 
     def validate(self, *, progress: Progress = no_progress) -> None:
-        """Look at every value once, in bounded memory; the first that is wrong raises InputError."""
+        """Check every value once, in bounded memory; the first wrong one raises InputError."""
         done = 0
         for file in self.files:
             with _explain_read_errors(file.path), fsspec.open(file.path, "rb") as source:
@@ -102,7 +102,7 @@ class RawLog:
             done += file.num_rows
 
     def _check_group(self, opened: pq.ParquetFile, number: int, *, file: str, first_row: int) -> None:
-        """Some columns at a time: a reader holds a page or two of each column it reads."""
+        """Check a few columns at a time: a reader holds a page or two of each column it reads."""
         names = self.schema.columns
         at_once = min(len(os.sched_getaffinity(0)), MAX_COLUMNS_AT_ONCE)
         batch_rows = max(1, min(VALIDATE_BATCH_ROWS, VALIDATE_BATCH_BYTES // self.row_bytes))
@@ -140,7 +140,7 @@ def _is_folder(path: str | Path) -> bool:
 
 
 def _parquet_files(filesystem: Any, root: str) -> list[str]:
-    """Every *.parquet below `root`, without what Spark and we ourselves leave hidden (_temporary, .out.tmp)."""
+    """Every *.parquet below `root`, except in hidden folders of Spark and our own (_temporary, .out.tmp)."""
     return [
         name
         for name in filesystem.find(root)
@@ -161,7 +161,7 @@ def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
             arrow_schema, num_rows = file.schema_arrow, file.metadata.num_rows
             num_values = _count_values(file.metadata, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise InputError(f"{path}: not a readable Parquet file, or cut short ({_first_line(error)})") from None
+        raise InputError(f"{path}: not a readable Parquet file, or truncated ({_first_line(error)})") from None
     types = tuple(_check_column(arrow_schema, name, schema, path) for name in schema.columns)
     return LogFile(
         path=path,
@@ -181,7 +181,7 @@ def _count_values(footer: pq.FileMetaData, schema: Schema) -> int:
 
 
 def _check_column(found: pa.Schema, name: str, schema: Schema, path: str) -> pa.DataType:
-    # DuckDB and Spark fold case: with both `Item` and `item` in a file they would read one for the other.
+    # DuckDB and Spark ignore case: with both `Item` and `item` in a file they could read the wrong one.
     alike = [column for column in found.names if column.casefold() == name.casefold()]
     if name not in alike:
         hint = f" (did you mean {alike[0]!r}?)" if alike else ""
@@ -189,7 +189,7 @@ def _check_column(found: pa.Schema, name: str, schema: Schema, path: str) -> pa.
     if len(set(alike)) > 1:
         raise InputError(f"{path}: columns {', '.join(map(repr, alike))} differ only in case; rename all but one")
     if (count := Counter(found.names)[name]) > 1:
-        raise InputError(f"{path}: column {name!r} is there {count} times")
+        raise InputError(f"{path}: column {name!r} occurs {count} times")
     column_type = found.field(name).type
     expected, is_fine = _expected_type(name, schema, column_type)
     if not is_fine:
@@ -198,7 +198,7 @@ def _check_column(found: pa.Schema, name: str, schema: Schema, path: str) -> pa.
 
 
 def _expected_type(name: str, schema: Schema, found: pa.DataType) -> tuple[str, bool]:
-    """What a column should hold, in words, and whether `found` can be turned into it without loss."""
+    """The expected type of a column in words, and whether `found` converts to it without loss."""
     if name in ("session_id", "timestamp"):
         meaning = " (milliseconds since 1970)" if name == "timestamp" else ""
         return f"int64{meaning}", pa.types.is_integer(found)
@@ -225,7 +225,7 @@ def _check_values(batch: pa.RecordBatch, schema: Schema, *, file: str, first_row
             raise InputError(f"{file}: column {name!r}, row {first_row + row} (counted from 0 in this file): {message}")
 
 
-# A fault is the first wrong row of a batch and what is wrong with it.
+# The first wrong row of a batch, and what is wrong with it.
 Fault = tuple[int, str] | None
 
 
@@ -279,7 +279,7 @@ def _ids_fault(column: pa.Array, feature: Feature) -> Fault:
     if ids.null_count:
         position = _first(pc.is_null(ids).to_numpy(zero_copy_only=False)) or 0
         return _row_of(column, position), "holds a null inside the list, expected ids"
-    if feature.transforms:  # they may bring any id into range, and the reader checks what they give
+    if feature.transforms:  # they may bring any id into range, and the reader checks their results
         return None
     values = ids.to_numpy(zero_copy_only=False)
     wrong = _first((values < 0) | (values >= feature.num_rows))
@@ -291,7 +291,7 @@ def _ids_fault(column: pa.Array, feature: Feature) -> Fault:
 
 
 def _row_of(lists: pa.Array, position: int) -> int:
-    """The row whose list holds the flattened value at `position`."""
+    """The row whose list contains the flattened value at `position`."""
     ends = np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False))
     return int(np.searchsorted(ends, position, side="right"))
 

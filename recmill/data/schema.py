@@ -31,15 +31,14 @@ class Feature:
 
     name: str
     kind: str
-    table: str = ""  # features that name the same table share its embeddings; "" means a table of its own
+    table: str = ""  # features that name the same table share its embeddings; "" means the feature's own table
     num_rows: int = 0  # ids lie in [0, num_rows)
     dim: int = 0
     pooling: str = ""  # "" means sum for sparse, attention for sequence
-    group: str = ""  # features of one group change together inside a session; "" means a group of its own
-    shift: bool = False  # the list is a history: the next one drops from one end and grows at the other
-    transforms: tuple[
-        Mapping[str, Any], ...
-    ] = ()  # what the reader does to it, see transforms.py; ids then fit num_rows
+    group: str = ""  # features of one group change together in a session; "" means no group
+    shift: bool = False  # the list is a history: it loses ids at one end and gains ids at the other
+    # Preprocessing by the reader (transforms.py), after which ids are below num_rows.
+    transforms: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         where = f"feature {self.name!r}"
@@ -89,11 +88,11 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The features of a log. `session_id`, `timestamp` (ms) and `label` are there always and not listed.
+    """The features of a log. Every log also has `session_id`, `timestamp` (ms) and `label`, which are not listed.
 
-    `splits` maps the name of a held-out split to the time (ms) its first session starts:
-    {"valid": 1700, "test": 1900} means train < 1700 <= valid < 1900 <= test. Empty: the data names no split.
-    `info` holds facts about the data that a report may show, such as the best reachable AUC of a synthetic log.
+    `splits` maps the name of a held-out split to the time (ms) at which its first session starts:
+    {"valid": 1700, "test": 1900} means train < 1700 <= valid < 1900 <= test. Empty means that the data names no split.
+    `info` holds facts about the data for reports, such as the best reachable AUC of a synthetic log.
     """
 
     features: tuple[Feature, ...]
@@ -123,7 +122,7 @@ class Schema:
             raise InputError(f"splits must map names other than 'train' to times in ms, received {dict(self.splits)}")
         if len(set(self.splits.values())) < len(self.splits):
             raise InputError(f"splits must start at different times, received {dict(self.splits)}")
-        # JSON objects have no order of their own, so the times say it.
+        # JSON objects have no order, so the times define it.
         object.__setattr__(self, "splits", dict(sorted(self.splits.items(), key=lambda entry: entry[1])))
 
     @property
@@ -155,7 +154,7 @@ class Schema:
 
     @property
     def sequence_tables(self) -> frozenset[str]:
-        """Tables that some sequence feature reads: looked up a row at a time and not pooled in the lookup."""
+        """Tables that some sequence feature reads: looked up row by row, not pooled in the lookup."""
         return frozenset(feature.table for feature in self.sequence)
 
     def feature(self, name: str) -> Feature:
@@ -170,7 +169,7 @@ class Schema:
         return [*KEY_COLUMNS, *(feature.name for feature in self.features)]
 
     def arrow_schema(self) -> pa.Schema:
-        """The column types we write. Readers accept a plain int64 column for a sparse feature too."""
+        """The column types we write. Readers also accept a plain int64 column for a sparse feature."""
         types = {"dense": pa.float32(), "sparse": pa.list_(pa.int64()), "sequence": pa.list_(pa.int64())}
         return pa.schema(
             [
@@ -222,18 +221,18 @@ class Schema:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read `schema.json`, given as the file or the folder that holds it."""
+        """Read `schema.json`, given as the file or its folder."""
         file = str(path) if str(path).endswith(".json") else join_path(path, "schema.json")
         return cls.from_json(read_json(file), where=file)
 
     def save(self, path: str | Path) -> None:
-        """Write `schema.json`, given as the file or the folder that shall hold it."""
+        """Write `schema.json`, given as the file or its folder."""
         file = str(path) if str(path).endswith(".json") else join_path(path, "schema.json")
         write_text_atomically(file, dump_json(self.to_json()))
 
 
 def _feature_json(feature: Feature) -> dict[str, Any]:
     entry = asdict(feature)
-    if not entry["transforms"]:  # most features have none, and older readers do not know the key
+    if not entry["transforms"]:  # most features have none
         del entry["transforms"]
     return entry

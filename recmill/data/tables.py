@@ -1,7 +1,7 @@
 """The embedding tables of a schema as TorchRec describes them.
 
-A table that any sequence feature reads is looked up a row at a time (an EmbeddingCollection); every other table is
-pooled inside the lookup (an EmbeddingBagCollection). A table exists once, whoever reads it.
+A table that any sequence feature reads is looked up row by row (EmbeddingCollection); every other table is pooled
+inside the lookup (EmbeddingBagCollection). A table exists once, even if several features read it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recmill.artifacts import module_name
 from recmill.data.schema import Schema
 
-SHAPES = ("pooled", "distinct", "sequence")  # bags at one list a sample, bags over distinct rows, single rows
+SHAPES = ("pooled", "distinct", "sequence")  # bags of one list per sample, bags over distinct rows, single rows
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
 def logical_names(schema: Schema) -> dict[str, str]:
-    """The name of a table's module -> the table's name."""
+    """Module name of a table -> name of the table."""
     return {module_name(table.name): table.name for table in schema.tables}
 
 
 def distinct_tables(schema: Schema, deduplicated: frozenset[str]) -> frozenset[str]:
-    """Pooled tables whose every reader arrives deduplicated, so that they can be looked up over distinct rows."""
+    """Pooled tables whose features are all deduplicated, so that they can be looked up over distinct rows."""
     return frozenset(
         table.name
         for table in schema.tables
@@ -61,7 +61,7 @@ def row_configs(schema: Schema) -> list[EmbeddingConfig]:
 
 
 def table_shapes(schema: Schema, deduplicated: frozenset[str]) -> dict[str, list[Any]]:
-    """The tables by the way they are looked up, when the features `deduplicated` arrive as distinct rows."""
+    """The tables by how they are looked up when the features `deduplicated` arrive as distinct rows."""
     distinct, names = distinct_tables(schema, deduplicated), logical_names(schema)
     bags = bag_configs(schema)
     return {

@@ -1,15 +1,15 @@
-"""Preprocessing that the schema declares, run on distinct lists only: `Feature.transforms`, one object a step.
+"""Preprocessing that the schema declares (`Feature.transforms`, one object per step), run on distinct lists only.
 
     {"op": "hash_to_range", "num_rows": 100000, "seed": 7}    ids of any size to [0, num_rows)
     {"op": "map_ids", "mapping": {"17": 1}, "default": 0}     or "file": JSON of that form, or Parquet (id, mapped)
     {"op": "truncate", "n": 50}    the last n ids             {"op": "first_x", "n": 5}    the first n
-    {"op": "ngram", "n": 2, "num_rows": 1000}                 each n ids in a row, hashed
+    {"op": "ngram", "n": 2, "num_rows": 1000}                 every n consecutive ids, hashed
     {"op": "log"}    sign(x) log(1 + |x|)                     {"op": "normalise", "mean": 3, "std": 2}
     {"op": "clip", "min": 0, "max": 9}                        {"op": "bucketise", "boundaries": [1, 10, 100]}
 
-A list is values[start : start + length], and lists may overlap (windows of a history). Every step is written so that it
-works on the buffer, not on the lists: an id that many lists share is hashed once. What lies outside of all lists is
-transformed along and never read.
+A list is values[start : start + length], and lists may overlap (windows of a history). Steps work on the buffer of
+values, not on the lists, so an id that many lists share is hashed once. Values outside all lists are transformed too,
+but never read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 IdArray = npt.NDArray[np.int64]
 LengthArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
-Lists = tuple[IdArray, IdArray, LengthArray]  # values, starts, lengths
+Windows = tuple[IdArray, IdArray, LengthArray]  # values, starts, lengths
 Numbers = npt.NDArray[Any]
 
-BLOCK_VALUES = 16_384  # a hash makes several passes: in blocks of this size they stay in the cache
+BLOCK_VALUES = 16_384  # a hash makes several passes; blocks of this size stay in the cache
 
 
 def _is_whole(value: Any) -> bool:
@@ -73,7 +73,7 @@ def _are_boundaries(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """What a step accepts under one name, as a test and in words."""
+    """What a step accepts as one of its parameters: a test and a description."""
 
     is_valid: Callable[[Any], bool]
     expected: str
@@ -82,17 +82,17 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One kind of step: its parameters, and what it does to values, to lists, or how it is prepared first."""
+    """One kind of step: its parameters, and what it does to values or to lists."""
 
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    on_values: Callable[..., Numbers] | None = None  # one result a value, each depending on it alone
-    on_lists: Callable[..., Lists] | None = None
+    on_values: Callable[..., Numbers] | None = None  # one result per value, which depends on that value alone
+    on_lists: Callable[..., Windows] | None = None
     for_ids: bool = True
     for_dense: bool = False
 
 
 def _hash(values: IdArray, *, num_rows: int, seed: int = 0) -> IdArray:
-    """The ids spread over [0, num_rows): splitmix64, whose upper half picks a row by multiplication."""
+    """The ids spread over [0, num_rows): splitmix64, whose upper half selects a row by multiplication."""
     hashed: IdArray = empty_array(len(values), np.int64)
     for begin in range(0, len(values), BLOCK_VALUES):
         part = slice(begin, begin + BLOCK_VALUES)
@@ -135,7 +135,7 @@ def _normalise(values: FloatArray, *, mean: float, std: float) -> FloatArray:
 
 
 def _bucketise(values: Numbers, *, boundaries: Sequence[float]) -> Numbers:
-    """How many boundaries a value has reached."""
+    """How many boundaries each value reaches."""
     return np.searchsorted(np.asarray(boundaries, dtype=values.dtype), values, side="right").astype(values.dtype)
 
 
@@ -146,16 +146,16 @@ def _map(values: IdArray, *, known: IdArray, mapped: IdArray, default: int) -> I
     return np.where(known[position] == values, mapped[position], default)
 
 
-def _truncate(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int) -> Lists:
+def _truncate(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int) -> Windows:
     return values, starts + np.maximum(lengths - n, 0), np.minimum(lengths, n).astype(np.int32)
 
 
-def _first_x(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int) -> Lists:
+def _first_x(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int) -> Windows:
     return values, starts, np.minimum(lengths, n).astype(np.int32)
 
 
-def _ngram(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int, num_rows: int, seed: int = 0) -> Lists:
-    """Place p of the buffer becomes the hash of the n ids from p on; a list loses its last n - 1 places."""
+def _ngram(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int, num_rows: int, seed: int = 0) -> Windows:
+    """Position p of the buffer becomes the hash of the n ids from p on; a list loses its last n - 1 positions."""
     grams = np.zeros(len(values), dtype=np.int64)
     for begin in range(0, len(values) - n + 1, BLOCK_VALUES):
         size = min(BLOCK_VALUES, len(values) - n + 1 - begin)
@@ -234,7 +234,7 @@ def _numbers(step: Mapping[str, Any]) -> list[Any]:
 
 
 class Transforms:
-    """The transforms of a schema, ready to run: mappings are loaded. Safe to use from several threads."""
+    """The transforms of a schema with their mappings loaded. Thread-safe."""
 
     def __init__(self, schema: Schema) -> None:
         self._steps = {
@@ -248,14 +248,14 @@ class Transforms:
         return bool(self._steps)
 
     def apply(self, block: DistinctBlock) -> DistinctBlock:
-        """The block with all its dense values and distinct lists transformed."""
+        """The block with all dense values and distinct lists transformed."""
         dense_RF = block.dense_RF.copy() if self._dense else block.dense_RF
         for position, name in self._dense:
             dense_RF[:, position] = self._apply_dense(name, np.ascontiguousarray(dense_RF[:, position]))
         return replace(block, dense_RF=dense_RF, groups=tuple(self._apply_group(group) for group in block.groups))
 
     def _apply_dense(self, name: str, values_R: FloatArray) -> Numbers:
-        """Values that stay from row to row are transformed once, if at least half of them do."""
+        """Transform values that stay the same from row to row once, if at least half of the rows do."""
         is_new_R = np.ones(len(values_R), dtype=bool)
         bits_R = values_R.view(np.int32)
         np.not_equal(bits_R[1:], bits_R[:-1], out=is_new_R[1:])
@@ -277,7 +277,7 @@ class Transforms:
             values = operation.on_values(values, **options)
         return values
 
-    def lists(self, name: str, values: IdArray, starts: IdArray, lengths: LengthArray) -> Lists:
+    def lists(self, name: str, values: IdArray, starts: IdArray, lengths: LengthArray) -> Windows:
         """The lists of an id feature, transformed: list u is values[starts[u] : starts[u] + lengths[u]]."""
         for operation, options in self._steps.get(name, ()):
             if operation.on_lists is not None:
@@ -289,10 +289,10 @@ class Transforms:
 
 
 def _drop_unused(values: IdArray, starts: IdArray, lengths: LengthArray) -> tuple[IdArray, IdArray]:
-    """The lists one after another if they use less than half of the buffer, as after truncating long ones."""
+    """The lists packed one after another if they use less than half of the buffer, as after truncating long ones."""
     if 2 * int(lengths.sum()) >= len(values):
         return values, starts
-    from recmill.data.ikjt.distinct import take_lists  # it loads torch, which checking a schema must not
+    from recmill.data.ikjt.distinct import take_lists  # imports torch, which checking a schema must not
 
     return take_lists(values, starts, lengths), np.cumsum(lengths, dtype=np.int64) - lengths
 

@@ -1,3 +1,3 @@
-"""Datasets laid out for hot batches: samples that read hot rows only, apart from the others (FAE)."""
+"""Datasets laid out for hot batches: samples that read only hot rows are stored apart (FAE)."""
 
 __all__ = ["layout", "remap", "rows"]

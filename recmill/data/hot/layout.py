@@ -70,7 +70,6 @@ def layout_hot(
     sessions: str | None = None,
     keep_ids: Collection[str] | None = None,
     rows_per_group: int | None = None,
-    rows_per_part: int = ROWS_PER_PART,
     progress: Progress = no_progress,
 ) -> Dataset:
     """Write the dataset with the splits "hot" and "cold" in place of "train"; other splits stay as they are.
@@ -90,15 +89,8 @@ def layout_hot(
     if chosen not in SESSIONS:
         raise InputError(f"sessions is {chosen!r}, expected one of {', '.join(SESSIONS)}")
     shared = plan.shared.tables if plan.shared else ()
-    kept = shared if keep_ids is None else keep_ids
-    work = _HotLayout(
-        dataset,
-        plan,
-        sessions=chosen,
-        keep_ids=frozenset(kept),
-        rows_per_group=rows_per_group,
-        rows_per_part=rows_per_part,
-    )
+    kept = frozenset(shared if keep_ids is None else keep_ids)
+    work = _HotLayout(dataset, plan, sessions=chosen, keep_ids=kept, rows_per_group=rows_per_group)
     with write_folder(out, manifest_name=Dataset.manifest_name) as folder, explain_write_errors(out):
         parts = work.write(folder, progress)
         hot_rows = sum(part["num_rows"] for part in parts if part["split"] == HOT)
@@ -137,13 +129,11 @@ class _HotLayout:
         sessions: str,
         keep_ids: frozenset[str],
         rows_per_group: int | None,
-        rows_per_part: int,
     ) -> None:
         self.dataset, self.sessions = dataset, sessions
         self.groups = split_groups(dataset, "train")
         largest = max((group.num_rows for group in self.groups), default=ROWS_PER_GROUP)
         self.rows_per_group = rows_per_group or min(largest, ROWS_PER_GROUP)
-        self.rows_per_part = rows_per_part
         self.stored = Schema.load(dataset.path)
         self.stored_encoding = load_encoding(dataset, self.stored) if dataset.layout == "deduplicated" else None
         self.encoding = without_codecs(self.stored_encoding) if self.stored_encoding else None
@@ -173,13 +163,16 @@ class _HotLayout:
         return parts + self._write_others(folder)
 
     def _open(self, folder: Path, split: str) -> _GroupWriter:
-        return _GroupWriter(
-            folder,
-            split,
-            choose_format=self._choose_format,
-            rows_per_group=self.rows_per_group,
-            rows_per_part=self.rows_per_part,
-        )
+        target = folder / split
+        target.mkdir(exist_ok=True)
+
+        def open_parts(first: pa.Table) -> PartWriter:
+            form = self._choose_format(first)
+            return PartWriter(
+                folder=str(target), prefix="part", form=form, split_names=[split], rows_per_part=ROWS_PER_PART
+            )
+
+        return _GroupWriter(split, open_parts, self.rows_per_group)
 
     def _choose_format(self, rows: pa.Table) -> PartFormat:
         """The format of the parts that begin with the row group `rows`."""
@@ -243,17 +236,9 @@ def _decode(part: PartFile, group: StoredGroup) -> pa.Table:
 class _GroupWriter:
     """Collects pieces of row groups, each of whole sessions, until they fill a row group of the split's parts."""
 
-    def __init__(
-        self,
-        folder: Path,
-        split: str,
-        *,
-        choose_format: Callable[[pa.Table], PartFormat],
-        rows_per_group: int,
-        rows_per_part: int,
-    ) -> None:
-        self.folder, self.split, self.choose_format = folder, split, choose_format
-        self.rows_per_group, self.rows_per_part = rows_per_group, rows_per_part
+    def __init__(self, split: str, open_parts: Callable[[pa.Table], PartWriter], rows_per_group: int) -> None:
+        """`open_parts` returns the writer of the parts, given the rows of their first row group."""
+        self.split, self.open_parts, self.rows_per_group = split, open_parts, rows_per_group
         self.writer: PartWriter | None = None
         self.pending: list[pa.Table] = []
 
@@ -266,20 +251,11 @@ class _GroupWriter:
     def _flush(self) -> None:
         rows = pa.concat_tables(self.pending).combine_chunks()
         self.pending = []
-        if self.writer is None:
-            target = self.folder / self.split
-            target.mkdir(exist_ok=True)
-            self.writer = PartWriter(
-                folder=str(target),
-                prefix="part",
-                form=self.choose_format(rows),
-                split_names=[self.split],
-                rows_per_part=self.rows_per_part,
-            )
+        self.writer = self.writer or self.open_parts(rows)
         self.writer.write(SplitRows(split=0, rows=rows))
 
     def close(self) -> list[dict[str, Any]]:
-        """Write what is left; the parts as the manifest lists them."""
+        """Write what is left. Returns the parts as the manifest lists them."""
         if self.pending:
             self._flush()
         parts = self.writer.close() if self.writer else []

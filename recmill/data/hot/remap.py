@@ -1,4 +1,4 @@
-"""Which ids are hot, and which slot of the hot rows they have."""
+"""Which ids are hot, and their slots among the hot rows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recmill.artifacts import InputError, ShardPlan, is_remote, join_path
 
 IdArray = npt.NDArray[np.int64]
 
-# A table's slots lie in an array of its rows while that takes at most this much; beyond it hot rows are searched for.
+# The slots of a table are an array over its rows if that takes at most this much; otherwise hot rows are searched.
 MAX_ARRAY_BYTES = 1 << 28
 COLD = -1
 
 
 class HotRemap:
-    """Slots of ids, table by table; an id that is not hot, unknown ones too, has slot -1."""
+    """The slots of ids per table; ids that are not hot, including unknown ones, have slot -1."""
 
     def __init__(self, hot_rows: Mapping[str, IdArray], num_rows: Mapping[str, int]) -> None:
         self.hot_rows = {name: np.asarray(rows, np.int64) for name, rows in hot_rows.items()}
@@ -70,7 +70,7 @@ def load_hot_rows(plan: ShardPlan | str | Path) -> dict[str, IdArray]:
 
 
 def _read_small(path: str) -> pa.Table:
-    """A Parquet file at once: without threads, and without Arrow's dataset, which takes longer than the file."""
+    """A whole Parquet file without threads and without Arrow's dataset, which would take longer than the file."""
     if is_remote(path):
         return pq.read_table(path)
     with pq.ParquetFile(path) as file:

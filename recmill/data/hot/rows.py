@@ -1,4 +1,4 @@
-"""Rows of a row group sorted into hot and cold, a column at a time.
+"""Divides the rows of a row group into hot and cold ones, column by column.
 
 Shape suffixes: R = rows (samples), N = ids of a feature.
 """
@@ -29,9 +29,9 @@ def list_parts(rows: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def find_hot_samples(rows: pa.Table, schema: Schema, remap: HotRemap) -> tuple[Mask, Slots]:
-    """Which samples read hot rows only, and the slots of every feature's ids (-1: cold).
+    """Which samples read only hot rows, and the slots of every feature's ids (-1: cold).
 
-    Tables that the remap does not know keep their ids and make no sample cold: every rank holds them anyway.
+    Tables that the remap does not know keep their ids and make no sample cold: every rank holds them.
     """
     is_hot = np.ones(rows.num_rows, bool)
     slots: Slots = {}
@@ -51,9 +51,9 @@ def find_hot_samples(rows: pa.Table, schema: Schema, remap: HotRemap) -> tuple[M
 
 
 def take_samples(rows: pa.Table, schema: Schema, chosen_R: Mask, *, slots: Slots | None = None) -> pa.Table:
-    """The chosen samples in their order; with `slots`, these take the place of the ids.
+    """The chosen samples in their order; `slots`, if given, replace the ids.
 
-    Column by column in numpy: Arrow's filter of a table turns the mask into an index and takes list after list.
+    Column by column in numpy: Arrow's filter of a table turns the mask into an index and takes list by list.
     """
     arrow, taken = schema.arrow_schema(), []
     is_list = {feature.name for feature in schema.id_features}
@@ -76,7 +76,7 @@ def _choose_lists(ids_N: IdArray, offsets: IdArray, chosen_R: Mask) -> pa.ListAr
 
 
 def transform_rows(rows: pa.Table, schema: Schema) -> pa.Table:
-    """The rows with the transforms of id features applied, as readers would."""
+    """The rows with the transforms of id features applied, as readers apply them."""
     transforms = Transforms(schema)
     for feature in schema.id_features:
         if not feature.transforms:

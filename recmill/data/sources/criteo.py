@@ -40,7 +40,7 @@ def convert_criteo(
     limit: int | None = None,
     progress: Progress = no_progress,
 ) -> str | Path:
-    """A raw log with one session a row and the row number as time; counts become log(1 + max(x, 0)), missing ones 0.
+    """A raw log with one session per row and the row number as time; counts become log(1 + max(x, 0)), missing ones 0.
 
     Categories are hashed to [1, num_rows); a missing one is id 0. `path` is a TSV file, optionally .gz, or a folder
     whose files (train.txt, day_0.gz, ...) are read in natural order. Memory does not grow with the data.
@@ -106,7 +106,7 @@ def _read_file(file: Path, limit: int | None) -> Iterator[tuple[int, pa.RecordBa
 
 
 def _explain_bad_line(file: Path, error: Exception) -> None:
-    """Say which line and column the quick parser stumbled over, by reading again slowly."""
+    """Raise for the line and column that the fast parser could not read, by reading again slowly."""
     with gzip.open(file, "rt", errors="replace") if file.suffix == ".gz" else open(file, errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             parts = line.rstrip("\r\n").split("\t")
@@ -158,7 +158,7 @@ def _hash_category(
 
 
 def _characters_of(strings: pa.StringArray) -> npt.NDArray[np.uint8]:
-    """The bytes of all strings, one after the other."""
+    """The bytes of all strings, one after another."""
     _, offsets, data = strings.buffers()
     if data is None or len(strings) == 0:
         return np.zeros(0, dtype=np.uint8)

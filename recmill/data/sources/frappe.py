@@ -18,13 +18,13 @@ from recmill.progress import Progress, no_progress
 
 SPLITS = ("train", "valid", "test")
 FIELDS = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city")
-DIM = 16  # published results have 10; FBGEMM wants a multiple of 4
+DIM = 16  # published results use 10; FBGEMM needs a multiple of 4
 
 
 def convert_frappe(
     path: str | Path, *, out: str | Path, limit: int | None = None, progress: Progress = no_progress
 ) -> str | Path:
-    """A raw log with one session a row; the row number is the time, so the schema's splits keep the published ones.
+    """A raw log with one session per row; the row number is the time, so the schema's splits are the published ones.
 
     `path` is a folder with train, valid and test as .parquet or .csv; `limit` takes the first rows of each.
     """
@@ -35,7 +35,7 @@ def convert_frappe(
     features = []
     for name in FIELDS:
         values = table[name].to_numpy()
-        # Frappe numbers the values of all fields in one sequence; each field becomes a table that starts at 0.
+        # Frappe numbers the values of all fields in one sequence; the ids of each table start at 0.
         ids[name] = values - values.min()
         features.append(Feature(name=name, kind="sparse", num_rows=int(ids[name].max()) + 1, dim=DIM))
     schema = Schema(

@@ -52,9 +52,9 @@ def convert_globo(
     """A raw log of clicks (label 1) and, after each, `negatives` articles that were not clicked (label 0).
 
     The data has no impressions. A negative is the article of a click drawn from the last `negative_window` clicks of
-    everybody, so popular and fresh articles come up as they would on the page; None draws from all clicks. `limit`
-    takes the sessions that start first, when histories are still short; `one_in` takes one user in so many, each with
-    all clicks. `path` is clicks.parquet, or a folder with it or with clicks_hour_*.csv.
+    all users, so popular and fresh articles appear as they would on the page; None draws from all clicks. `limit` takes
+    the sessions that start first, when histories are still short; `one_in=n` takes every n-th user with all clicks.
+    `path` is clicks.parquet, or a folder with it or with clicks_hour_*.csv.
     """
     progress("read clicks", 0, 0)
     clicks = _in_time_order(_read_clicks(Path(path)), spacing=negatives + 1)
@@ -132,7 +132,7 @@ def _in_time_order(clicks: Clicks, *, spacing: int) -> Clicks:
 
 
 def _histories(clicks: Clicks, history_length: int) -> tuple[IntArray, IntArray, IntArray]:
-    """All articles user by user in time order, and each click's window of those its user clicked before."""
+    """All articles user by user in time order, and for each click the window of its user's earlier clicks."""
     by_user = np.argsort(clicks["user_id"], kind="stable")
     position = position_in_run(starts_of_runs(clicks["user_id"][by_user]))
     lengths, starts = np.empty_like(position), np.empty_like(position)
@@ -142,11 +142,11 @@ def _histories(clicks: Clicks, history_length: int) -> tuple[IntArray, IntArray,
 
 
 def _draw_negatives(articles: IntArray, *, count: int, window: int | None, seed: int) -> IntArray:
-    """For every click `count` other articles, each the article of a random click among those before it."""
+    """`count` other articles for every click, each the article of a random earlier click."""
     rng = np.random.default_rng(seed)
     position = np.arange(len(articles))[:, None]
     size = len(articles) if window is None else min(window, len(articles))
-    # The first clicks have too little past: they draw from the first window, which holds articles just as fresh.
+    # The first clicks have too short a past: they draw from the first window, whose articles are as fresh.
     low = np.zeros_like(position) if window is None else np.maximum(position - size, 0)
     drawn = articles[low + rng.integers(0, size, (len(articles), count))]
     for _ in range(8):
@@ -154,7 +154,7 @@ def _draw_negatives(articles: IntArray, *, count: int, window: int | None, seed:
         if len(clash[0]) == 0:
             break
         drawn[clash] = articles[low[clash[0], 0] + rng.integers(0, size, len(clash[0]))]
-    # A window in which one article has nearly all clicks: any other article will do.
+    # In a window in which one article has nearly all clicks, any other article is a negative.
     num_articles = int(articles.max()) + 1
     if num_articles > 1:
         clash = np.nonzero(drawn == articles[:, None])
@@ -173,7 +173,7 @@ def _of_some_users(clicks: Clicks, one_in: int) -> IntArray:
 
 
 def _first_sessions(session: IntArray, rows: IntArray, limit: int) -> IntArray:
-    """Those of the rows that belong to the `limit` sessions that start first."""
+    """The rows of the `limit` sessions that start first."""
     sessions, first_row = np.unique(session[rows], return_index=True)  # clicks are in time order
     chosen = sessions[np.argsort(first_row)[:limit]]
     return rows[np.isin(session[rows], chosen)]

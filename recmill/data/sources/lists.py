@@ -27,7 +27,7 @@ def gather_windows(values: IntArray, starts: IntArray, lengths: IntArray) -> Int
     if len(lengths) == 0:
         return values[:0]
     if lengths[0] > 0 and lengths.min() == lengths.max():
-        # One memory copy a window instead of one index an id: 4x quicker for histories.
+        # One memory copy per window instead of one index per id: 4 times as fast for histories.
         windows = np.lib.stride_tricks.sliding_window_view(values, int(lengths[0]))
         gathered: IntArray = windows[starts].reshape(-1)
         return gathered
@@ -52,7 +52,7 @@ def window_column(values: IntArray, starts: IntArray, lengths: IntArray) -> pa.L
 
 
 def id_column(ids: IntArray) -> pa.ListArray:
-    """A `list<int64>` column of one id a row."""
+    """A `list<int64>` column with one id per row."""
     offsets = np.arange(len(ids) + 1, dtype=np.int32)
     return pa.ListArray.from_arrays(plain_column(offsets), plain_column(ids.astype(np.int64, copy=False)))
 
@@ -71,10 +71,10 @@ def position_in_run(is_start: BoolArray) -> npt.NDArray[np.int64]:
 
 
 def space_out(timestamps: IntArray, is_start: BoolArray, *, spacing: int) -> npt.NDArray[np.int64]:
-    """Timestamps moved forward just so far that neighbours of a run are at least `spacing` apart.
+    """Timestamps moved forward as little as needed for neighbours in a run to be at least `spacing` apart.
 
-    Each run (a session in time order) starts where it started: t'[k] = max(t[k], t'[k-1] + spacing), which is a running
-    maximum of t[k] - k * spacing. Runs are kept apart by an offset larger than the whole range of times.
+    Each run (a session in time order) keeps its start: t'[k] = max(t[k], t'[k-1] + spacing), which is a running maximum
+    of t[k] - k * spacing. An offset larger than the whole range of times separates the runs.
     """
     if len(timestamps) == 0:
         return timestamps.astype(np.int64)
@@ -90,7 +90,7 @@ def space_out(timestamps: IntArray, is_start: BoolArray, *, spacing: int) -> npt
 
 @dataclass(frozen=True, kw_only=True)
 class Jagged:
-    """Lists of ids, one after the other: list k is values[offsets[k] : offsets[k + 1]]."""
+    """Lists of ids, one after another: list k is values[offsets[k] : offsets[k + 1]]."""
 
     values: IntArray
     offsets: npt.NDArray[np.int64]

@@ -24,7 +24,7 @@ ROWS_PER_FILE = 16 * ROWS_PER_GROUP
 class LogWriter:
     """Receives record batches in time order and cuts them into row groups and files."""
 
-    def __init__(self, folder: Path, schema: Schema, *, rows_per_group: int, rows_per_file: int) -> None:
+    def __init__(self, folder: Path, schema: Schema, *, rows_per_group: int) -> None:
         self.folder = folder
         self.schema = schema
         self.num_rows = 0
@@ -32,12 +32,12 @@ class LogWriter:
         self.info: dict[str, Any] = {}
         self._arrow_schema = schema.arrow_schema()
         self._rows_per_group = rows_per_group
-        self._groups_per_file = max(1, rows_per_file // rows_per_group)
+        self._groups_per_file = max(1, ROWS_PER_FILE // rows_per_group)
         self._num_groups = 0
         self._waiting: list[pa.RecordBatch] = []
         self._num_waiting = 0
         self._file: pq.ParquetWriter | None = None
-        # Encoding Parquet is half of the work and needs no GIL: one thread does it while the next samples are made.
+        # Encoding Parquet is half of the work and releases the GIL: a thread does it while the next samples are made.
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
 
@@ -88,7 +88,7 @@ class LogWriter:
 
     def _open_file(self, number: int) -> pq.ParquetWriter:
         # Ids in time order repeat too far apart for a dictionary to pay: bit-packed deltas are written twice as fast
-        # (30 against 60 ns an id) and take 7% more space than a dictionary with zstd.
+        # (30 instead of 60 ns per id) and take 7% more space than a dictionary with zstd.
         id_leaves = {f"{feature.name}.list.element": "DELTA_BINARY_PACKED" for feature in self.schema.id_features}
         return pq.ParquetWriter(
             self.folder / f"log-{number:05d}.parquet",
@@ -100,16 +100,14 @@ class LogWriter:
 
 
 @contextmanager
-def write_log(
-    out: str | Path, schema: Schema, *, rows_per_group: int = ROWS_PER_GROUP, rows_per_file: int = ROWS_PER_FILE
-) -> Iterator[LogWriter]:
+def write_log(out: str | Path, schema: Schema, *, rows_per_group: int = ROWS_PER_GROUP) -> Iterator[LogWriter]:
     """A writer whose log appears at `out` when the block ends without an error.
 
-    What the block puts into `writer.info` is added to the schema's info, with `num_samples` and `base_rate`.
+    `writer.info`, `num_samples` and `base_rate` are added to the schema's info.
     """
     refuse_foreign_log(out)
     with write_folder(out, manifest_name="schema.json") as folder:
-        writer = LogWriter(folder, schema, rows_per_group=rows_per_group, rows_per_file=rows_per_file)
+        writer = LogWriter(folder, schema, rows_per_group=rows_per_group)
         try:
             yield writer
             writer.flush()
@@ -118,13 +116,13 @@ def write_log(
         if writer.num_rows == 0:
             raise InputError(f"{out}: not written: the log would hold no rows")
         info = {**schema.info, **writer.info, "num_samples": writer.num_rows, "base_rate": writer.base_rate}
-        # Not Schema.save, which sorts keys: splits are listed oldest first and read back in the order of the file.
+        # Not Schema.save, which sorts keys: splits are listed oldest first.
         text = json.dumps(replace(schema, info=info).to_json(), indent=2, allow_nan=False)
         (folder / "schema.json").write_text(text + "\n", encoding="utf-8")
 
 
 def refuse_foreign_log(out: str | Path) -> None:
-    """A user's own Parquet folder has a schema.json too: replace only a folder that holds nothing but a log of ours."""
+    """Raise unless `out` is new, empty or holds only a log of ours: users' own folders have a schema.json too."""
     if is_remote(out):
         return
     folder = Path(out)
@@ -134,7 +132,7 @@ def refuse_foreign_log(out: str | Path) -> None:
     foreign = [path.name for path in folder.iterdir() if path.name != "schema.json" and not path.match("log-*.parquet")]
     if foreign or "source" not in read_json(folder / "schema.json").get("info", {}):
         raise InputError(
-            f"{out}: holds what recmill generate did not write ({', '.join(sorted(foreign)[:3]) or 'schema.json'}); "
+            f"{out}: holds files not from recmill generate ({', '.join(sorted(foreign)[:3]) or 'schema.json'}); "
             "give another --out or empty it first"
         )
 

@@ -44,8 +44,8 @@ def convert_movielens(
 ) -> str | Path:
     """A raw log of ratings (label: 4 stars or more) with the movies that the user rated before.
 
-    A session ends where a user rates nothing for half an hour. `path` is ml-1m.zip as GroupLens gives it, or the folder
-    inside it; `limit` takes the sessions that start first.
+    A session ends when a user rates nothing for half an hour. `path` is ml-1m.zip as GroupLens publishes it, or the
+    folder inside it; `limit` takes the sessions that start first.
     """
     progress("read ratings", 0, 0)
     files = _open_files(Path(path))
@@ -103,7 +103,7 @@ def _schema(profiles: dict[str, IntArray], *, num_movies: int, num_genres: int) 
 
 
 def _open_files(path: Path) -> dict[str, tuple[str, bytes]]:
-    """Shown name and content of the three files, from the zip or the folder."""
+    """Display name and content of the three files, from the zip or the folder."""
     names = ("ratings.dat", "users.dat", "movies.dat")
     if path.is_dir():
         missing = [name for name in names if not (path / name).is_file()]
@@ -140,7 +140,7 @@ def _whole_number(text: str, *, name: str, line: int, field: str) -> int:
 
 
 def _read_ratings(name: str, content: bytes) -> tuple[npt.NDArray[np.int64], ...]:
-    """Columns of user::movie::rating::timestamp; with ':' as delimiter every other column is empty."""
+    """Columns of user::movie::rating::timestamp; with the delimiter ':' every second column is empty."""
     if not content.strip():
         raise InputError(f"{name}: holds no ratings")
     columns = ["user", "_1", "movie", "_2", "rating", "_3", "timestamp"]
@@ -155,7 +155,7 @@ def _read_ratings(name: str, content: bytes) -> tuple[npt.NDArray[np.int64], ...
         if any(table[field].null_count for field in RATING_FIELDS):
             raise pa.ArrowInvalid("an empty field")
     except pa.ArrowInvalid as error:
-        # The quick parser does not say where: read again, slowly, until the line that is wrong.
+        # The fast parser does not say where: read again, slowly, up to the wrong line.
         for line, parts in _split_lines(name, content, RATING_FIELDS):
             for field, text in zip(RATING_FIELDS, parts, strict=True):
                 _whole_number(text, name=name, line=line, field=field)
@@ -164,7 +164,7 @@ def _read_ratings(name: str, content: bytes) -> tuple[npt.NDArray[np.int64], ...
 
 
 def _read_users(name: str, content: bytes, *, num_users: int) -> dict[str, IntArray]:
-    """Gender, age group and occupation by user id; 0 where nothing is known."""
+    """Gender, age group and occupation by user id; 0 if unknown."""
     profiles: dict[str, IntArray] = {
         field: np.zeros(num_users, dtype=np.int64) for field in ("gender", "age", "occupation")
     }

@@ -17,8 +17,8 @@ from recmill.data.sources.synthetic.session_shapes import draw_gaps_ms, draw_ses
 from recmill.data.sources.synthetic.zipf import ZipfSampler
 
 FIRST_START_MS = 1_700_000_000_000
-SAMPLES_PER_BLOCK = 32_768  # about; changing it changes what a seed gives
-SESSION = "session"  # the owner of histories: one stream of ids a session
+SAMPLES_PER_BLOCK = 32_768  # about; another number changes the log of a seed
+SESSION = "session"  # the owner of histories: one stream of ids per session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Sessions:
 
 
 class BlockMaker:
-    """The blocks of a log, one after the other; a block depends only on the config and on when the last one ended."""
+    """Makes the blocks of a log in order; a block depends only on the config and on the end of the one before."""
 
     def __init__(self, config: SyntheticConfig) -> None:
         self.config = config
@@ -84,9 +84,9 @@ class BlockMaker:
         return self.num_made >= self.config.num_sessions
 
     def next_block(self) -> tuple[SampleBlock, Logits]:
-        """The next sessions, sample after sample, and the true logit of every sample."""
+        """The samples of the next sessions, and the true logit of every sample."""
         config = self.config
-        # SFC64 is numpy's quickest generator; the block's number in the seed makes blocks independent.
+        # SFC64 is numpy's fastest generator; the block's number in the seed makes blocks independent.
         rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence([config.seed, 2, self._num_blocks])))
         sessions = self._draw_sessions(rng)
         samples = self._draw_samples(rng, sessions)
@@ -142,7 +142,7 @@ class BlockMaker:
         )
 
     def _draw_samples(self, rng: np.random.Generator, sessions: Sessions) -> dict[str, npt.NDArray[Any]]:
-        """What is new with every sample: when it happens, the item and its dense values."""
+        """What is new in every sample: its time, the item and its dense values."""
         config = self.config
         gaps = draw_gaps_ms(rng, sessions.num_samples, mean_s=config.mean_gap_s)
         names = name_sessions(sessions.numbers, seed=config.seed)
@@ -165,9 +165,9 @@ class BlockMaker:
     def _draw_history(
         self, rng: np.random.Generator, sessions: Sessions, items: IntArray, *, length: int, sampler: ZipfSampler
     ) -> tuple[Jagged, IntArray]:
-        """A stream of ids a session, and how far each sample's window of `length` has moved along it.
+        """One stream of ids per session, and how far each sample's window of `length` has moved along it.
 
-        A window that moves takes in the item of the sample before.
+        A window that moves includes the item of the sample before.
         """
         is_shifted = rng.random(sessions.num_samples) < self.config.shift_prob
         is_shifted[sessions.is_first] = False
@@ -180,7 +180,7 @@ class BlockMaker:
         return Jagged(values=values, offsets=offsets), shifts
 
     def _logits(self, block: SampleBlock) -> Logits:
-        """The true logit of every sample; sums over lists are made once a distinct list."""
+        """The true logit of every sample; sums over lists are computed once per distinct list."""
         hidden, scale = self.hidden, self.hidden.scale
         logits = np.full(block.num_samples, hidden.bias, dtype=np.float32)
         for name in self._mean_lengths:
@@ -198,7 +198,7 @@ class BlockMaker:
         return logits
 
     def _list_sums(self, block: SampleBlock, name: str, effects: npt.NDArray[np.float32]) -> Logits:
-        """For every sample the sum of effects over its list, scaled to variance 1."""
+        """The sum of effects over the list of every sample, scaled to variance 1."""
         lists = block.lists[name]
         normalise = np.float32(self._mean_lengths[name] ** -0.5)
         if name in block.history_lengths:

@@ -17,10 +17,10 @@ from recmill.data.sources.lists import IntArray, Jagged, id_column, offsets_of, 
 class SampleBlock:
     """Samples, and the distinct user states they point to.
 
-    samples["timestamp"]   = [t0, t1, t2]           one value a sample: keys, item ids, item dense values
-    versions["interests"]  = [ 0,  0,  1]           which state of a user group a sample sees
-    lists["interests.0"]   = [[7, 9], [4]]          one list a state
-    dense["interests.age"] = [.3, .5]               one value a state
+    samples["timestamp"]   = [t0, t1, t2]           one value per sample: keys, item ids, item dense values
+    versions["interests"]  = [ 0,  0,  1]           the state of a user group that a sample sees
+    lists["interests.0"]   = [[7, 9], [4]]          one list per state
+    dense["interests.age"] = [.3, .5]               one value per state
     shifts["history"]      = [ 0,  1,  1]           a history is a window into its session's stream
     """
 
@@ -61,7 +61,7 @@ class SampleBlock:
         return len(self.lists[feature].offsets) - 1 if feature in self.lists else len(self.dense[feature])
 
     def select(self, rows: IntArray) -> Self:
-        """These samples, and only the states that they still see."""
+        """These samples, and only the states that they see."""
         versions: dict[str, IntArray] = {}
         kept: dict[str, IntArray] = {}
         for owner, column in self.versions.items():

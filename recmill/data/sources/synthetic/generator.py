@@ -1,17 +1,17 @@
 """Synthetic session logs: realistic traffic whose best reachable AUC is known.
 
-What a log is made of, and which number controls it:
+The parts of a log and the settings that control them:
 
     sessions   start as a Poisson process; sizes are a capped log-normal with the mean `samples_per_session`
-    samples    follow one another after log-normal gaps, so that sessions interleave in time as real traffic does
-    user       groups of lists and dense values that change together; unchanged from sample to sample with `stay_prob`
+    samples    follow each other after log-normal gaps, so that sessions interleave in time as in real traffic
+    user       groups of lists and dense values that change together; they stay from sample to sample with `stay_prob`
     history    the user's last items; shifts by one with `shift_prob`, taking in the item of the sample before
-    item       one id a feature and dense values, new for every sample
+    item       one id per feature and dense values, new for every sample
     ids        Zipf with exponent `zipf` in every table
     label      drawn from a hidden logistic model of all of these
 
-Memory stays bounded however long the log is: sessions are made in blocks, and what lies in the future of the newest
-session waits in a form that stores every repeated list once.
+Memory is bounded for logs of any length: sessions are made in blocks, and samples later than the start of the newest
+session wait in a form that stores every repeated list once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recmill.data.sources.log_writer import ROWS_PER_FILE, ROWS_PER_GROUP, write_log
+from recmill.data.sources.log_writer import ROWS_PER_GROUP, write_log
 from recmill.data.sources.synthetic.block_maker import BlockMaker
 from recmill.data.sources.synthetic.blocks import SampleBlock
 from recmill.data.sources.synthetic.config import SyntheticConfig, schema_of
 from recmill.data.sources.synthetic.hidden_model import BestScores
 from recmill.progress import Progress, no_progress
+
+MIN_WAITING_SHARE = 0.5  # neither number changes the output
+ROWS_PER_BATCH = 16_384
 
 
 def generate_log(
@@ -35,12 +38,11 @@ def generate_log(
     *,
     out: str | Path,
     rows_per_group: int = ROWS_PER_GROUP,
-    rows_per_file: int = ROWS_PER_FILE,
     progress: Progress = no_progress,
 ) -> str | Path:
     """A raw log at `out`: `log-*.parquet` in time order and `schema.json`, whose info has the best reachable AUC."""
     scores = BestScores()
-    with write_log(out, schema_of(config), rows_per_group=rows_per_group, rows_per_file=rows_per_file) as writer:
+    with write_log(out, schema_of(config), rows_per_group=rows_per_group) as writer:
         for batch in stream_samples(config, scores=scores, progress=progress):
             writer.write(batch)
         writer.info |= {
@@ -60,16 +62,13 @@ def stream_samples(
     config: SyntheticConfig,
     *,
     scores: BestScores | None = None,
-    min_waiting_share: float = 0.5,
-    rows_per_batch: int = 16_384,
     progress: Progress = no_progress,
 ) -> Iterator[pa.RecordBatch]:
     """The samples of the whole log in time order.
 
     A new session starts no earlier than the newest one, so every sample before that moment is final. New blocks are
-    merged with what waits only when they add up to `min_waiting_share` of it: each sample is then moved a small number
-    of times, and at most 1 + `min_waiting_share` times the open sessions' samples are held. Neither number changes
-    the output.
+    merged with the waiting samples only when they add up to MIN_WAITING_SHARE of them: each sample then moves a few
+    times, and at most 1 + MIN_WAITING_SHARE times the samples of open sessions are in memory.
     """
     maker = BlockMaker(config)
     waiting: SampleBlock | None = None
@@ -82,13 +81,13 @@ def stream_samples(
                 scores.add(logits, block.samples["label"])
             progress("generate sessions", maker.num_made, config.num_sessions)
         num_waiting = waiting.num_samples if waiting is not None else 0
-        if not maker.is_done and sum(b.num_samples for b in fresh) < min_waiting_share * num_waiting:
+        if not maker.is_done and sum(b.num_samples for b in fresh) < MIN_WAITING_SHARE * num_waiting:
             continue
         merged = SampleBlock.concat([*([waiting] if waiting is not None else []), *fresh])
         fresh = []
         is_final = merged.samples["timestamp"] < (np.iinfo(np.int64).max if maker.is_done else maker.last_start_ms)
         final = np.flatnonzero(is_final)
         order = final[np.lexsort((merged.samples["session_id"][final], merged.samples["timestamp"][final]))]
-        for start in range(0, len(order), rows_per_batch):
-            yield merged.to_arrow(order[start : start + rows_per_batch], maker.arrow_schema)
+        for start in range(0, len(order), ROWS_PER_BATCH):
+            yield merged.to_arrow(order[start : start + ROWS_PER_BATCH], maker.arrow_schema)
         waiting = merged.select(np.flatnonzero(~is_final))

@@ -1,11 +1,11 @@
-"""The model that labels of synthetic logs are drawn from, and how well anybody can predict them.
+"""The model from which the labels of synthetic logs are drawn, and how well they can be predicted.
 
     logit = bias + sum over lists of the effects of their ids      (linear: any model learns it)
                  + weights * dense values
                  + taste(user list) * trait(item)                  (an interaction: what DLRM's dot products are for)
                  + taste(history)   * trait(item)
 
-Every term is scaled to a chosen share of the variance, so the best reachable AUC hardly depends on the preset.
+Every term is scaled to a fixed share of the variance, so the best reachable AUC hardly depends on the preset.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from recmill.data.sources.synthetic.zipf import ZipfSampler
 
 Logits = npt.NDArray[np.float32]
 
-# Share of the logit's variance that each kind of term explains. Items and dense values change with every sample,
-# so they carry the largest part; a model that ignores users or interactions still loses visibly.
+# Share of the logit's variance that each kind of term explains. Items and dense values change with every sample and
+# have the largest shares; a model that ignores users or interactions still scores visibly lower.
 VARIANCE_SHARES = {"item": 0.35, "user_list": 0.2, "dense": 0.25, "interaction": 0.2}
 
 
 def draw_effects(sampler: ZipfSampler, *, popular_rows: int, seed: int) -> npt.NDArray[np.float32]:
     """One effect for every id, with mean 0 and variance 1 over the *accesses* of the table.
 
-    Effects are Gaussian and fade like K / (K + rank) beyond the K = `popular_rows` most popular ids: ids seen a handful
-    of times cannot be learnt in an epoch and would only lower what is reachable.
+    Effects are Gaussian and fade like K / (K + rank) beyond the K = `popular_rows` most popular ids: ids that are seen
+    a few times cannot be learnt in an epoch and would only lower the reachable AUC.
     """
     rank = np.arange(sampler.num_rows)
     effects = np.random.default_rng(seed).standard_normal(sampler.num_rows) * popular_rows / (popular_rows + rank)
@@ -51,7 +51,7 @@ def sum_windows(effects: npt.NDArray[np.float32], ids: IntArray, starts: IntArra
 
 
 def solve_bias(*, base_rate: float, logit_std: float) -> float:
-    """The bias at which normally distributed logits give labels that are 1 with `base_rate` on average."""
+    """The bias with which normally distributed logits produce a mean label of `base_rate`."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     weights = weights / weights.sum()
     bias: float = brentq(lambda bias: float(weights @ expit(bias + logit_std * nodes)) - base_rate, -50, 50)
@@ -100,10 +100,10 @@ class HiddenModel:
 
 
 class BestScores:
-    """AUC and log loss of somebody who knows the true probabilities: no model does better on this log, except by luck.
+    """AUC and log loss of a predictor that knows the true probabilities: no model scores higher, except by chance.
 
-    AUC is counted against the labels that were drawn, over logits in bins of 1/512, which is exact to about 1e-6;
-    log loss is the expected one. Both need the same small memory for any number of samples.
+    AUC is computed from the drawn labels over logits in bins of 1/512, exact to about 1e-6; log loss is the expected
+    one. Both take little memory for any number of samples.
     """
 
     LIMIT = 20.0
@@ -124,7 +124,7 @@ class BestScores:
 
     @property
     def auc(self) -> float | None:
-        """None where only one label was drawn: no AUC exists."""
+        """None if only one label was drawn, since AUC is then undefined."""
         negatives, positives = self.counts
         num_pairs = int(negatives.sum()) * int(positives.sum())
         if num_pairs == 0:

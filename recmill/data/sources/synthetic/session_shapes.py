@@ -1,4 +1,4 @@
-"""How long sessions are, how their samples follow one another, and what they are called."""
+"""Sizes of sessions, gaps between their samples, and session ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 SIZE_SIGMA = 1.0  # of the log-normal session size: the largest 10% of sessions hold a third of the samples
 GAP_SIGMA = 1.2
-MAX_GAP_MS = 30 * 60 * 1000  # a longer silence would be the end of the session
+MAX_GAP_MS = 30 * 60 * 1000  # a longer gap would end the session
 
 
 def draw_session_sizes(rng: np.random.Generator, count: int, *, mean: float, max_size: int) -> npt.NDArray[np.int64]:
@@ -36,7 +36,7 @@ def _capped_mean(scale: float, cap: float) -> float:
 
 
 def draw_gaps_ms(rng: np.random.Generator, count: int, *, mean_s: float) -> npt.NDArray[np.int64]:
-    """Heavy-tailed waits between the samples of a session: log-normal with this mean, 1 ms to 30 minutes."""
+    """Heavy-tailed gaps between the samples of a session: log-normal with this mean, from 1 ms to 30 minutes."""
     scale = np.log(mean_s * 1000) - GAP_SIGMA**2 / 2
     gaps = np.exp(scale + GAP_SIGMA * rng.standard_normal(count, dtype=np.float32))
     waits: npt.NDArray[np.int64] = np.clip(gaps, 1, MAX_GAP_MS).astype(np.int64)
@@ -44,7 +44,7 @@ def draw_gaps_ms(rng: np.random.Generator, count: int, *, mean_s: float) -> npt.
 
 
 def name_sessions(numbers: npt.NDArray[np.integer[Any]], *, seed: int) -> npt.NDArray[np.int64]:
-    """A distinct id below 2**53 for every session number, in no order: sorting by session is not sorting by time.
+    """A distinct id below 2**53 for every session number, unordered: sorting by session is not sorting by time.
 
     Odd multipliers and x ^= x >> k are bijections of 53-bit numbers, which JSON and double precision keep exactly.
     """

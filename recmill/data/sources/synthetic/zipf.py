@@ -9,8 +9,8 @@ import numpy.typing as npt
 class ZipfSampler:
     """Draws ids of a table: the k-th most popular of its rows with a probability proportional to k**-exponent.
 
-    Exact for any exponent >= 0, by Walker's alias method: one uniform number and two table reads a draw (12 ns), where
-    inverting the distribution by binary search takes 100 ns. A seeded permutation parts popularity from id order.
+    Exact for any exponent >= 0, by Walker's alias method: one uniform number and two table reads per draw (12 ns, where
+    inverting the distribution by binary search takes 100 ns). A seeded permutation separates popularity from id order.
     """
 
     def __init__(self, *, num_rows: int, exponent: float, seed: int) -> None:
@@ -20,7 +20,7 @@ class ZipfSampler:
         self.id_by_rank = np.random.default_rng(seed).permutation(num_rows).astype(np.int32)
         threshold, alias = _alias_table(self.probability_by_rank)
         self._threshold = threshold.astype(np.float32)
-        # Own id and alias id of a cell lie side by side, so the choice between them is one read.
+        # The id and the alias of a cell lie side by side, so choosing one of them is one read.
         self._pairs = np.stack([self.id_by_rank, self.id_by_rank[alias]], axis=1).reshape(-1)
 
     def draw(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
@@ -43,9 +43,9 @@ class ZipfSampler:
 def _alias_table(probability: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Threshold and alias of every cell, built with prefix sums instead of Vose's loop (20 ms for a million rows).
 
-    Cells are 1/n wide. Light outcomes leave room in their cells, heavy ones overflow theirs; laid out in order, light i
-    is filled by the first heavy j whose surplus lies beyond the room of the lights before i. The heavy that runs dry
-    while it fills a light leaves room in its own cell, which the next heavy fills.
+    Cells are 1/n wide. Light outcomes leave room in their cells, heavy ones overflow theirs. Taken in order, light i is
+    filled by the first heavy j whose surplus exceeds the room of the lights before i. A heavy whose surplus ends while
+    it fills a light leaves room in its own cell, which the next heavy fills.
     """
     scaled = probability * len(probability)
     light = np.flatnonzero(scaled < 1)
@@ -60,9 +60,9 @@ def _alias_table(probability: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.f
     filler = np.minimum(np.searchsorted(surplus, room_before, side="right"), len(heavy) - 1)
     threshold[light] = scaled[light]
     alias[light] = heavy[filler]
-    dry_at = np.searchsorted(room, surplus, side="right")  # the light during whose filling heavy j runs dry
-    dry_at[-1] = len(light)  # the last heavy fills all that is left
-    # A heavy that is empty before that light has filled its neighbours exactly and keeps its cell.
+    dry_at = np.searchsorted(room, surplus, side="right")  # the light during which the surplus of heavy j ends
+    dry_at[-1] = len(light)  # the last heavy fills the rest
+    # A heavy whose surplus ends exactly before that light keeps its cell.
     fills = (dry_at < len(light)) & (surplus > room_before[np.minimum(dry_at, len(light) - 1)])
     j = np.flatnonzero(fills)
     threshold[heavy[j]] = 1 + surplus[j] - room[dry_at[j]]

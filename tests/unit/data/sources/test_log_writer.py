@@ -7,6 +7,7 @@ import pytest
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
+from recmill.data.sources import log_writer
 from recmill.data.sources.lists import id_column
 from recmill.data.sources.log_writer import summarise_log, write_log
 
@@ -30,8 +31,9 @@ def rows(first, last):
     )
 
 
-def test_batches_of_any_size_become_groups_and_files_of_one_size(tmp_path):
-    with write_log(tmp_path / "log", SCHEMA, rows_per_group=4, rows_per_file=8) as writer:
+def test_batches_of_any_size_become_groups_and_files_of_one_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_writer, "ROWS_PER_FILE", 8)
+    with write_log(tmp_path / "log", SCHEMA, rows_per_group=4) as writer:
         for first, last in ((0, 1), (1, 10), (10, 10), (10, 21)):
             writer.write(rows(first, last))
     files = sorted((tmp_path / "log").glob("log-*.parquet"))
@@ -77,6 +79,6 @@ def test_a_log_is_replaced_but_not_a_folder_of_the_user(tmp_path):
     mine.mkdir()
     SCHEMA.save(mine)
     (mine / "clicks.parquet").write_bytes(b"precious")
-    with pytest.raises(InputError, match=r"did not write \(clicks.parquet\)"), write_log(mine, SCHEMA):
+    with pytest.raises(InputError, match=r"not from recmill generate \(clicks.parquet\)"), write_log(mine, SCHEMA):
         pass
     assert (mine / "clicks.parquet").read_bytes() == b"precious"

@@ -15,6 +15,7 @@ from recmill.artifacts import InputError
 from recmill.data.schema import Schema
 from recmill.data.sources import synthetic_config
 from recmill.data.sources.presets import recd, small, tiny
+from recmill.data.sources.synthetic import generator
 from recmill.data.sources.synthetic.block_maker import BlockMaker
 from recmill.data.sources.synthetic.config import schema_of
 from recmill.data.sources.synthetic.generator import generate_log, stream_samples
@@ -47,7 +48,7 @@ def equals_previous(column):
 @pytest.fixture(scope="module")
 def tiny_log(tmp_path_factory):
     out = tmp_path_factory.mktemp("log") / "tiny"
-    generate_log(tiny(), out=out, rows_per_group=8192, rows_per_file=16_384)
+    generate_log(tiny(), out=out, rows_per_group=8192)
     return out
 
 
@@ -157,11 +158,13 @@ def test_any_setting_gives_a_log_that_keeps_its_promises(sessions, mean, stay_pr
         assert table.num_rows == sessions
 
 
-def test_how_much_waits_in_memory_does_not_change_the_log():
+def test_how_much_waits_in_memory_does_not_change_the_log(monkeypatch):
     config = replace(tiny(), num_sessions=6000)  # several blocks
     expected = all_samples(config)
-    for options in ({"min_waiting_share": 0.0}, {"min_waiting_share": 1e9, "rows_per_batch": 1000}):
-        assert all_samples(config, **options).equals(expected)
+    for share, rows_per_batch in ((0.0, generator.ROWS_PER_BATCH), (1e9, 1000)):
+        monkeypatch.setattr(generator, "MIN_WAITING_SHARE", share)
+        monkeypatch.setattr(generator, "ROWS_PER_BATCH", rows_per_batch)
+        assert all_samples(config).equals(expected)
 
 
 def test_streaming_gives_what_sorting_everything_would():
