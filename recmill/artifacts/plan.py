@@ -158,7 +158,7 @@ class HotSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTable:
+class SharedTablePlan:
     """A table whose rows all share parameters, or all but its `exact_rows` most read ones (`exact/<table>.parquet`)."""
 
     kind: Literal["share", "both"]
@@ -174,7 +174,7 @@ class SharedParameters:
     mapping: str
     seed: int
     exact_width: int | None
-    tables: Mapping[str, SharedTable]
+    tables: Mapping[str, SharedTablePlan]
     precision: str = "float32"
 
 

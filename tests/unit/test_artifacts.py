@@ -29,7 +29,7 @@ from recmill.artifacts import (
 )
 from recmill.artifacts.allocation import Throughput, TuningStep
 from recmill.artifacts.dataset import DatasetPart
-from recmill.artifacts.plan import IngestPlan, Shard, SharedParameters, SharedTable, TablePlan
+from recmill.artifacts.plan import IngestPlan, Shard, SharedParameters, SharedTablePlan, TablePlan
 from recmill.artifacts.profile import CurvePoint, Drift, FeatureDuplication, TableProfile
 from recmill.artifacts.topology import Topology
 
@@ -85,7 +85,7 @@ EXAMPLES: dict[type[Artifact], Artifact] = {
             mapping="robe",
             seed=0,
             exact_width=2,
-            tables={"a": SharedTable(kind="both", exact_rows=3)},
+            tables={"a": SharedTablePlan(kind="both", exact_rows=3)},
         ),
         ingest=IngestPlan(cores=2, workers={"read": 1}, why="guess"),
         why=("because",),

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path
-from recmill.artifacts.plan import SharedParameters, SharedTable
+from recmill.artifacts.plan import SharedParameters, SharedTablePlan
 
 WEIGHT_BYTES = 4
 ID_BYTES = 8  # of an exact row in the index
@@ -157,7 +157,7 @@ def choose_sharing(
         exact_width=width,
         precision=precision,
         tables={
-            t.name: SharedTable(kind="both" if len(exact[t.name][0]) else "share", exact_rows=len(exact[t.name][0]))
+            t.name: SharedTablePlan(kind="both" if len(exact[t.name][0]) else "share", exact_rows=len(exact[t.name][0]))
             for t in shared
         },
     )

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts import AccessProfile, InputError
-from recmill.artifacts.plan import SharedTable
+from recmill.artifacts.plan import SharedTablePlan
 from recmill.artifacts.profile import TableProfile
 from recmill.planning.sharing.choice import choose_exact_width, choose_sharing, read_exact_rows, target_bytes
 
@@ -46,7 +46,7 @@ def test_tables_that_fit_are_kept(profile):
 def test_each_table_gets_what_its_size_and_skew_ask_for(profile):
     choice = choose_sharing(profile, compress=10)
     assert set(choice.shared.tables) == {"skewed", "even"}
-    assert choice.shared.tables["even"] == SharedTable(kind="share", exact_rows=0)
+    assert choice.shared.tables["even"] == SharedTablePlan(kind="share", exact_rows=0)
     assert choice.shared.tables["skewed"].kind == "both"
     assert choice.reasons["small"].startswith("keep")
     assert "of its reads are exact" in choice.reasons["skewed"]
