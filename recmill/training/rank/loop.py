@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_a
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.feed import Feed
 from recmill.training.rank.sharding import ShardedModel
+from recmill.training.rank.state import RunState
 from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
 from recmill.tuning.online.tuner import OnlineTuner
 
@@ -46,27 +47,6 @@ HELD_OUT_BATCHES = 4  # evaluated after a turn of hot and cold batches
 DISK_FOLDER = "tables"  # rows of tables beyond memory, in the run's folder until it is finished
 LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
 Report = Callable[[str, int, int], None]
-
-
-@dataclass(kw_only=True)
-class RunState:
-    """Progress of a run. Part of every checkpoint, so that a resumed run continues as if never stopped."""
-
-    step: int = 0
-    num_samples: int = 0
-    seconds: float = 0.0  # training only: evaluation and saving do not count
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    best_auc: float = -math.inf
-    num_worse: int = 0  # evaluations since the best one
-    is_stopped: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "best_auc": self.best_auc if math.isfinite(self.best_auc) else None}
-
-    @classmethod
-    def from_json(cls, loaded: Mapping[str, Any]) -> RunState:
-        best = loaded["best_auc"]
-        return cls(**{**loaded, "best_auc": -math.inf if best is None else best})
 
 
 class TrainingRun:
