@@ -177,7 +177,7 @@ def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str],
         cells = [value_cell(value, format_compact) for value in values]
         share = replace(value_cell(top, format_share), bar=top)
         rows.append([Cell(text=name), *cells, value_cell(exponent, "{:.2f}".format), share])
-    columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf exponent", "Served by top 1%")
+    columns = ("Table", "Rows", "Accesses", "Rows read", "Zipf", "Top 1%")
     numeric = frozenset(range(1, len(columns)))
     return PageTable(title="Tables", columns=columns, rows=rows, numeric=numeric, note=note, is_wide=False)
 
