@@ -31,7 +31,7 @@ setup: $(STAMP) ## Create .venv with pinned versions (the other targets do this 
 $(STAMP): $(SOURCES)
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) scikit-build-core nanobind cmake ninja
+	$(PIP) scikit-build-core nanobind cmake ninja wheel  # wheel: iopath is built from source
 	$(PIP) --no-build-isolation --editable ".[cpu,spark,dev]"
 	$(PIP) --no-deps torchrec
 	@touch $@
