@@ -1,12 +1,14 @@
 """Training: `trainer` launches torchrun, `rank` holds what every process runs; checkpoints, evaluation, export.
 
-`config` has every setting with its default, `switches` the five switches; `ablation` measures what each buys.
+`config` has every setting with its default, `switches` the five switches and `decisions` what they chose and why;
+`ablation` measures what each buys.
 """
 
 __all__ = [
     "ablation",
     "checkpoint",
     "config",
+    "decisions",
     "evaluation",
     "processes",
     "pyfunc",

@@ -66,7 +66,7 @@ class TrainConfig:
     tiers: str = "auto"  # place rows by how often they are read (FlexShard): replicated, per node, global
     hot_batches: str = "auto"  # train batches that read hot rows only separately, without exchange (FAE)
     sharing: str = "auto"  # cold rows share parameters (PSS): another, smaller model
-    tuning: str = "false"  # adjust worker counts while training (InTune); "auto": if there is an allocation
+    tuning: str = "auto"  # adjust worker counts while training (InTune); "auto": if there is an allocation
 
     hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
     hot_sync: str = "reduced"  # "raw": bitwise equal to whole tables; "reduced": fewer bytes, equal up to rounding

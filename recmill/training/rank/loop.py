@@ -35,6 +35,7 @@ from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
 from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from recmill.training.config import TrainConfig
+from recmill.training.decisions import decisions_of
 from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.feed import Feed
@@ -161,12 +162,15 @@ class TrainingRun:
         self._flush_losses()
         return self._finish(stats, [entry for tuner in tuners for entry in tuner.history()])
 
+    @property
+    def is_tuned(self) -> bool:
+        return self.config.tuning == "true" or (self.config.tuning == "auto" and self.allocation is not None)
+
     @contextmanager
     def _tuned(self) -> Iterator[list[OnlineTuner]]:
         """Let an agent adjust the ingestion workers while the block runs, if the config says so."""
         with ExitStack() as stack:
-            is_tuned = self.config.tuning == "true" or (self.config.tuning == "auto" and self.allocation is not None)
-            if not is_tuned:
+            if not self.is_tuned:
                 yield []
                 return
             num_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -348,6 +352,9 @@ class TrainingRun:
             "tuning": tuning,
             "hot": self._describe_hot(),
             "dedup": self.dedup.to_json(),
+            "decisions": decisions_of(
+                self.config, self.plan, self.dataset, deduplicated=self.dedup.features, is_tuned=self.is_tuned
+            ),
             "model": self._describe_model(),
             "data": {
                 "path": self.dataset.path,

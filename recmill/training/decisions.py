@@ -1,0 +1,100 @@
+"""What each switch decided in a run and why: the `decisions` of result.json, one entry per switch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from recmill.artifacts import Dataset, ShardPlan
+from recmill.training.config import TrainConfig
+from recmill.training.switches import Switch, placed, shared_tables, wants_hot_batches
+
+Source = Literal["trial", "plan", "setting", "data"]
+OFF = "turned off by the setting"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One switch of one run. `ratio` is the measured speed with the switch over that without it."""
+
+    switch: Switch
+    setting: str
+    is_on: bool
+    reason: str  # one sentence, without its full stop
+    source: Source
+    ratio: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"switch": self.switch.value}
+
+
+def decisions_of(
+    config: TrainConfig, plan: ShardPlan, dataset: Dataset, *, deduplicated: Collection[str], is_tuned: bool
+) -> list[dict[str, Any]]:
+    """The decisions of a run. `deduplicated` names the features whose distinct lists it trained once."""
+    found = (
+        _dedup(config, plan, dataset, deduplicated),
+        _tiers(config, plan),
+        _hot_batches(config, plan),
+        _sharing(config, plan),
+        _tuning(config, is_tuned),
+    )
+    return [decision.to_json() for decision in found]
+
+
+def _made(config: TrainConfig, switch: Switch, is_on: bool, reason: str, source: Source) -> Decision:
+    setting = getattr(config, switch)
+    if setting == "false":
+        is_on, reason, source = False, OFF, "setting"
+    elif setting == "true":
+        source = "setting"
+    return Decision(switch=switch, setting=setting, is_on=is_on, reason=reason, source=source)
+
+
+def _dedup(config: TrainConfig, plan: ShardPlan, dataset: Dataset, deduplicated: Collection[str]) -> Decision:
+    known = plan.dedup.features if plan.dedup else {}
+    factors = [known[name].factor for name in deduplicated if name in known]
+    if not deduplicated:
+        reason = "no feature's lists repeat enough inside a batch for training each distinct list once to pay"
+    elif factors and dataset.layout != "time":
+        reason = f"{_features(len(deduplicated))} inside a batch, up to {max(factors):.1f} times"
+    else:
+        reason = f"{_features(len(deduplicated))} in the first batch"
+    return _made(config, Switch.DEDUP, bool(deduplicated), reason, "plan" if factors else "data")
+
+
+def _features(count: int) -> str:
+    return "the lists of 1 feature repeat" if count == 1 else f"the lists of {count} features repeat"
+
+
+def _tiers(config: TrainConfig, plan: ShardPlan) -> Decision:
+    tables = placed(plan, "tiered")
+    if plan.world_size == 1:
+        reason = "one process holds every table, so no row travels"
+    elif not tables:
+        reason = "the plan places whole tables"
+    elif plan.prediction is None:
+        reason = f"the plan places the rows of {len(tables)} tables by how often they are read"
+    else:
+        ours, theirs = plan.prediction.seconds, plan.prediction.row_wise_dedup.seconds
+        reason = f"exchanging rows is predicted to take {ours * 1e3:.2f} instead of {theirs * 1e3:.2f} ms per step"
+    return _made(config, Switch.TIERS, bool(tables), reason, "plan")
+
+
+def _hot_batches(config: TrainConfig, plan: ShardPlan) -> Decision:
+    reason = plan.hot_set.reason if plan.hot_set else "the plan has no hot rows (recmill plan --hot-budget)"
+    return _made(config, Switch.HOT_BATCHES, wants_hot_batches(plan, config), reason, "plan")
+
+
+def _sharing(config: TrainConfig, plan: ShardPlan) -> Decision:
+    tables = shared_tables(plan, config)
+    reason = (
+        f"{len(tables)} tables share one array" if tables else "it trains another, smaller model, so you turn it on"
+    )
+    return _made(config, Switch.SHARING, bool(tables), reason, "plan" if tables else "setting")
+
+
+def _tuning(config: TrainConfig, is_tuned: bool) -> Decision:
+    on, off = "worker counts follow the load while training runs", "there is no measured allocation to start from"
+    return _made(config, Switch.TUNING, is_tuned, on if is_tuned else off, "data")
