@@ -49,6 +49,7 @@ class Dataset(Artifact):
     num_sessions: int
     parts: tuple[DatasetPart, ...]
     source: Mapping[str, Any] = field(default_factory=dict)  # the raw log: name, num_files, bytes
+    layout_why: str = ""  # where the log itself chose the layout
     encoding: Any = None  # by feature, of the deduplicated layout (see recmill/data/storage)
     hot: HotLayout | None = None
 

@@ -16,10 +16,10 @@ from recmill.sizes import format_bytes
 @click.option("--out", required=True, help="Folder or URL for the dataset; an existing dataset is replaced.")
 @click.option(
     "--layout",
-    type=click.Choice(["session", "deduplicated", "time"]),
-    default="session",
+    type=click.Choice(["auto", "deduplicated", "session", "time"]),
+    default="auto",
     show_default=True,
-    help="Order and form of the rows.",
+    help="Order and form of the rows; auto: what suits how much lists repeat inside sessions.",
 )
 @click.option(
     "--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True, help="Query engine."
@@ -102,7 +102,8 @@ def cluster(
     splits = {split: sum(part.num_rows for part in dataset.split_parts(split)) for split in dataset.splits}
     result = {
         "dataset": str(out),
-        "layout": layout,
+        "layout": dataset.layout,
+        "layout_why": dataset.layout_why,
         "engine": engine,
         "num_rows": dataset.num_rows,
         "num_sessions": dataset.num_sessions,
@@ -116,10 +117,12 @@ def cluster(
     }
     shown = ", ".join(f"{name} {rows:,}" for name, rows in splits.items())
     lines = [
-        f"{out}: {dataset.num_rows:,} rows of {dataset.num_sessions:,} sessions ({shown}), layout {layout}",
+        f"{out}: {dataset.num_rows:,} rows of {dataset.num_sessions:,} sessions ({shown}), layout {dataset.layout}",
         f"  {format_bytes(log.num_bytes)} raw -> {format_bytes(dataset.data_bytes)}, "
         f"{seconds:.1f} s, {dataset.num_rows / seconds:,.0f} rows/s",
     ]
+    if dataset.layout_why:
+        lines.append(f"  chosen because {dataset.layout_why}")
     emit(result, lines, as_json=as_json)
 
 

@@ -9,6 +9,7 @@ import click
 
 from recmill.artifacts import dump_json
 from recmill.progress import Progress, no_progress, terminal_progress
+from recmill.sizes import parse_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,29 +28,27 @@ def emit(result: Mapping[str, Any], lines: list[str], *, as_json: bool) -> None:
     click.echo(dump_json(result), nl=False) if as_json else click.echo("\n".join(lines))
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes from '64MiB', '2GB', '512'. Decimal and binary units are kept apart."""
-    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-    units |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    unit = text.strip()[len(number) :].lower()
-    try:
-        size = float(number) * units[unit]
-    except (ValueError, KeyError):
-        raise click.BadParameter(f"{text!r} is not a size; write it like 64MiB or 2GB") from None
-    if size <= 0:
-        raise click.BadParameter(f"{text!r} must be more than zero")
-    return int(size)
-
-
 class ByteSize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if isinstance(value, int) else parse_bytes(value)
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+
+class HotBudget(click.ParamType[Any]):
+    """Memory for hot rows: a size, "auto" or "none"."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value in ("auto", "none") else BYTES.convert(value, param, ctx)
 
 
 BYTES = ByteSize()
+HOT_BUDGET = HotBudget()
 
 
 def settings_option(command: F) -> F:

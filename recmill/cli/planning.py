@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from recmill.artifacts import InputError, ShardPlan, is_remote
-from recmill.cli.output import BYTES, emit, json_option, progress_for
+from recmill.cli.output import BYTES, HOT_BUDGET, emit, json_option, progress_for
 from recmill.sizes import format_bytes
 
 
@@ -45,8 +45,10 @@ from recmill.sizes import format_bytes
 @click.option(
     "--hot-budget",
     "hot_budget_bytes",
-    type=BYTES,
-    help="Memory per rank for the hot rows of hot batches, e.g. 16MiB. Default: no hot set.",
+    type=HOT_BUDGET,
+    default="none",
+    show_default=True,
+    help="Memory per rank for the hot rows of hot batches: a size (16MiB) or auto, what gains most.",
 )
 @click.option(
     "--compress",
@@ -101,6 +103,8 @@ def plan(
     from recmill.planning.planner import Topology, plan_shards
 
     progress = progress_for(as_json)
+    if options["hot_budget_bytes"] == "none":
+        options["hot_budget_bytes"] = None
     topology = Topology.load(topology_file) if topology_file else Topology.local(nproc)
     measured = None
     if measure:

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recmill.artifacts import AccessProfile
-from recmill.artifacts.dataset import Layout
 from recmill.artifacts.plan import DedupPlan, FeatureDedup
 from recmill.artifacts.profile import FeatureDuplication
+from recmill.data.repeats import SessionRepeats, layout_for, pays
 from recmill.data.schema import Feature, Schema
-
-MIN_FACTOR = 1.5  # samples per distinct list; below it, expanding costs more than the lookup saves
-MIN_MEAN_LENGTH = 3.0  # looking up a shorter bag costs no more than copying its vector
-
-
-def pays(factor: float, mean_length: float, *, is_sequence: bool) -> bool:
-    """Whether training each distinct list of a feature once is faster."""
-    return factor >= MIN_FACTOR and (is_sequence or mean_length >= MIN_MEAN_LENGTH)
 
 
 def choose_features(profile: AccessProfile, schema: Schema, *, batch_size: int) -> dict[str, FeatureDedup]:
@@ -52,27 +44,9 @@ def _window_factor(entry: FeatureDuplication) -> float:
 def plan_dedup(features: Mapping[str, FeatureDedup], profile: AccessProfile, schema: Schema) -> DedupPlan:
     """The layout to store, why, and every feature's figures."""
     sequences = {feature.name for feature in schema.sequence}
-    worth = [
-        name
-        for name, found in features.items()
-        if pays(found.session_factor, found.mean_length, is_sequence=name in sequences)
-    ]
-    layout, why = _layout(features, worth, profile)
+    repeats = {
+        name: SessionRepeats(factor=own.session_factor, mean_length=own.mean_length, is_sequence=name in sequences)
+        for name, own in features.items()
+    }
+    layout, why = layout_for(repeats, profile.samples_per_session)
     return DedupPlan(layout=layout, why=why, features=features)
-
-
-def _layout(features: Mapping[str, FeatureDedup], worth: list[str], profile: AccessProfile) -> tuple[Layout, str]:
-    size = profile.samples_per_session
-    if worth:
-        best = max(features[name].session_factor for name in worth)
-        named = worth[0] if len(worth) == 1 else f"{len(worth)} of {len(features)} features"
-        return "deduplicated", (
-            f"{named} repeat inside sessions of {size:.1f} samples, up to {best:.1f} times: store and train each "
-            "distinct list once"
-        )
-    if size > 1.0:
-        return "session", (
-            f"lists hardly repeat inside sessions of {size:.1f} samples: storing sessions together compresses better, "
-            "and there is nothing to deduplicate"
-        )
-    return "time", "sessions have one sample each, so no order stores or trains better than time order"

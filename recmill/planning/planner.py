@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def plan_shards(
     out: str | Path,
     topology: Topology,
     memory_budget_bytes: int,
-    hot_budget_bytes: int | None = None,
+    hot_budget_bytes: int | Literal["auto"] | None = None,
     compress: str | float | None = None,
     precision: str = "float32",
     batch_size: int = 2048,
@@ -69,7 +69,8 @@ def plan_shards(
     - `total_bytes_ratio`: all ranks together send at most this many times the bytes of the plan with every row global
       (None: no limit)
     - `previous`: an older plan; rows move only if the move pays off within `previous_steps` steps
-    - `hot_budget_bytes`: per-rank budget for a hot set, on top of `memory_budget_bytes`
+    - `hot_budget_bytes`: per-rank budget for a hot set, on top of `memory_budget_bytes`; "auto": what gains most
+      within the memory that rows leave of it; None: no hot set
     - `compress`, `precision`: how far tables share parameters, and the type of the shared ones (float32 or int8)
     - `cores`: a rank's cores for ingestion (None: this machine's, divided by the ranks of a node)
     """
@@ -239,22 +240,32 @@ def _choose_sharing(request: _Request, schema: Schema, compress: str | float | N
     return Sharing(choice=choose_sharing(request.profile, **how))
 
 
-def _add_hot_set(request: _Request, schema: Schema, budget_bytes: int, plan: ShardPlan, folder: Path) -> HotSet | None:
-    """Write the hot rows of tables that are not on every rank anyway; None where all tables share parameters."""
+def _add_hot_set(
+    request: _Request, schema: Schema, budget: int | Literal["auto"], plan: ShardPlan, folder: Path
+) -> HotSet | None:
+    """Write the hot rows of tables that are not on every rank anyway; None where no table or memory is left."""
+    from recmill.planning.hot.budget import best_choice, candidate_budgets
     from recmill.planning.hot.selection import choose_hot_set
 
     shared = frozenset(plan.shared.tables if plan.shared else ())
-    if shared.issuperset(table.name for table in schema.tables):
+    tables = [table for table in schema.tables if table.name not in shared]
+    if not tables:
         return None
     tiers = plan.prediction  # of cold batches
-    choice = choose_hot_set(
-        request.profile,
-        budget_bytes=budget_bytes,
-        topology=request.topology,
-        batch_size=request.batch_size,
-        ignored=shared,
-        cold_bytes_s=tiers.seconds - tiers.latency_seconds if tiers else None,
+    left = request.memory_budget_bytes - max(plan.rank_bytes, default=0)
+    choice = best_choice(
+        candidate_budgets(tables, left_bytes=left) if budget == "auto" else [budget],
+        lambda budget_bytes: choose_hot_set(
+            request.profile,
+            budget_bytes=budget_bytes,
+            topology=request.topology,
+            batch_size=request.batch_size,
+            ignored=shared,
+            cold_bytes_s=tiers.seconds - tiers.latency_seconds if tiers else None,
+        ),
     )
+    if choice is None:
+        return None
     choice.write_rows(folder)
     return choice.hot_set
 

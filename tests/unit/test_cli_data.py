@@ -84,4 +84,4 @@ def test_what_is_wrong_ends_in_one_line_and_exit_code_2(tmp_path: Path, capsys) 
 def test_layouts_that_do_not_exist_are_not_offered(tmp_path: Path, capsys) -> None:
     code, _, err = run(capsys, "cluster", tmp_path, "--out", tmp_path / "out", "--layout", "columnar")
     assert code == 2
-    assert "'session', 'deduplicated', 'time'" in err
+    assert "'auto', 'deduplicated', 'session', 'time'" in err

@@ -13,7 +13,8 @@ engines pass sorted rows to the same writer (storage/writer.py), so they write t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,12 +32,13 @@ from recmill.data.cluster.query import (
 )
 from recmill.data.log import RawLog
 from recmill.data.memory_plan import LeanArrow, MemoryPlan
+from recmill.data.repeats import count_repeats, layout_for
 from recmill.data.schema import Schema
 from recmill.data.storage.options import SORT_KEYS
 from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
 from recmill.progress import Progress, no_progress
 
-CLUSTER_LAYOUTS = tuple(SORT_KEYS)
+CLUSTER_LAYOUTS = ("auto", *SORT_KEYS)
 ENGINES = ("duckdb", "spark")
 EVAL_SESSIONS = ("last", "random")
 
@@ -77,47 +79,56 @@ def cluster_sessions(
     The schema names the held-out splits. If it names none, `eval_fraction` of the sessions become "test": those that
     start last, or with `eval_sessions="random"` those drawn by their ids, the same ones in every layout.
     `rows_per_group` defaults to 8192, in the deduplicated layout to up to four times that, or to what the memory
-    allows. `memory_limit_bytes` bounds how much the DuckDB engine lets this process grow; rows that do not fit go to
+    allows. Layout "auto" follows from how much lists repeat in a sample of sessions; the dataset says why.
+    `memory_limit_bytes` bounds how much the DuckDB engine lets this process grow; rows that do not fit go to
     disk. A single session larger than the limit exceeds it, because it stays whole in one row group.
     """
     _check_choices(layout, engine, eval_fraction, eval_sessions)
     refuse_foreign_folder(out, Dataset.manifest_name)
     log = raw if isinstance(raw, RawLog) else RawLog.open(raw, schema)
-    memory = MemoryPlan.of(
-        log,
-        layout=layout,
-        limit_bytes=memory_limit_bytes,
-        rows_per_group=rows_per_group,
-        rows_per_part=rows_per_part,
-    )
-    if engine == "duckdb":
-        memory.check(memory_limit_bytes, layout=layout)
-    rows_per_group = memory.rows_per_group
-    if not 1 <= rows_per_group <= rows_per_part:
-        raise InputError(
-            f"rows_per_group is {rows_per_group}, expected at least 1 and at most rows_per_part ({rows_per_part})"
-        )
     if SPLIT_COLUMN in log.schema.columns:
         raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a reserved name; rename that feature")
-    with LeanArrow():
-        log.validate(progress=progress)
-    with LeanArrow(), write_folder(out, manifest_name=Dataset.manifest_name) as folder:
-        plan = ClusterPlan(
+
+    def plan_for(layout: str, folder: Path) -> ClusterPlan:
+        memory = MemoryPlan.of(
+            log,
+            layout=layout,
+            limit_bytes=memory_limit_bytes,
+            rows_per_group=rows_per_group,
+            rows_per_part=rows_per_part,
+        )
+        if engine == "duckdb":
+            memory.check(memory_limit_bytes, layout=layout)
+        if not 1 <= memory.rows_per_group <= rows_per_part:
+            raise InputError(
+                f"rows_per_group is {memory.rows_per_group}, expected at least 1 and at most rows_per_part "
+                f"({rows_per_part})"
+            )
+        return ClusterPlan(
             log=log,
             folder=folder,
             out=str(out),
             layout=layout,
-            rows_per_group=rows_per_group,
+            rows_per_group=memory.rows_per_group,
             rows_per_part=rows_per_part,
             memory_limit_bytes=memory_limit_bytes,
             memory=memory,
             progress=progress,
         )
-        with explain_write_errors(out):
-            parts, found = _run(plan, engine, eval_fraction, eval_sessions)
+
+    plan_for("session" if layout == "auto" else layout, Path())  # refuses wrong sizes before the log is read
+    with LeanArrow():
+        log.validate(progress=progress)
+    with LeanArrow(), write_folder(out, manifest_name=Dataset.manifest_name) as folder, explain_write_errors(out):
+        why = ""
+        if layout == "auto":
+            layout, why = choose_layout(plan_for("session", folder), engine)
+        plan = plan_for(layout, folder)
+        parts, found = _run(plan, engine, eval_fraction, eval_sessions)
         body = {
             **found,
             "layout": layout,
+            "layout_why": why,
             "num_rows": sum(part["num_rows"] for part in parts),
             "parts": parts,
             "source": {"name": Path(log.path).name, "num_files": len(log.files), "bytes": log.num_bytes},
@@ -139,13 +150,29 @@ def _check_choices(layout: str, engine: str, eval_fraction: float, eval_sessions
         raise InputError(f"eval_sessions is {eval_sessions!r}, expected one of {', '.join(EVAL_SESSIONS)}")
 
 
+def choose_layout(plan: ClusterPlan, engine_name: str) -> tuple[str, str]:
+    """The layout that suits the log, judged by a sample of its sessions, and why."""
+    with _opened(plan, engine_name) as engine:
+        rows = sample_sessions(plan, engine)
+    return layout_for(*count_repeats(rows, plan.log.schema))
+
+
+@contextmanager
+def _opened(plan: ClusterPlan, engine_name: str) -> Iterator[ClusterEngine]:
+    plan.spill_folder.mkdir()
+    engine = _open_engine(plan, engine_name)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        shutil.rmtree(plan.spill_folder, ignore_errors=True)
+
+
 def _run(
     plan: ClusterPlan, engine_name: str, eval_fraction: float, eval_sessions: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The parts, and what else the manifest needs to say about them."""
-    plan.spill_folder.mkdir()
-    engine = _open_engine(plan, engine_name)
-    try:
+    with _opened(plan, engine_name) as engine:
         if eval_sessions == "random" and eval_fraction and not plan.log.schema.splits:
             split_names, query = ["train", "test"], draw_test(engine, plan.log, eval_fraction)
         else:
@@ -156,26 +183,32 @@ def _run(
         found["num_sessions"] = sum(part["num_sessions"] for part in parts)
         if plan.layout == "time":  # a session may lie in several parts
             found["num_sessions"] = engine.fetch_row(engine.rows.aggregate(n=engine.rows.session_id.nunique()))[0]
-    finally:
-        engine.close()
-        shutil.rmtree(plan.spill_folder, ignore_errors=True)
     return parts, found
+
+
+def sample_sessions(plan: ClusterPlan, engine: ClusterEngine) -> pa.Table:
+    """About as many rows as memory allows, in whole sessions, sorted."""
+    rows = _fetch(plan, engine, sampled(engine.rows, engine.rows.session_id, share=_share(plan)))
+    if not rows.num_rows:  # a few long sessions, of which none was drawn
+        rows = _fetch(plan, engine, engine.rows.limit(plan.memory.sample_rows))
+    return rows
+
+
+def _share(plan: ClusterPlan) -> float:
+    return plan.memory.sample_rows / plan.log.num_rows
+
+
+def _fetch(plan: ClusterPlan, engine: ClusterEngine, query: Any) -> pa.Table:
+    """Rows of a sample by session and time; twice as many at most, since a single session may be longer."""
+    rows = engine.fetch_table(query.limit(2 * plan.memory.sample_rows), plan.arrow_schema)
+    return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
 
 
 def choose_format(plan: ClusterPlan, engine: ClusterEngine) -> tuple[PartFormat, dict[str, Any]]:
     """The format of the parts, and what a reader needs to find in the manifest."""
     if plan.layout == "time":
         return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
-    sample_rows = plan.memory.sample_rows
-    share = sample_rows / plan.log.num_rows
-
-    def fetch(query: Any) -> pa.Table:
-        rows = engine.fetch_table(query.limit(2 * sample_rows), plan.arrow_schema)  # a single session may be longer
-        return rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")]).combine_chunks()
-
-    rows = fetch(sampled(engine.rows, engine.rows.session_id, share=share))
-    if not rows.num_rows:  # a few long sessions, of which none was drawn
-        rows = fetch(engine.rows.limit(sample_rows))
+    rows = sample_sessions(plan, engine)
     if plan.layout == "session":
         return PartFormat.of_rows(plan.arrow_schema, plan.layout, rows), {}
     from recmill.data.storage.record_format import (
@@ -188,7 +221,7 @@ def choose_format(plan: ClusterPlan, engine: ClusterEngine) -> tuple[PartFormat,
         num_rows=plan.log.num_rows,
         rows_per_group=plan.rows_per_group,
         max_shared_ids=plan.memory.max_shared_ids,
-        fetch_users=lambda user: fetch(sampled(engine.rows, engine.rows[user][0], share=share)),
+        fetch_users=lambda user: _fetch(plan, engine, sampled(engine.rows, engine.rows[user][0], share=_share(plan))),
     )
     return form, {"encoding": encoding.to_json()}
 

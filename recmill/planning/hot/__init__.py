@@ -1,3 +1,3 @@
 """Which rows every rank keeps so that most samples read nothing else, and whether that pays (FAE)."""
 
-__all__ = ["cost", "depths", "selection", "size"]
+__all__ = ["budget", "cost", "depths", "selection", "size"]

@@ -12,9 +12,9 @@ from kernels import distinct_keys, distinct_rows
 from recmill.artifacts import Dataset, InputError, ShardPlan
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.data.ingest import IngestPipeline
+from recmill.data.repeats import MIN_FACTOR, pays
 from recmill.data.schema import Schema
 from recmill.model.embeddings import Ids, looked_up_ids
-from recmill.planning.dedup import MIN_FACTOR, pays
 from recmill.training.config import TrainConfig
 
 # How many repeated ids of a feature a batch must hold for finding them to pay. Two histories of 64 (131,000 ids each,
