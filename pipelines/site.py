@@ -41,6 +41,9 @@ class Site:
         task.set_container_image(name)
         # Not a parameter: an id that changes with every run would defeat Kubeflow's cache.
         kubernetes.use_field_path_as_env(task, "KFP_RUN_ID", "metadata.labels['pipeline/runid']")
+        kubernetes.use_field_path_as_env(
+            task, "KFP_RUN_NAME", "metadata.annotations['pipelines.kubeflow.org/run_name']"
+        )
         if self.placement:
             _place_on_cluster(step, task, replace(self.placement, image=name))
         return task
@@ -56,7 +59,7 @@ class Site:
         if not self.placement:
             yield
             return
-        closed = self.place("close_run", close_run(**where))
+        closed = self.place("close_run", close_run(run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER, **where))
         closed.set_caching_options(False)
         with dsl.ExitHandler(closed, name="run"):
             yield

@@ -8,19 +8,23 @@ from typing import Any
 from recmill.artifacts import InputError, join_path, read_json
 from recmill.tracking import RunReference, is_tracking_off
 from recmill.tracking.server import explain_tracking_errors, find_run, load_mlflow, log_points
+from recmill.tracking.states import LAST_STEPS, Outcome, judge_run, read_states
 from recmill.tracking.steps import QUALITY, say
 
-STATUSES = {"SUCCEEDED": "FINISHED", "CANCELLED": "KILLED", "CANCELED": "KILLED"}  # of Kubeflow: of MLflow
 TAG_REASON = "recmill.failure"
+TAG_CACHED = "recmill.cached"  # every step came from Kubeflow's cache
+MAX_TAG = 500
 
 
 def end_run(
-    *, state: str, reason: str, workdir: str, tracking_uri: str, parent_run_id: str, pipeline_run_id: str
+    *, state: str, workdir: str, tracking_uri: str, parent_run_id: str, pipeline_run_id: str, run_name: str = ""
 ) -> RunReference:
-    """Set the MLflow run's final status, the headline metrics and, if it failed, the reason."""
+    """Set the MLflow run's name, final status and headline metrics and, if it failed, the failed step's sentence."""
+    states = read_states(workdir, pipeline_run_id=pipeline_run_id)
+    outcome = judge_run(state, states, was_complete=_was_complete(workdir))
+    say("close_run", " ".join(filter(None, (f"the run is {outcome.status}", outcome.reason))))
     if is_tracking_off() or not tracking_uri or not (parent_run_id or pipeline_run_id):
         return RunReference()
-    status = STATUSES.get(state, "FAILED")
     if parent_run_id:
         found = RunReference(tracking_uri=tracking_uri, run_id=parent_run_id)
     else:
@@ -28,12 +32,15 @@ def end_run(
     mlflow = load_mlflow()
     with explain_tracking_errors(tracking_uri):
         client = mlflow.MlflowClient(tracking_uri)
-        _close_steps(client, found.run_id, status)
+        _close_steps(client, found.run_id, outcome)
         log_points(client, found.run_id, [(name, value, 0, time.time()) for name, value in headline(workdir).items()])
-        if reason and status == "FAILED":
-            client.set_tag(found.run_id, TAG_REASON, " ".join(reason.split())[:500])
-        client.set_terminated(found.run_id, status=status)
-    say("close_run", f"MLflow run {found.run_id} is {status}")
+        if outcome.reason:
+            client.set_tag(found.run_id, TAG_REASON, outcome.reason[:MAX_TAG])
+        if outcome.is_cached:
+            client.set_tag(found.run_id, TAG_CACHED, "true")
+        if run_name and not parent_run_id:
+            client.update_run(found.run_id, name=run_name)
+        client.set_terminated(found.run_id, status=outcome.status)
     return found
 
 
@@ -50,9 +57,20 @@ def headline(workdir: str) -> dict[str, float]:
     return known
 
 
-def _close_steps(client: Any, run_id: str, status: str) -> None:
+def _was_complete(workdir: str) -> bool:
+    """Whether the folder holds the record of a last step, of this run or an earlier one."""
+    for step in LAST_STEPS:
+        try:
+            read_json(join_path(workdir, f"steps/{step}.json"))
+        except InputError:
+            continue
+        return True
+    return False
+
+
+def _close_steps(client: Any, run_id: str, outcome: Outcome) -> None:
     """A step whose pod was killed could not end its own run."""
     parent = client.get_run(run_id)
     for run in client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{run_id}'"):
         if run.info.status == "RUNNING":
-            client.set_terminated(run.info.run_id, status="FAILED" if status == "FINISHED" else status)
+            client.set_terminated(run.info.run_id, status="FAILED" if outcome.status == "FINISHED" else outcome.status)

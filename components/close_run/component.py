@@ -4,7 +4,9 @@ from components.images import DATA, image
 
 
 @dsl.component(base_image=image(DATA), install_kfp_package=False)
-def close_run(status: dsl.PipelineTaskFinalStatus, workdir: str, tracking_uri: str, parent_run_id: str) -> None:
+def close_run(
+    status: dsl.PipelineTaskFinalStatus, workdir: str, tracking_uri: str, parent_run_id: str, run_name: str = ""
+) -> None:
     """End the MLflow run of the pipeline with the status that the pipeline ended with."""
     import os
 
@@ -12,9 +14,9 @@ def close_run(status: dsl.PipelineTaskFinalStatus, workdir: str, tracking_uri: s
 
     end_run(
         state=status.state,
-        reason=status.error_message or "",
         workdir=workdir,
         tracking_uri=tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""),
         parent_run_id=parent_run_id,
         pipeline_run_id=os.environ.get("KFP_RUN_ID", ""),
+        run_name=run_name,
     )

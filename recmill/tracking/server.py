@@ -143,7 +143,8 @@ def find_run(tracking_uri: str, *, pipeline_run_id: str) -> RunReference:
         if "mlflow.parentRunId" not in run.data.tags:
             return RunReference(tracking_uri=tracking_uri, experiment_id=experiment_id, run_id=run.info.run_id)
     url = f"/#/runs/details/{pipeline_run_id}"  # relative to the pipelines UI, like the plugin's tag
-    return open_run(tracking_uri=tracking_uri, name=pipeline_run_id, pipeline_run_id=pipeline_run_id, url=url)
+    name = os.environ.get("KFP_RUN_NAME") or pipeline_run_id
+    return open_run(tracking_uri=tracking_uri, name=name, pipeline_run_id=pipeline_run_id, url=url)
 
 
 def close_run(run: RunReference, *, status: str, metrics: Mapping[str, float]) -> None:

@@ -42,6 +42,7 @@ from recmill.tracking.server import (
     log_params,
     log_points,
 )
+from recmill.tracking.states import Ended, write_state
 
 QUALITY = ("auc", "log_loss", "normalised_entropy")
 REGISTERED_MODEL = "recmill-dlrm"
@@ -155,6 +156,7 @@ def step_run(
     running = StepRun(step=step, workdir=folder, inputs=dict(inputs or {}))
     running.began = time.monotonic()
     try:
+        write_state(folder, step, "RUNNING")
         _enter_mlflow(running, tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""), parent_run_id)
         _ensure_run_record(running)
         started_at, running.began = time.time(), time.monotonic()
@@ -162,12 +164,14 @@ def step_run(
         seconds = time.monotonic() - running.began
         _write_step(running, started_at=started_at, seconds=seconds)
         _leave_mlflow(running, status="FINISHED", seconds=seconds)
+        write_state(folder, step, "FINISHED")
     except BaseException as error:
         if isinstance(error, InputError):
             say(step, f"error: {error}")
         elif isinstance(error, Exception):
             say(step, f"failed: {type(error).__name__}: {error}")
-        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        status: Ended = "FAILED" if isinstance(error, Exception) else "KILLED"
+        write_state(folder, step, status, error=str(error) or type(error).__name__)
         _leave_mlflow(running, status=status, seconds=time.monotonic() - running.began)
         raise
     say(step, f"done in {seconds:.1f} s")

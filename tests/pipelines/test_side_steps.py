@@ -22,35 +22,57 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
-@pytest.mark.parametrize(
-    ("state", "status"), [("SUCCEEDED", "FINISHED"), ("FAILED", "FAILED"), ("CANCELLED", "KILLED")]
-)
-def test_the_mlflow_run_ends_as_the_pipeline_did(server: str, tmp_path: Path, state: str, status: str) -> None:
-    parent = open_run(tracking_uri=server, name="run", pipeline_run_id=f"kfp-{state}", url="")
+# What the exit task is told by Kubeflow Pipelines 2.17, what the steps of the run recorded, and how the run ended.
+ANSWERS = {
+    "success": ("COMPLETE", {"train_model": "FINISHED", "report": "FINISHED"}, "FINISHED"),
+    "failure": ("FAILED", {"generate_data": "FINISHED", "train_model": "FAILED"}, "FAILED"),
+    "terminated": ("RUNNING", {"generate_data": "FINISHED", "train_model": "RUNNING"}, "KILLED"),
+    "cached": ("RUNNING", {}, "FINISHED"),
+    "older server": ("CANCELLED", {"train_model": "RUNNING"}, "KILLED"),
+}
+
+
+def leave_states(folder: Path, states: dict[str, str], pipeline_run_id: str) -> None:
+    (folder / "states").mkdir(exist_ok=True)
+    for at, (step, state) in enumerate(states.items()):
+        error = "/runs/nowhere: no such file" if state == "FAILED" else ""
+        record = {"step": step, "state": state, "error": error, "pipeline_run_id": pipeline_run_id, "at": float(at)}
+        (folder / "states" / f"{step}.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_the_mlflow_run_ends_as_the_pipeline_did(server: str, tmp_path: Path, answer: str) -> None:
+    told, states, status = ANSWERS[answer]
+    run_id = f"kfp-{answer}"
+    parent = open_run(tracking_uri=server, name=run_id, pipeline_run_id=run_id, url="")
     client = mlflow.MlflowClient(server)
     orphan = client.create_run(parent.experiment_id, tags={"mlflow.parentRunId": parent.run_id})
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "train_model.json").write_text(json.dumps({"metrics": {"auc": 0.7, "other": 1}}))
+    (tmp_path / "steps" / "report.json").write_text(json.dumps({"metrics": {}}))
+    leave_states(tmp_path, {"train_model": "FINISHED"}, "an earlier run")
+    leave_states(tmp_path, states, run_id)
     found = end_run(
-        state=state,
-        reason="a step failed" if state == "FAILED" else "",
+        state=told,
         workdir=str(tmp_path),
         tracking_uri=server,
         parent_run_id="",
-        pipeline_run_id=f"kfp-{state}",
+        pipeline_run_id=run_id,
+        run_name="recmill tiny, 18 November",
     )
     assert found.run_id == parent.run_id
     ended = client.get_run(parent.run_id)
     assert ended.info.status == status
+    assert ended.info.run_name == "recmill tiny, 18 November"
     assert ended.data.metrics == {"auc": 0.7}
-    assert ended.data.tags.get("recmill.failure") == ("a step failed" if state == "FAILED" else None)
+    reason = "train_model: /runs/nowhere: no such file" if answer == "failure" else None
+    assert ended.data.tags.get("recmill.failure") == reason
+    assert ended.data.tags.get("recmill.cached") == ("true" if answer == "cached" else None)
     assert client.get_run(orphan.info.run_id).info.status != "RUNNING"
 
 
 def test_without_a_server_there_is_nothing_to_close(tmp_path: Path) -> None:
-    found = end_run(
-        state="FAILED", reason="", workdir=str(tmp_path), tracking_uri="", parent_run_id="", pipeline_run_id="x"
-    )
+    found = end_run(state="FAILED", workdir=str(tmp_path), tracking_uri="", parent_run_id="", pipeline_run_id="x")
     assert found.run_id == ""
 
 
