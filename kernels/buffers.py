@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Array = npt.NDArray[Any] | Tensor
+
+OfOneKind = TypeVar("OfOneKind", "npt.NDArray[Any]", "Tensor")  # numpy in, numpy out
 
 MIN_POOLED_BYTES = 65_536
 
@@ -28,6 +30,17 @@ def empty_array(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArr
     if num_bytes < MIN_POOLED_BYTES:
         return np.empty(shape, dtype)
     return np.frombuffer(pa.allocate_buffer(num_bytes), dtype).reshape(shape)
+
+
+def empty_like_kind(like: OfOneKind, num_items: int, *, is_index: bool) -> OfOneKind:
+    """An uninitialised array of the kind of `like` on its device: int64 (`is_index`), or its dtype and row shape."""
+    if isinstance(like, np.ndarray):
+        return empty_array((num_items, *([] if is_index else like.shape[1:])), np.int64 if is_index else like.dtype)
+    import torch
+
+    if is_index:
+        return like.new_empty(num_items, dtype=torch.int64)
+    return like.new_empty(num_items, *like.shape[1:])
 
 
 def join_arrays(pieces: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kernels import _cpu
-from kernels.backends import count_jagged_rows, pick_backend
+from kernels.backends import call_in_torch, count_jagged_rows, pick_backend
+from kernels.buffers import OfOneKind, empty_like_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,8 +20,8 @@ ALL_BITS = 2**64 - 1
 
 # B = rows, U = distinct rows
 def dedup_rows(
-    values: Sequence[Tensor], offsets: Sequence[Tensor], *, kernel: str | None = None, num_threads: int = 0
-) -> tuple[Tensor, Tensor]:
+    values: Sequence[OfOneKind], offsets: Sequence[OfOneKind], *, kernel: str | None = None, num_threads: int = 0
+) -> tuple[OfOneKind, OfOneKind]:
     """The distinct rows of a group of jagged features: `(unique_rows_U, inverse_B)`, both int64.
 
         feature a:   [7, 9]  [7, 9]  [4]   [7, 9]
@@ -28,20 +31,20 @@ def dedup_rows(
 
     A row consists of the lists of all features; two rows are the same if all their bytes are (so weights can be one of
     the features, -0.0 is not 0.0, and a NaN equals itself). Hashes only find candidates, which are then compared.
-    `values` may be of any dtype; `offsets` are int64, B + 1 per feature, and need not start at 0: slices of a
-    KeyedJaggedTensor's offsets work. The result does not depend on the number of threads (0: as many as OpenMP offers
-    if there is enough work).
+    All arguments are numpy arrays or all are tensors. `values` may be of any dtype; `offsets` are int64, B + 1 per
+    feature, and need not start at 0: slices of a KeyedJaggedTensor's offsets work. The result does not depend on the
+    number of threads (0: as many as OpenMP offers if there is enough work).
     """
     num_rows = count_jagged_rows(values, offsets)
     backend = pick_backend(kernel, values[0], BACKENDS)
     if backend == "reference":
         from kernels.dedup_rows import reference
 
-        return reference.dedup_rows(values, offsets)
+        return call_in_torch(reference.dedup_rows, values, offsets)  # type: ignore[no-any-return]
     if backend == "triton":
         from kernels.dedup_rows import triton_impl
 
-        return triton_impl.dedup_rows(values, offsets)
+        return triton_impl.dedup_rows(values, offsets)  # type: ignore[arg-type, return-value]
     return _dedup_on_cpu(values, offsets, num_rows, num_threads)
 
 
@@ -54,16 +57,16 @@ def distinct_rows(rows_BF: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dedup_on_cpu(
-    values: Sequence[Tensor],
-    offsets: Sequence[Tensor],
+    values: Sequence[OfOneKind],
+    offsets: Sequence[OfOneKind],
     num_rows: int,
     num_threads: int,
     *,
     allow_avx2: bool = True,
     hash_mask: int = ALL_BITS,  # tests let hashes collide with fewer bits
-) -> tuple[Tensor, Tensor]:
-    import torch
-
-    unique_rows, inverse = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.int64)
+) -> tuple[OfOneKind, OfOneKind]:
+    unique_rows, inverse = (empty_like_kind(offsets[0], num_rows, is_index=True) for _ in range(2))
     num_unique = _cpu.dedup_rows(values, offsets, unique_rows, inverse, num_threads, allow_avx2, hash_mask)
-    return unique_rows[:num_unique].clone(), inverse  # a view would keep, and pickle, all B
+    unique_rows = unique_rows[:num_unique]
+    # Copied: a view would keep, and pickle, all B.
+    return unique_rows.copy() if isinstance(unique_rows, np.ndarray) else unique_rows.clone(), inverse

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -12,9 +11,8 @@ from recmill.artifacts import Dataset, InputError, join_path
 from recmill.artifacts.dataset import DatasetPart
 from recmill.data.log import read_file
 from recmill.data.schema import Schema
-
-if TYPE_CHECKING:
-    from recmill.data.storage.encoding import Encoding
+from recmill.data.storage.deduplicated import decode_rows
+from recmill.data.storage.encoding import Encoding, columns_of
 
 
 def read_rows(
@@ -84,9 +82,6 @@ def _read_deduplicated_part(
     dataset: Dataset, part: DatasetPart, wanted: pa.Schema, row_groups: Sequence[int] | None
 ) -> Iterator[pa.RecordBatch]:
     """A part whose file holds one record per row group."""
-    from recmill.data.storage.deduplicated import decode_rows  # imports torch, which other layouts do not need
-    from recmill.data.storage.encoding import columns_of
-
     schema = Schema.load(dataset.path)
     encoding = load_encoding(dataset, schema)
     columns = list(dict.fromkeys(c for name in ("label", *wanted.names) for c in columns_of(name, schema, encoding)))
@@ -98,7 +93,5 @@ def _read_deduplicated_part(
 
 def load_encoding(dataset: Dataset, schema: Schema | None = None) -> Encoding:
     """How a deduplicated dataset stores its features. `schema` is the dataset's own, if the caller has loaded it."""
-    from recmill.data.storage.encoding import Encoding
-
     where = join_path(dataset.path, dataset.manifest_name)
     return Encoding.from_json(dataset.encoding, schema or Schema.load(dataset.path), where=where)

@@ -292,7 +292,7 @@ def _drop_unused(values: IdArray, starts: IdArray, lengths: LengthArray) -> tupl
     """The lists packed one after another if they use less than half of the buffer, as after truncating long ones."""
     if 2 * int(lengths.sum()) >= len(values):
         return values, starts
-    from recmill.data.ikjt.distinct import take_lists  # imports torch, which checking a schema must not
+    from recmill.data.ikjt.distinct import take_lists  # which imports the schema, which imports this module
 
     return take_lists(values, starts, lengths), np.cumsum(lengths, dtype=np.int64) - lengths
 

@@ -33,7 +33,6 @@ from recmill.planning.tiers.refresh import (
 )
 from recmill.planning.tiers.row_files import write_rows
 from recmill.planning.tiers.solution import Solved, solve_tiers
-from recmill.planning.torchrec_plan import plan_by_torchrec
 from recmill.progress import Progress, no_progress
 
 __all__ = ["ShardPlan", "Topology", "default_plan", "plan_shards", "table_bytes"]
@@ -144,6 +143,8 @@ def _place(request: _Request, schema: Schema | None, older: ShardPlan | None) ->
     if schema is None:
         return _empty_plan(request.topology), {}
     if request.strategy == "torchrec":
+        from recmill.planning.torchrec_plan import plan_by_torchrec  # takes seconds to import
+
         budget, batch_size = request.memory_budget_bytes, request.batch_size
         return plan_by_torchrec(request.profile, schema, request.topology, budget, batch_size), {}
     return _plan_tiers(request, schema, older)

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernels import count_rows
-from recmill.data.cluster.duckdb_engine import connect
 
 COUNT_SCHEMA = pa.schema([pa.field("row", pa.int64()), pa.field("count", pa.int64())])
 ROWS_PER_GROUP = 1 << 20
@@ -65,6 +64,8 @@ def write_counts(path: Path, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -
 
 def count_out_of_core(ids: Iterable[np.ndarray], *, spill_parent: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Ranked counts, in pieces, of a table too large for an array: DuckDB groups the ids and spills to disk."""
+    from recmill.data.cluster.duckdb_engine import connect  # imports Ibis, which few profiles need
+
     schema = pa.schema([pa.field("row", pa.int64())])
     reader = pa.RecordBatchReader.from_batches(schema, (pa.record_batch([pa.array(i)], schema=schema) for i in ids))
     with tempfile.TemporaryDirectory(prefix=".spill-", dir=spill_parent) as spill:

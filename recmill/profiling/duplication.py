@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError
 from recmill.artifacts.profile import FeatureDuplication
-from recmill.data.cluster.duckdb_engine import connect
 from recmill.data.dataset import read_rows, row_schema
 from recmill.data.schema import Schema
 from recmill.data.storage.writer import cut_row_groups
@@ -72,6 +71,8 @@ def count_duplication(
 
 def _session_order(dataset: Dataset, split: str | None, sample: float) -> Iterator[pa.RecordBatch]:
     """The rows of a share of the sessions, sorted by session and time."""
+    from recmill.data.cluster.duckdb_engine import connect  # imports Ibis, which few profiles need
+
     schema = row_schema(dataset)
     rows = (_keep_sessions(batch, sample) for batch in read_rows(dataset, split=split))
     reader = pa.RecordBatchReader.from_batches(schema, rows)

@@ -28,6 +28,7 @@ from recmill.artifacts import (
     refuse_foreign_folder,
     write_text_atomically,
 )
+from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
@@ -135,8 +136,6 @@ def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progr
     plan = ShardPlan.load(job["plan"]) if job["plan"] else None
     if not wants_hot_batches(plan, config) or plan is None:
         return dict(job)
-    from recmill.data.hot.layout import layout_hot  # loads torch, which the launcher does not need
-
     target = folder / "layout"
     if not (target / Dataset.manifest_name).exists():
         layout_hot(job["data"], plan, out=target, keep_ids=shared_tables(plan, config), progress=progress)

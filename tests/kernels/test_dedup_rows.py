@@ -118,7 +118,7 @@ def test_bad_arguments_are_named():
         dedup_rows([values], [torch.tensor([-1, 2, 3])])
     with pytest.raises(ValueError, match="offsets of feature 1"):
         dedup_rows([values, values], [offsets, offsets[:-1]])
-    with pytest.raises(ValueError, match=r"dtype is torch.int32, expected torch.int64"):
+    with pytest.raises(ValueError, match=r"dtype is torch.int32, expected int64"):
         dedup_rows([values], [offsets.int()])
     with pytest.raises(ValueError, match="received 0 values"):
         dedup_rows([], [])

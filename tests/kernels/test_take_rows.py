@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import take_rows, take_windows, window_rows
+from kernels import dedup_rows, take_rows, take_windows, window_rows
 
 
 def jagged(lists, dtype=torch.int64):
@@ -102,3 +103,24 @@ def test_a_list_of_one_repeated_id_takes_linear_time():
     values[49_999::50_000] = torch.arange(4)
     buffer, _, starts = window_rows(values, torch.arange(5) * 50_000)
     assert torch.equal(take_windows(buffer, starts, torch.full((4,), 50_000)), values)
+
+
+@pytest.mark.parametrize("kernel", [None, "reference"])
+def test_numpy_arrays_give_numpy_arrays_with_the_values_of_tensors(kernel):
+    values, offsets = jagged([[3, 4, 5, 6], [4, 5, 6, 7], [], [3, 4, 5, 6], [9, 3, 4, 5]])
+    rows = torch.tensor([3, 0, 2])
+    calls = [
+        lambda v, o, r: dedup_rows([v], [o], kernel=kernel),
+        lambda v, o, r: take_rows([v, v], [o, o], r, kernel=kernel),
+        lambda v, o, r: (take_windows(v, o[:-1], o[1:] - o[:-1], kernel=kernel),),
+        lambda v, o, r: window_rows(v, o, kernel=kernel)[::2],
+        lambda v, o, r: window_rows(v, o, weights=v, kernel=kernel),
+    ]
+    frozen = [own.numpy().copy() for own in (values, offsets, rows)]
+    for own in frozen:
+        own.flags.writeable = False  # as Arrow's buffers are
+    for call in calls:
+        for found, expected in zip(call(*frozen), call(values, offsets, rows), strict=True):
+            assert isinstance(found, np.ndarray)
+            assert found.dtype == expected.numpy().dtype
+            assert found.tolist() == expected.tolist()

@@ -35,6 +35,7 @@ from recmill.data.memory_plan import LeanArrow, MemoryPlan
 from recmill.data.repeats import count_repeats, layout_for
 from recmill.data.schema import Schema
 from recmill.data.storage.options import SORT_KEYS
+from recmill.data.storage.record_format import choose_record_format
 from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
 from recmill.progress import Progress, no_progress
 
@@ -211,10 +212,6 @@ def choose_format(plan: ClusterPlan, engine: ClusterEngine) -> tuple[PartFormat,
     rows = sample_sessions(plan, engine)
     if plan.layout == "session":
         return PartFormat.of_rows(plan.arrow_schema, plan.layout, rows), {}
-    from recmill.data.storage.record_format import (
-        choose_record_format,  # imports torch, which other layouts do not need
-    )
-
     form, encoding = choose_record_format(
         rows,
         plan.log.schema,

@@ -10,7 +10,19 @@ Without deduplication, batches are plain KeyedJaggedTensors; from layouts with o
 directly from the Arrow columns (RowBlock).
 """
 
-from recmill.data.ikjt.batch import Batch, batch_from_arrow
-from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recmill.data.ikjt.batch import Batch, batch_from_arrow
+    from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 
 __all__ = ["Batch", "InverseKeyedJaggedTensor", "batch_from_arrow"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: batches need torch and TorchRec, which take seconds to load; `distinct` does not."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from recmill.data.ikjt import batch, tensor
+
+    return getattr(tensor if name == "InverseKeyedJaggedTensor" else batch, name)

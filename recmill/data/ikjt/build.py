@@ -22,8 +22,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from kernels import dedup_rows, take_rows, take_windows, window_rows
 from recmill.artifacts import InputError
 
-# Below this factor, the saved copies do not pay for the inverse and the expansion.
-MIN_FACTOR = 1.25
 # Features share an inverse if storing them together adds at most this share of rows to either.
 GROUP_TOLERANCE = 0.05
 

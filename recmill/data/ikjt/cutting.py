@@ -15,8 +15,16 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from kernels.buffers import join_arrays
 from kernels.merge_windows import merge_windows
-from recmill.data.ikjt.build import MIN_FACTOR, GroupTensors
-from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, IdArray, LengthArray, Rows, take_lists
+from recmill.data.ikjt.build import GroupTensors
+from recmill.data.ikjt.distinct import (
+    MIN_FACTOR,
+    DistinctBlock,
+    DistinctGroup,
+    IdArray,
+    LengthArray,
+    Rows,
+    take_lists,
+)
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 
 

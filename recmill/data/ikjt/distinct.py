@@ -9,17 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import torch
-from torch.utils.dlpack import from_dlpack
 
 from kernels import dedup_rows, take_rows, take_windows, window_rows
 from recmill.artifacts import InputError
-from recmill.data.ikjt.build import MIN_FACTOR
 from recmill.data.schema import Schema
 
 if TYPE_CHECKING:
@@ -29,6 +25,9 @@ IdArray = npt.NDArray[np.int64]
 LengthArray = npt.NDArray[np.int32]
 Rows = slice | npt.NDArray[np.integer]
 Number = TypeVar("Number", bound=np.generic)
+
+# Below this factor, the saved copies do not pay for the inverse and the expansion.
+MIN_FACTOR = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,22 +116,22 @@ def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list
 
 
 def _find_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int]) -> DistinctGroup:
-    values = [as_tensor(block.values[position]) for position in positions]
-    offsets = [as_tensor(block.offsets[position].astype(np.int64, copy=False)) for position in positions]
+    values = [block.values[position] for position in positions]
+    offsets = [block.offsets[position].astype(np.int64, copy=False) for position in positions]
     unique_U, inverse_R = dedup_rows(values, offsets, num_threads=1)
     num_distinct = len(unique_U)
     if num_distinct == len(inverse_R):
         return _plain_group(block, keys, positions)
     stored, lengths = take_rows(values, offsets, unique_U, num_threads=1)
-    lengths_FU = lengths.view(len(keys), num_distinct).numpy()
+    lengths_FU = lengths.reshape(len(keys), num_distinct)
     ends_FU = lengths_FU.cumsum(axis=1)
     edges = np.cumsum([0, *(int(ends_U[-1]) for ends_U in ends_FU)])
     return DistinctGroup(
         keys=tuple(keys),
-        values=tuple(stored.numpy()[first:last] for first, last in pairwise(edges)),
+        values=tuple(stored[first:last] for first, last in pairwise(edges)),
         starts_FU=ends_FU - lengths_FU,
         lengths_FU=lengths_FU.astype(np.int32),
-        inverse_R=inverse_R.int().numpy(),
+        inverse_R=inverse_R.astype(np.int32),
     )
 
 
@@ -167,10 +166,10 @@ def _join(sources: Sequence[DistinctGroup], keys: Sequence[str], num_rows: int) 
         if any(inverse is None for inverse in inverses.values()):
             first_U, inverse_R = np.arange(num_rows), None
         else:
-            each = torch.arange(num_rows + 1)
-            columns = [as_tensor(inverse) for inverse in inverses.values() if inverse is not None]
-            unique_U, joint_R = dedup_rows(columns, [each] * len(columns), num_threads=1)
-            first_U, inverse_R = unique_U.numpy(), joint_R.int().numpy()
+            each: IdArray = np.arange(num_rows + 1)
+            columns: list[npt.NDArray[Any]] = [inverse for inverse in inverses.values() if inverse is not None]
+            first_U, joint_R = dedup_rows(columns, [each] * len(columns), num_threads=1)
+            inverse_R = joint_R.astype(np.int32)
         rows_of = {name: first_U if inverse is None else inverse[first_U] for name, inverse in inverses.items()}
     places = [(source, source.keys.index(key), rows_of[id(source)]) for source, key in zip(sources, keys, strict=True)]
     return DistinctGroup(
@@ -194,9 +193,9 @@ def find_windows(block: DistinctBlock, keys: Sequence[str]) -> DistinctBlock:
             if key not in keys or not is_packed(starts_U, lengths_U):
                 continue
             offsets = np.concatenate([starts_U, starts_U[-1:] + lengths_U[-1:]])
-            buffer, _, window_starts = window_rows(as_tensor(own_values), as_tensor(offsets))
+            buffer, _, window_starts = window_rows(own_values, offsets)
             if MIN_FACTOR * len(buffer) <= int(offsets[-1] - offsets[0]):
-                values[position], starts[position] = buffer.numpy(), window_starts.numpy()
+                values[position], starts[position] = buffer, window_starts
         groups.append(replace(group, values=tuple(values), starts_FU=stack_rows(starts)))
     return replace(block, groups=tuple(groups))
 
@@ -231,16 +230,6 @@ def is_packed(starts_U: IdArray, lengths_U: LengthArray) -> bool:
     return bool(len(starts_U) and np.array_equal(starts_U[1:], starts_U[:-1] + lengths_U[:-1]))
 
 
-def as_tensor(array: npt.NDArray[np.generic]) -> torch.Tensor:
-    """The array as a tensor, not copied. Through Arrow, because torch.from_numpy warns of read-only arrays."""
-    if array.flags.writeable or not len(array):
-        return torch.from_numpy(array if len(array) else array.copy())
-    return from_dlpack(pa.array(array))
-
-
 def take_lists(values: IdArray, starts_W: IdArray, lengths_W: LengthArray) -> IdArray:
     """values[start : start + length] of every list, one after another."""
-    lengths = torch.from_numpy(lengths_W.astype(np.int64))
-    starts = as_tensor(np.ascontiguousarray(starts_W))
-    taken: IdArray = take_windows(as_tensor(values), starts, lengths, num_threads=1).numpy()
-    return taken
+    return take_windows(values, np.ascontiguousarray(starts_W), lengths_W.astype(np.int64), num_threads=1)

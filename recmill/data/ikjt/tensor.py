@@ -17,7 +17,6 @@ from torchrec.streamable import Pipelineable
 
 from kernels import expand_jagged, expand_rows, take_windows
 from recmill.data.ikjt.build import (
-    MIN_FACTOR,
     FeatureLists,
     GroupTensors,
     build_group,
@@ -28,6 +27,7 @@ from recmill.data.ikjt.build import (
     lists_of_kjt,
     select_rows,
 )
+from recmill.data.ikjt.distinct import MIN_FACTOR
 from recmill.data.schema import Schema
 
 

@@ -34,11 +34,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch.utils.dlpack import from_dlpack
 
 from kernels import decode_inverse, decode_windows, take_windows
-from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, as_tensor, stack_rows
+from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, stack_rows
 from recmill.data.schema import Schema
 from recmill.data.storage.encoding import Encoding
 from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
@@ -216,11 +214,10 @@ class _Decoder:
         for group in self.groups(names):
             for name, values, starts_U, lengths_U in group.features():
                 is_own = group.inverse_R is None
-                starts_R = as_tensor(starts_U if is_own else starts_U[group.inverse_R])
-                lengths_R = torch.from_numpy((lengths_U if is_own else lengths_U[group.inverse_R]).astype(np.int64))
-                ids = from_dlpack(pa.array(values)) if len(values) else torch.empty(0, dtype=torch.int64)
-                taken = take_windows(ids, starts_R, lengths_R)
+                starts_R = np.ascontiguousarray(starts_U if is_own else starts_U[group.inverse_R])
+                lengths_R = (lengths_U if is_own else lengths_U[group.inverse_R]).astype(np.int64)
+                taken = take_windows(values, starts_R, lengths_R)
                 offsets = np.zeros(self.num_rows + 1, np.int32)
-                np.cumsum(lengths_R.numpy(), out=offsets[1:])
-                found[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(taken.numpy()))
+                np.cumsum(lengths_R, out=offsets[1:])
+                found[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(taken))
         return found

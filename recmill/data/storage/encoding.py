@@ -13,13 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from kernels import dedup_rows, take_rows
 from recmill.artifacts import InputError
-from recmill.data.ikjt.distinct import as_tensor
 from recmill.data.schema import Feature, Schema
 
 FORMAT = 2  # of the records and footers; 1 stored the text of footers in seven bits per character
@@ -99,8 +95,8 @@ class Encoding:
 class Column:
     """One feature of sorted rows: row r holds values[offsets[r] : offsets[r + 1]]; a dense value is a list of one."""
 
-    values: Tensor
-    offsets: Tensor  # int64
+    values: npt.NDArray[Any]
+    offsets: IntArray
 
     @classmethod
     def of(cls, rows: pa.Table, name: str) -> Self:
@@ -108,32 +104,27 @@ class Column:
         column = rows.column(name)
         array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if not pa.types.is_list(array.type):
-            return cls(values=from_dlpack(array), offsets=torch.arange(len(array) + 1))
-        offsets = from_dlpack(array.offsets).long()
+            return cls(values=array.to_numpy(), offsets=np.arange(len(array) + 1))
+        offsets = array.offsets.to_numpy().astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
-        values = array.values.slice(first, last - first)
-        # An empty Arrow array has no address, and torch makes no tensor without one.
-        tensor = from_dlpack(values) if len(values) else torch.empty(0, dtype=torch.int64)
-        return cls(values=tensor, offsets=offsets - first)
+        return cls(values=array.values.slice(first, last - first).to_numpy(), offsets=offsets - first)
 
     def take(self, rows: IntArray) -> tuple[npt.NDArray[Any], IntArray]:
         """The values of some rows, one row after another, and how many each has."""
-        values, lengths = take_rows([self.values], [self.offsets], torch.from_numpy(rows), num_threads=1)
-        return values.numpy(), lengths.numpy()
+        return take_rows([self.values], [self.offsets], rows, num_threads=1)
 
 
-# R = rows, U = distinct rows. Arrays and one thread: torch's and the kernels' threads cost more than they save here.
+# R = rows, U = distinct rows. One thread: more cost more than they save here.
 def dedup_in_sessions(session_R: IntArray, columns: Sequence[Column]) -> tuple[IntArray, IntArray]:
     """The distinct rows of every session, in their order, and for each row its position among all of them."""
-    return _dedup([as_tensor(session_R), *(own.values for own in columns)], [own.offsets for own in columns])
+    return _dedup([session_R, *(own.values for own in columns)], [own.offsets for own in columns])
 
 
-def _dedup(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[IntArray, IntArray]:
+def _dedup(values: Sequence[npt.NDArray[Any]], offsets: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     """Distinct rows; the first columns, for which no offsets are given, hold one value per row."""
-    each = torch.arange(len(values[0]) + 1)
+    each = np.arange(len(values[0]) + 1)
     singles = [each] * (len(values) - len(offsets))
-    unique_U, inverse_R = dedup_rows(list(values), [*singles, *offsets], num_threads=1)
-    return unique_U.numpy(), inverse_R.numpy()
+    return dedup_rows(list(values), [*singles, *offsets], num_threads=1)
 
 
 def inverse_events(
@@ -173,7 +164,7 @@ class _Candidate:
 
     def joined_by(self, other: _Candidate) -> _Candidate | None:
         """Both as one candidate, unless that adds distinct rows to either."""
-        unique_U, inverse_R = _dedup([torch.from_numpy(self.inverse_R), torch.from_numpy(other.inverse_R)], [])
+        unique_U, inverse_R = _dedup([self.inverse_R, other.inverse_R], [])
         if len(unique_U) > (1 + GROUP_TOLERANCE) * min(len(self.unique_U), len(other.unique_U)):
             return None
         return _Candidate(

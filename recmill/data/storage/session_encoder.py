@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from kernels import take_windows, window_rows
 from recmill.data.memory_plan import MAX_SHARED_IDS
@@ -54,7 +53,7 @@ class SessionEncoder:
             record.add_group(group, names)
         for name in self.encoding.plain:
             column = Column.of(rows, name)
-            record.add_values(name, column.values.numpy(), np.diff(column.offsets.numpy()))
+            record.add_values(name, column.values, np.diff(column.offsets))
         arrays = [_one_list(record.streams[field.name], field.type) for field in self.arrow_schema]
         return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
 
@@ -150,11 +149,11 @@ class _Record:
     def _keys(self, name: str) -> IntArray:
         """The user of each session: the first id of the feature in its first row."""
         column = Column.of(self.rows, name)
-        offsets = column.offsets.numpy()
+        offsets = column.offsets
         starts_S, ends_S = offsets[self.starts_S], offsets[self.starts_S + 1]
         keys_S = np.full(len(starts_S), NO_KEY)
         has_key_S = ends_S > starts_S
-        keys_S[has_key_S] = column.values.numpy()[starts_S[has_key_S]]
+        keys_S[has_key_S] = column.values[starts_S[has_key_S]]
         return keys_S
 
 
@@ -191,8 +190,7 @@ def window_sessions(
     parted = np.insert(values, value_starts_U[first_S], -1 - np.arange(num_sessions))  # separators are below every id
     lengths = np.insert(lengths_U, first_S, 1)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    windows, _, window_starts = window_rows(torch.from_numpy(parted), torch.from_numpy(offsets))
-    buffer, starts = windows.numpy(), window_starts.numpy()
+    buffer, _, starts = window_rows(parted, offsets)
     positions = np.flatnonzero(buffer < 0)
     positions_S = positions[np.argsort(-buffer[positions])]
     if buffer[0] == -1:
@@ -202,8 +200,7 @@ def window_sessions(
     starts_U = np.delete(starts, first_S + np.arange(num_sessions)) - np.repeat(begins_S, num_distinct_S)
     starts_U[lengths_U == 0] = 0
     sizes_S = ends_S - begins_S
-    laid = take_windows(windows, torch.from_numpy(begins_S), torch.from_numpy(sizes_S), num_threads=1)
-    return laid.numpy(), sizes_S, starts_U
+    return take_windows(buffer, begins_S, sizes_S, num_threads=1), sizes_S, starts_U
 
 
 def _one_list(stream: npt.NDArray[np.generic], kind: pa.DataType) -> pa.ListArray:

@@ -1,0 +1,29 @@
+"""Each step loads what it uses: a budget in modules, because seconds depend on the machine."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "torchrec", "stable_baselines3", "kubernetes", "mlflow", "pandas", "sklearn", "duckdb", "ibis")
+
+# What a step imports -> the heavy packages that it may load.
+ALLOWED = {
+    "recmill.cli": (),
+    "recmill.tracking": (),
+    "recmill.data.sources": (),
+    "recmill.data.cluster": ("duckdb", "ibis"),
+    "recmill.data.storage.record_format, recmill.data.storage.deduplicated, recmill.data.hot.layout": (),
+    "components.merge_data.merging": (),
+    "recmill.profiling.access": (),
+    "recmill.planning.planner, recmill.training.config": (),
+    "recmill.training.trainer, recmill.training.switches": (),
+    "recmill.report, components.compare_runs.folders": (),
+}
+
+
+@pytest.mark.parametrize("modules", ALLOWED)
+def test_a_step_loads_only_what_it_uses(modules):
+    code = f"import sys, {modules}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(found.stdout.split()) <= set(ALLOWED[modules])
