@@ -32,6 +32,8 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
 import numpy as np
 import torch
 from harness import Metric, Options, compare, finish, parse_options, say, warn_if_busy
+from intune_calibration import POINTS, Calibration, calibrate
+from intune_controllers import Controller, TunedByAgent, baselines
 from intune_data import hash_rows, write_dataset
 from intune_live import epoch_rate, hash_of, late_reads, live_events, two_stages
 from intune_peers import Loader, installed_peers
@@ -40,9 +42,7 @@ from intune_simulation import describe, make_exam, sit
 from recmill.artifacts import Dataset, InputError, WorkerAllocation, read_json, read_record, record_json
 from recmill.tuning.agent import Agent
 from recmill.tuning.allocation import tune_ingest
-from recmill.tuning.controllers import Controller, baselines
 from recmill.tuning.cores import available_cores
-from recmill.tuning.simulation.calibration import POINTS, Calibration, calibrate, fit
 from recmill.tuning.simulation.stage_times import measure_stages
 
 NUM_SEEDS = 5
@@ -63,12 +63,19 @@ class Sizes:
     two_stage_epochs: int
     phase_s: float
     tune_s: float
+    calibrate_s: float  # first try
 
 
 SIZES = {
-    "tiny": Sizes(groups=3, epochs=1, turns=1, worlds=48, late_s=2, two_stage_epochs=1, phase_s=0.5, tune_s=2),
-    "quick": Sizes(groups=16, epochs=4, turns=2, worlds=96, late_s=6, two_stage_epochs=14, phase_s=0.8, tune_s=8),
-    "full": Sizes(groups=48, epochs=4, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=20),
+    "tiny": Sizes(
+        groups=3, epochs=1, turns=1, worlds=48, late_s=2, two_stage_epochs=1, phase_s=0.5, tune_s=1.4, calibrate_s=0.6
+    ),
+    "quick": Sizes(
+        groups=16, epochs=4, turns=2, worlds=96, late_s=6, two_stage_epochs=14, phase_s=0.8, tune_s=5.6, calibrate_s=2.4
+    ),
+    "full": Sizes(
+        groups=48, epochs=4, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=14, calibrate_s=6
+    ),
 }
 BATCH_SIZE = 4096
 
@@ -100,7 +107,7 @@ def main() -> None:
         metrics["two_stage_vs_preset"], extra["two_stages"] = against_preset(idle, agent, sizes)
         say("events during a run")
         extra["events"] = live_events(small, agent, phase_s=sizes.phase_s, interval_s=sizes.phase_s / 10)
-        simulated, extra["simulation"] = in_simulation(local, allocation, agent, sizes, options)
+        simulated, extra["simulation"] = in_simulation(local, agent, sizes, options)
         metrics |= simulated
     skipped_metrics = {} if simulated else dict.fromkeys(SIMULATED, str(extra["simulation"]["refused"]))
     finish(options, metrics, skipped=skipped_metrics | skipped, extra={"details": extra})
@@ -184,22 +191,19 @@ def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric
 SIMULATED = ("sim_oracle_share", "sim_after_event", "sim_vs_lp", "sim_vs_even", "sim_oom")
 
 
-def calibrated(dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes) -> Calibration:
-    """The calibration of `tune` in (a), or up to two more tries: other work can spoil it, and it is then rejected."""
+def calibrated(dataset: Dataset, sizes: Sizes) -> Calibration:
+    """The simulator, calibrated on (a) in up to three tries: other work can spoil one, and it is then rejected."""
     error: InputError | None = None
     for attempt in range(3):
-        if attempt == 0:
-            found = calibration_of(allocation)
-        else:
-            say(f"(e) calibrate the simulator, try {attempt + 1}")
-            found = calibrate(
-                dataset,
-                measure_stages(dataset, batch_size=BATCH_SIZE),
-                cores=available_cores(),
-                batch_size=BATCH_SIZE,
-                memory_limit_bytes=2 * 2**30,
-                measure_s=(1 + attempt) * 0.3 * sizes.tune_s / len(POINTS),
-            )
+        say(f"(e) calibrate the simulator, try {attempt + 1}")
+        found = calibrate(
+            dataset,
+            measure_stages(dataset, batch_size=BATCH_SIZE),
+            cores=available_cores(),
+            batch_size=BATCH_SIZE,
+            memory_limit_bytes=2 * 2**30,
+            measure_s=(1 + attempt) * sizes.calibrate_s / len(POINTS),
+        )
         try:
             found.check()
         except InputError as refused:
@@ -210,18 +214,12 @@ def calibrated(dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes) -> 
     raise error
 
 
-def calibration_of(allocation: WorkerAllocation) -> Calibration:
-    """The fit to the points that `tune` recorded."""
-    assert allocation.calibration is not None
-    return fit(allocation.calibration.points, allocation.stage_times, cores=allocation.cores)
-
-
 def in_simulation(
-    dataset: Dataset, allocation: WorkerAllocation, agent: Agent, sizes: Sizes, options: Options
+    dataset: Dataset, agent: Agent, sizes: Sizes, options: Options
 ) -> tuple[dict[str, Metric], dict[str, Any]]:
     refused = ""
     try:
-        calibration = calibrated(dataset, allocation, sizes)
+        calibration = calibrated(dataset, sizes)
     except InputError as error:
         if not STORED_CALIBRATION.exists():
             return {}, {"refused": str(error)}
@@ -231,7 +229,7 @@ def in_simulation(
     say(f"(e) simulate: held-out error {calibration.error:.1%}")
     seeds = [1000 * options.seed + seed for seed in range(NUM_SEEDS)]
     exam = make_exam(calibration, size=sizes.worlds, cores=CORES, seeds=seeds)
-    controllers: list[Controller] = [*baselines(), agent]
+    controllers: list[Controller] = [*baselines(), TunedByAgent(agent)]
     found = {controller.name: describe(exam, sit(exam, controller)) for controller in controllers}
     ours, programme, even, unguarded = (
         found[name] for name in ("agent", "LP re-profiled", "even split", "AUTOTUNE-like")

@@ -48,7 +48,7 @@ def _run_for(
     """The rate of the last third of the time."""
     delays_s = {"read": delay_s}
     with open_pipeline(dataset, batch_size=512, epochs=1_000, workers=ONE, delays_s=delays_s) as pipeline:
-        tuner = OnlineTuner(pipeline, controller=agent, interval_s=interval_s) if agent else None
+        tuner = OnlineTuner(pipeline, agent=agent, interval_s=interval_s) if agent else None
         if tuner:
             tuner.__enter__()
         began, num_rows, counted_from = time.perf_counter(), 0, 0.0
@@ -72,7 +72,7 @@ def two_stages(dataset: Dataset, agent: Agent | None, *, epochs: int, slots: int
     workers = ONE if agent else preset
     with open_pipeline(dataset, batch_size=64, epochs=epochs, workers=workers, delays_s=SLOW_STAGES) as pipeline:
         # Reading and cutting batches take one worker each beside the two stages that share the slots.
-        tuner = OnlineTuner(pipeline, controller=agent, interval_s=interval_s, slots=slots + 2) if agent else None
+        tuner = OnlineTuner(pipeline, agent=agent, interval_s=interval_s, slots=slots + 2) if agent else None
         began = time.perf_counter()
         if tuner:
             tuner.__enter__()
@@ -102,7 +102,7 @@ def live_events(dataset: Dataset, agent: Agent, *, phase_s: float, interval_s: f
     events: list[Callable[[OnlineTuner], None]] = [slower_storage, slower_trainer, fewer_cores, less_memory]
     with (
         open_pipeline(dataset, batch_size=512, epochs=1_000, workers=ONE) as pipeline,
-        OnlineTuner(pipeline, controller=agent, interval_s=interval_s) as tuner,
+        OnlineTuner(pipeline, agent=agent, interval_s=interval_s) as tuner,
     ):
         began, phase = time.perf_counter(), 0
         for _ in pipeline:

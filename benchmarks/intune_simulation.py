@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
+from intune_calibration import Calibration
+from intune_controllers import Controller, Machines
+from intune_oracle import best_workers
 
-from recmill.tuning.controllers import Controller
-from recmill.tuning.simulation.calibration import Calibration
-from recmill.tuning.simulation.scenarios import EVENTS, KINDS, draw_events, draw_worlds
-from recmill.tuning.simulation.simulator import Event, Simulator, World, best_workers
+from recmill.tuning.simulation.scenarios import CONTENTION, EVENTS, KINDS, OVERHEAD, draw_events, draw_worlds
+from recmill.tuning.simulation.simulator import Event, World
 
 INTERVALS = 60
 EVENT_INTERVALS = range(25, 35)
@@ -62,16 +63,13 @@ def _draw(
     calibration: Calibration, *, size: int, cores: Sequence[int], seed: int
 ) -> tuple[World, list[str], Event, list[str]]:
     rng = np.random.default_rng([seed, 7])
-    worlds = draw_worlds(
-        rng,
-        size,
-        cores=cores,
-        seconds=calibration.seconds,
-        cpu_shares=calibration.cpu_shares,
-        contention=max(0.1, calibration.contention),
-        overhead=max(0.05, calibration.overhead),
+    world, kinds = draw_worlds(rng, size, cores=cores, seconds=calibration.seconds, cpu_shares=calibration.cpu_shares)
+    world = replace(
+        world,
+        contention_B=world.contention_B * (max(0.1, calibration.contention) / CONTENTION),
+        overhead_B=world.overhead_B * (max(0.05, calibration.overhead) / OVERHEAD),
     )
-    return *worlds, *draw_events(rng, size, steps=EVENT_INTERVALS)
+    return world, kinds, *draw_events(rng, size, steps=EVENT_INTERVALS)
 
 
 def _joined(parts: Sequence[Joined]) -> Joined:
@@ -83,7 +81,7 @@ def _joined(parts: Sequence[Joined]) -> Joined:
 def sit(exam: Exam, controller: Controller) -> Marks:
     """Run a controller through all worlds."""
     seed = int(exam.seeds[0])
-    simulator = Simulator(exam.world, event=exam.event, seed=seed, has_credits=controller.is_guarded)
+    simulator = Machines(exam.world, event=exam.event, seed=seed, has_credits=controller.is_guarded)
     measured = simulator.reset()
     controller.reset(measured)
     shares, is_after = [], []

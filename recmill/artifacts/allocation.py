@@ -32,29 +32,6 @@ class Throughput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationPoint:
-    """One measured allocation and what the fitted simulator predicts for it."""
-
-    workers: tuple[int, ...]
-    read_delay_s: float
-    rows_per_s: float
-    predicted: float = 0.0
-    is_held_out: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationSummary:
-    """The fitted figures of the simulator; `error` is the mean relative error on points that the fit did not see."""
-
-    scale: float  # of all times: what the stages take in a running pipeline over what they take alone
-    sigma: float
-    contention: float
-    overhead: float
-    error: float
-    points: tuple[CalibrationPoint, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TuningStep:
     """What the agent saw `t` seconds after it began to tune a running pipeline."""
 
@@ -62,7 +39,6 @@ class TuningStep:
     workers: Mapping[str, int]
     rows_per_s: float
     stall: float  # share of the time that the consumer waited
-    event: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +49,6 @@ class WorkerAllocation(Artifact, Throughput):
     manifest_name: ClassVar[str] = "allocation.json"
 
     baseline: Throughput  # one worker per stage
-    calibration: CalibrationSummary | None
     agent: str | None  # the file of the tuned policy
     controller: str = ""  # the candidate that was chosen
     candidates: Mapping[str, Throughput] = field(default_factory=dict)

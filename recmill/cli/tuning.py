@@ -33,7 +33,7 @@ from recmill.sizes import format_bytes
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
+    default=7.0,
     show_default=True,
     help="Time for measuring and tuning in seconds, without starting pipelines.",
 )

@@ -1,13 +1,11 @@
 """Chooses the number of workers per ingestion stage (InTune).
 
-`allocation` measures and writes an allocation, `online` adjusts it during training, the agent learns in `simulation`;
-`controllers` and `programme` are the rules that it is compared with.
+`allocation` measures and writes an allocation, `online` adjusts it during training, the agent learns in `simulation`.
 """
 
 __all__ = [
     "agent",
     "allocation",
-    "controllers",
     "cores",
     "env",
     "guard",

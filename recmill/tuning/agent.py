@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recmill.artifacts import InputError
-from recmill.tuning.controllers import Controller
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Floats, Ints, Measured
 from recmill.tuning.residual import MOVE_COST, Watcher, correct_workers
@@ -37,14 +36,12 @@ def load_policy(path: str | Path = SHIPPED_POLICY) -> PPO:
         raise InputError(f"{path}: is not a readable policy ({error})") from error
 
 
-class Agent(Controller):
+class Agent:
     """The policy's corrections, as long as they are at least as fast as the programme under the same conditions.
 
     After a start or a change of conditions, the programme's own answer runs for two intervals; its rate is the mark. If
     the policy is then slower, the programme takes over for some intervals, twice as many each time.
     """
-
-    name = "agent"
 
     def __init__(self, policy: PPO | None = None, *, learner: OnlineLearner | None = None) -> None:
         """With a `learner` (one pipeline only) it samples actions and learns from their results."""
@@ -52,9 +49,9 @@ class Agent(Controller):
         self._learner = learner
 
     def reset(self, measured: Measured) -> None:
+        """Start a new run with these measurements; call it before the first decision."""
         size = len(measured)
-        self._watcher = Watcher()
-        self._watcher.reset(measured)
+        self._watcher = Watcher(measured)
         self._age_B = np.zeros(size, dtype=np.int64)  # intervals under the current conditions
         self._mark_B = np.zeros(size)  # rate of the programme
         self._mean_B = np.zeros(size)  # mean rate of the policy
@@ -64,7 +61,8 @@ class Agent(Controller):
         self.is_fallback_B = np.ones(size, dtype=np.bool_)
         self._last_BS = measured.workers_BS
 
-    def propose(self, measured: Measured) -> Ints:
+    def decide(self, measured: Measured) -> Ints:
+        """The workers of every stage for the next interval, [B, S], within the limits."""
         self._watcher.update(measured)
         self._judge(measured.rows_per_s_B)
         self.is_fallback_B = (self._age_B < NUM_PROBES) | (self._ban_B > 0)
@@ -72,7 +70,8 @@ class Agent(Controller):
         # Workers that do not fit would be scaled down in proportion; the programme distributes them better.
         self.is_fallback_B = self.is_fallback_B | clip_workers(corrected_BS, measured)[1]
         self._was_policy_B = ~self.is_fallback_B
-        return np.where(self.is_fallback_B[:, None], self._watcher.programme_BS, corrected_BS)
+        chosen_BS = np.where(self.is_fallback_B[:, None], self._watcher.programme_BS, corrected_BS)
+        return clip_workers(chosen_BS, measured)[0]
 
     def _choose(self, measured: Measured) -> Ints:
         observation = self._watcher.observation

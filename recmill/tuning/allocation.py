@@ -1,8 +1,7 @@
 """Chooses the number of workers per ingestion stage and measures the result.
 
-Stages are timed alone, the simulator is calibrated on some allocations, and the agent tunes a running pipeline. Its
-best allocation is measured against the linear programme's answer, the even split and one worker per stage. The fastest
-is written, with the measurements of all.
+Stages are timed alone, and the agent tunes a running pipeline. Its best allocation is measured against the linear
+programme's answer, the even split and one worker per stage. The fastest is written, with the measurements of all.
 """
 
 from __future__ import annotations
@@ -10,24 +9,22 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recmill.artifacts import Dataset, InputError, WorkerAllocation, write_folder
-from recmill.artifacts.allocation import CalibrationSummary, StageTime, Throughput, TuningStep
+from recmill.artifacts.allocation import StageTime, Throughput, TuningStep
 from recmill.data.ingest.memory import default_memory_limit
 from recmill.data.ingest.pipeline import IngestPipeline
 from recmill.data.ingest.reader import STAGES
 from recmill.data.ingest.splits import ALL_ROWS
 from recmill.progress import Progress, no_progress
 from recmill.tuning.cores import available_cores
-from recmill.tuning.measurement import Measured
+from recmill.tuning.measurement import Limits
 from recmill.tuning.online.live import PipelineMeter, as_workers, default_slots
 from recmill.tuning.programme import solve_workers
-from recmill.tuning.simulation.calibration import POINTS, calibrate
 from recmill.tuning.simulation.stage_times import MAX_EPOCHS, ONE_WORKER, measure_stages, measure_throughput
 
 if TYPE_CHECKING:
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["StageTime", "available_cores", "measure_stages", "measure_throughput", "split_evenly", "tune_ingest"]
 
 AGENT_FILE = "agent.zip"
-DEFAULT_SECONDS = 10.0  # of measuring; on small data, starting pipelines takes about as long again
+DEFAULT_SECONDS = 7.0  # of measuring; on small data, starting pipelines takes about as long again
 NUM_TURNS = 3  # repetitions of measuring the allocations
 ALIKE = 0.03  # rates within this share count as equal: the allocation with fewer workers wins
 
@@ -66,11 +63,8 @@ def tune_ingest(
     options: dict[str, Any] = {"batch_size": batch_size, "memory_limit_bytes": limit_bytes}
     with write_folder(out, manifest_name=WorkerAllocation.manifest_name) as folder:
         times = measure_stages(dataset, batch_size=batch_size, progress=progress)
-        calibration = calibrate(
-            dataset, times, cores=cores, measure_s=0.3 * seconds / len(POINTS), progress=progress, **options
-        )
         history, settled = _tune_live(
-            dataset, folder, cores=cores, seconds=0.35 * seconds, writers=writers, progress=progress, **options
+            dataset, folder, cores=cores, seconds=seconds / 2, writers=writers, progress=progress, **options
         )
         candidates = {
             "one worker per stage": ONE_WORKER,
@@ -78,7 +72,9 @@ def tune_ingest(
             "linear programme": _programme(times, cores),
             "agent": settled,
         }
-        measured = _measure_all(dataset, candidates, measure_s=0.35 * seconds / 4, progress=progress, **options)
+        measured = _measure_all(
+            dataset, candidates, measure_s=seconds / 2 / len(candidates), progress=progress, **options
+        )
         chosen = _choose(measured)
         WorkerAllocation(
             controller=chosen,
@@ -86,9 +82,6 @@ def tune_ingest(
             baseline=measured["one worker per stage"],
             candidates=measured,
             stage_times=times,
-            calibration=CalibrationSummary(
-                **{entry.name: getattr(calibration, entry.name) for entry in fields(CalibrationSummary)}
-            ),
             history=tuple(history),
             agent=AGENT_FILE,
             cores=cores,
@@ -153,7 +146,6 @@ def _tune_live(
                     workers=as_workers(measured.workers_BS),
                     rows_per_s=float(measured.rows_per_s_B[0]),
                     stall=float(measured.stall_B[0]),
-                    event=None,
                 )
             )
             pipeline.set_workers(as_workers(agent.decide(measured)))
@@ -177,21 +169,12 @@ def _programme(times: Mapping[str, StageTime], cores: int) -> dict[str, int]:
     """The linear programme's answer for stages timed alone, without a memory limit: credits enforce that."""
     seconds_BS = np.array([[times[stage].seconds / max(1.0, times[stage].rows) for stage in STAGES]])
     cpu_BS = np.array([[times[stage].cpu_seconds / max(1.0, times[stage].rows) for stage in STAGES]])
-    zero_B, one_B = np.zeros(1), np.ones(1)
-    limits = Measured(
-        workers_BS=np.ones((1, len(STAGES)), dtype=np.int64),
-        seconds_BS=seconds_BS,
-        cpu_BS=cpu_BS,
-        queue_BS=np.zeros_like(cpu_BS),
-        rows_per_s_B=zero_B,
-        stall_B=zero_B,
-        cores_B=cores * one_B,
+    limits = Limits(
+        cores_B=np.array([float(cores)]),
         slots_B=np.array([default_slots(cores)]),
         item_bytes_BS=np.zeros_like(cpu_BS),
-        base_bytes_B=zero_B,
-        memory_bytes_B=zero_B,
-        limit_bytes_B=one_B,
-        failed_B=zero_B > 0,
+        base_bytes_B=np.zeros(1),
+        limit_bytes_B=np.ones(1),
     )
     return as_workers(solve_workers(seconds_BS, cpu_BS, limits)[0])
 

@@ -5,26 +5,40 @@ Shape suffixes: B = pipelines (1 if real, many in simulation), S = stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Record = TypeVar("Record", bound="DataclassInstance")
 
 TOLERANCE = 0.2  # smaller relative changes are noise
 MAX_STALL = 0.98  # a consumer that waits more than this does not show how fast it could be
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measured:
+class Limits:
+    """What the workers of B pipelines may use."""
+
+    cores_B: Floats  # cores that ingestion may use
+    slots_B: Ints  # maximum number of workers of all stages together
+    item_bytes_BS: Floats  # maximum bytes per worker of the stage
+    base_bytes_B: Floats  # independent of the workers: one batch and its row groups
+    limit_bytes_B: Floats
+
+    @property
+    def free_bytes_B(self) -> Floats:
+        """Bytes available to the workers of all stages together."""
+        return self.limit_bytes_B - self.base_bytes_B
+
+    def __len__(self) -> int:
+        return len(self.cores_B)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured(Limits):
     """One interval of B pipelines."""
 
     workers_BS: Ints
@@ -33,27 +47,13 @@ class Measured:
     queue_BS: Floats  # how full the queue before each stage is, 0 to 1
     rows_per_s_B: Floats  # rate of the consumer
     stall_B: Floats  # share of the time that the consumer waited
-    cores_B: Floats  # cores that ingestion may use
-    slots_B: Ints  # maximum number of workers of all stages together
-    item_bytes_BS: Floats  # maximum bytes per worker of the stage
-    base_bytes_B: Floats  # independent of the workers: one batch and its row groups
     memory_bytes_B: Floats  # current use
-    limit_bytes_B: Floats
-    failed_B: Bools  # ran out of memory in this interval
 
     @property
     def demand_B(self) -> Floats:
         """Rows per second that the consumer would take if it never waited."""
         demand_B: Floats = self.rows_per_s_B / (1 - np.minimum(self.stall_B, MAX_STALL))
         return demand_B
-
-    @property
-    def free_bytes_B(self) -> Floats:
-        """Bytes available to the workers of all stages together."""
-        return self.limit_bytes_B - self.base_bytes_B
-
-    def __len__(self) -> int:
-        return int(self.workers_BS.shape[0])
 
 
 def changed_conditions(before: Measured, now: Measured) -> Bools:
@@ -72,12 +72,3 @@ def changed_conditions(before: Measured, now: Measured) -> Bools:
     limits_B = moved(before.cores_B, now.cores_B) | moved(before.limit_bytes_B, now.limit_bytes_B)
     found_B: Bools = limits_B | (is_still & (consumer_B | slower_BS.any(axis=1)))
     return found_B
-
-
-def pick(chosen: Bools, new: Record, old: Record) -> Record:
-    """The arrays of `new` where chosen, of `old` elsewhere."""
-    found = {}
-    for field in fields(old):
-        value, kept = getattr(new, field.name), getattr(old, field.name)
-        found[field.name] = np.where(chosen.reshape(-1, *[1] * (kept.ndim - 1)), value, kept)
-    return type(old)(**found)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from stable_baselines3 import PPO
-from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from recmill.progress import Progress, no_progress, terminal_progress
 from recmill.tuning.env import IngestTask, spaces
 
 PRETRAIN_STEPS = 500_000  # about 90 s on one core
@@ -42,12 +39,12 @@ class IngestVecEnv(VecEnv):
         self._actions = actions.astype(np.int64)
 
     def step_wait(self) -> VecEnvStepReturn:
-        observation, reward, ended, _ = self._task.step(self._actions)
+        observation, reward, _ = self._task.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if ended.any():
-            for index in np.flatnonzero(ended):
-                infos[index] = {"terminal_observation": observation[index], "TimeLimit.truncated": True}
-            observation = self._task.renew(ended)
+        ended = np.full(self.num_envs, self._task.is_over)
+        if self._task.is_over:
+            infos = [{"terminal_observation": own, "TimeLimit.truncated": True} for own in observation]
+            observation = self._task.renew()
         return observation, reward.astype(np.float32), ended, infos
 
     def close(self) -> None:
@@ -66,33 +63,14 @@ class IngestVecEnv(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
 
-def pretrain(
-    *,
-    steps: int = PRETRAIN_STEPS,
-    seed: int = 0,
-    num_envs: int = 64,
-    writers: tuple[KVWriter, ...] = (),
-    progress: Progress = no_progress,
-    **task: Any,
-) -> PPO:
-    """A policy trained in the simulator; `task` as in IngestTask, `writers` receive SB3's metrics."""
-    env = IngestVecEnv(num_envs, seed=seed, **task)
+def pretrain(*, steps: int = PRETRAIN_STEPS, num_envs: int = 64) -> PPO:
+    """A policy trained in the simulator; SB3 prints how far it is."""
     rollout = min(32, max(8, steps // num_envs))
     options = {**HYPERPARAMETERS, "n_steps": rollout, "batch_size": min(512, rollout * num_envs)}
     # On the CPU: the networks are small.
-    model = PPO("MlpPolicy", env, seed=seed, device="cpu", **options)
-    model.set_logger(Logger(folder=None, output_formats=list(writers)))
-    model.learn(total_timesteps=steps, callback=_reporter(progress, steps))
-    return model
-
-
-def _reporter(progress: Progress, steps: int) -> Callable[[dict[str, Any], dict[str, Any]], bool]:
-    def report(local: dict[str, Any], _: dict[str, Any]) -> bool:
-        progress("train agent in simulation", min(steps, int(local["self"].num_timesteps)), steps)
-        return True
-
-    return report
+    model = PPO("MlpPolicy", IngestVecEnv(num_envs), seed=0, device="cpu", verbose=1, **options)
+    return model.learn(total_timesteps=steps)
 
 
 if __name__ == "__main__":
-    pretrain(progress=terminal_progress()).save(sys.argv[1])
+    pretrain().save(sys.argv[1])

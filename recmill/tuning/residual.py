@@ -11,11 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from recmill.tuning.controllers import Profile
 from recmill.tuning.guard import clip_workers
-from recmill.tuning.measurement import Floats, Ints, Measured
+from recmill.tuning.measurement import Bools, Floats, Ints, Measured, changed_conditions
 from recmill.tuning.programme import solve_workers
 
+SMOOTHING = 0.4  # weight of the newest interval in a profile; 1 after a change of conditions
+READ = 0  # the stage that waits for storage
+FORGETTING = 0.995  # decay of the highest CPU share per interval, to detect a stage that begins to wait for a service
 NUM_CHOICES = 5
 NUM_STACKED = 3
 FACTORS = np.array([0.7, 0.87, 1.0, 1.12, 1.3])  # of the workers of a stage
@@ -28,6 +30,41 @@ NEUTRAL = 2  # the choice that keeps the programme's answer for a stage
 MOVE_COST = 0.02  # reward lost for moving as many workers as there are cores
 NUM_STAGE_FIGURES = 7
 NUM_COMMON_FIGURES = 8
+
+
+class Profile:
+    """Service times smoothed over intervals, reset when conditions change."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.seconds_BS, self.cpu_BS = measured.seconds_BS, measured.cpu_BS
+        self.core_share_BS = _cpu_share(measured)
+        self._last = measured
+        self.is_new_B: Bools = np.ones(len(measured), dtype=np.bool_)
+
+    def update(self, measured: Measured) -> None:
+        self.is_new_B = changed_conditions(self._last, measured)
+        weight_B1 = np.where(self.is_new_B, 1.0, SMOOTHING)[:, None]
+        self.seconds_BS = weight_B1 * measured.seconds_BS + (1 - weight_B1) * self.seconds_BS
+        self.cpu_BS = weight_B1 * measured.cpu_BS + (1 - weight_B1) * self.cpu_BS
+        self._update_share(measured)
+        self._last = measured
+
+    def _update_share(self, measured: Measured) -> None:
+        """The share of a worker's time in which it uses or needs a core.
+
+        Workers that wait for each other, or for the GIL, look like workers that wait for storage: less CPU time per
+        second. But more of them would only wait longer. So the highest share seen counts; for reading, which does wait
+        for storage, the current share counts.
+        """
+        share_BS = _cpu_share(measured)
+        kept_BS = FORGETTING * self.core_share_BS
+        kept_BS[:, READ] = 0.0
+        self.core_share_BS = np.maximum(share_BS, kept_BS)
+
+
+def _cpu_share(measured: Measured) -> Floats:
+    share_BS: Floats = np.clip(measured.cpu_BS / np.maximum(measured.seconds_BS, 1e-12), 0.0, 1.0)
+    return share_BS
 
 
 def num_figures(num_stages: int) -> int:
@@ -59,9 +96,8 @@ def solve_bounded(profile: Profile, measured: Measured, *, headroom_B: Floats, c
 class Watcher:
     """Turns measurements into observations: a profile and dimensionless ratios, the last three intervals stacked."""
 
-    def reset(self, measured: Measured) -> None:
-        self.profile = Profile()
-        self.profile.reset(measured)
+    def __init__(self, measured: Measured) -> None:
+        self.profile = Profile(measured)
         self._least_BS = measured.seconds_BS
         self._rate_B = measured.rows_per_s_B
         self.programme_BS, self._expected_B = self._solve(measured)
@@ -77,17 +113,6 @@ class Watcher:
         figures_BF = self._figures(measured)
         self._stack = np.concatenate([self._stack[:, 1:], figures_BF[:, None, :]], axis=1)
         self._rate_B = measured.rows_per_s_B
-
-    def restart(self, chosen: npt.NDArray[np.bool_], measured: Measured) -> None:
-        """Reset the chosen pipelines."""
-        fresh = Watcher()
-        fresh.reset(measured)
-        self.profile.replace(chosen, fresh.profile)
-        self._least_BS = np.where(chosen[:, None], fresh._least_BS, self._least_BS)
-        self._rate_B = np.where(chosen, fresh._rate_B, self._rate_B)
-        self.programme_BS = np.where(chosen[:, None], fresh.programme_BS, self.programme_BS)
-        self._expected_B = np.where(chosen, fresh._expected_B, self._expected_B)
-        self._stack = np.where(chosen[:, None, None], fresh._stack, self._stack)
 
     @property
     def observation(self) -> npt.NDArray[np.float32]:

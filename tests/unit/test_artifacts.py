@@ -97,9 +97,8 @@ EXAMPLES: dict[type[Artifact], Artifact] = {
         memory_bytes=100,
         baseline=THROUGHPUT,
         candidates={"agent": THROUGHPUT},
-        calibration=None,
         agent=None,
-        history=(TuningStep(t=0.5, workers={"read": 1}, rows_per_s=8.0, stall=0.1, event=None),),
+        history=(TuningStep(t=0.5, workers={"read": 1}, rows_per_s=8.0, stall=0.1),),
         inputs=INPUTS,
     ),
     Checkpoint: Checkpoint(

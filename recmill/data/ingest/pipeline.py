@@ -72,8 +72,7 @@ class IngestPipeline:
         shift and should be windows of a shared buffer. Without `dedup`, batches are plain KeyedJaggedTensors.
 
         Parquet pages are decoded by a kernel, or with `decodes_pages=False` by Arrow, into the same batches.
-        `delays_s` gives the seconds that a stage waits before each item, as storage far away or a slow service would;
-        `recmill tune` calibrates its simulator with it.
+        `delays_s` gives the seconds that a stage waits before each item, as storage far away or a slow service would.
         """
         _check_counts(
             batch_size=batch_size, world_size=world_size, epochs=epochs, prefetch=prefetch, rank=rank, seed=seed

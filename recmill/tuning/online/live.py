@@ -44,9 +44,8 @@ class PipelineMeter:
         self.longest_item_s = max(stats[stage]["seconds_per_item"] for stage in STAGES)
         if not self._seconds_S[:-1].all():
             return None
-        if not self._seconds_S[
-            -1
-        ]:  # the first batch needs several row groups: until then assume the fastest stage's time
+        if not self._seconds_S[-1]:
+            # The first batch needs several row groups: until then assume the fastest stage's time.
             self._seconds_S[-1] = self._seconds_S[:-1].min()
             self._cpu_S[-1] = self._seconds_S[-1]
         consumer, old = stats["consumer"], before["consumer"]
@@ -66,7 +65,6 @@ class PipelineMeter:
             base_bytes_B=np.array([float(min(self._pipeline.least_bytes, limit_bytes))]),
             memory_bytes_B=np.array([float(stats["memory"]["bytes"])]),
             limit_bytes_B=np.array([limit_bytes]),
-            failed_B=np.zeros(1, dtype=np.bool_),
         )
 
     @staticmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from recmill.artifacts import InputError, WorkerAllocation
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.data.ingest.memory import available_memory_bytes
-from recmill.tuning.controllers import Controller
+from recmill.tuning.agent import Agent, load_policy
 from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Measured, changed_conditions
 from recmill.tuning.online.live import PipelineMeter, as_workers, default_slots
@@ -43,36 +42,32 @@ class OnlineTuner:
         self,
         pipeline: IngestPipeline,
         *,
-        allocation: WorkerAllocation | Mapping[str, int] | None = None,
+        allocation: WorkerAllocation | None = None,
         cores: int | None = None,
-        memory_limit_bytes: int | None = None,
         interval_s: float = INTERVAL_S,
-        controller: Controller | None = None,
+        agent: Agent | None = None,
         slots: int | None = None,
         num_sharing: int = 1,
     ) -> None:
         """`cores`: cores that ingestion may use (None: all cores of this process, checked in every interval, divided by
         the number of processes that share them, `num_sharing`).
 
-        `controller`: decides from the start (None: the agent, with the policy of the allocation or of the package, once
-        the reader waits). `slots`: maximum number of workers of all stages together.
+        `agent`: decides from the start (None: one with the policy of the allocation or of the package, once the reader
+        waits). `slots`: maximum number of workers of all stages together.
         """
         if interval_s <= 0:
             raise InputError(f"interval_s is {interval_s}, expected more than 0")
         self._pipeline, self._interval_s = pipeline, interval_s
         self._fixed_cores, self._num_sharing, self._slots = cores, num_sharing, slots
-        self._controller, self._allocation = controller, allocation
+        self._agent, self._allocation = agent, allocation
         self._history: list[dict[str, Any]] = []
         self._events: list[str] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._began = time.monotonic()
-        stages = allocation.stages if isinstance(allocation, WorkerAllocation) else allocation
-        if stages:
-            pipeline.set_workers({stage: count for stage, count in stages.items() if stage in STAGES})
-        if memory_limit_bytes is not None:
-            pipeline.set_memory_limit(memory_limit_bytes)
+        if allocation:
+            pipeline.set_workers({stage: count for stage, count in allocation.stages.items() if stage in STAGES})
         self._wanted_bytes = pipeline.memory_limit_bytes
         self.error: Exception | None = None
 
@@ -117,7 +112,7 @@ class OnlineTuner:
             self._note(None, event=f"tuning stopped: {error}", controller="none")
 
     def _tune(self) -> None:
-        controller = self._controller
+        agent = self._agent
         meter = PipelineMeter(self._pipeline)
         last: Measured | None = None
         wait_s = self._interval_s
@@ -129,26 +124,24 @@ class OnlineTuner:
                 continue
             event = "; ".join([*self._events, *_describe_changes(last, measured)]) or None
             self._events.clear()
-            if controller is None and measured.stall_B[0] > IDLE_STALL:
-                controller, last = self._open_agent(), None
-            if controller is None:
+            if agent is None and measured.stall_B[0] > IDLE_STALL:
+                agent, last = self._open_agent(), None
+            if agent is None:
                 self._note(measured, event=event, controller="none")
             else:
                 if last is None:
-                    controller.reset(measured)
-                workers = as_workers(controller.decide(measured))
-                self._note(measured, event=event, controller=_who(controller))
+                    agent.reset(measured)
+                workers = as_workers(agent.decide(measured))
+                decided_by = "linear programme" if agent.is_fallback_B[0] else "agent"
+                self._note(measured, event=event, controller=decided_by)
                 if workers != self._pipeline.workers:
                     self._pipeline.set_workers(workers)
             last, wait_s = measured, max(self._interval_s, min(MAX_INTERVAL_S, ITEMS_PER_LOOK * meter.longest_item_s))
 
-    def _open_agent(self) -> Controller:
-        from recmill.tuning.agent import SHIPPED_POLICY, Agent, load_policy
-
-        path = str(SHIPPED_POLICY)
-        if isinstance(self._allocation, WorkerAllocation) and self._allocation.agent:
-            path = f"{self._allocation.path}/{self._allocation.agent}"
-        return Agent(load_policy(path))
+    def _open_agent(self) -> Agent:
+        if self._allocation is None or not self._allocation.agent:
+            return Agent()
+        return Agent(load_policy(f"{self._allocation.path}/{self._allocation.agent}"))
 
     def _follow_memory(self) -> None:
         """Lower the limit when the machine or control group has less memory left, raise it again when there is more."""
@@ -175,11 +168,6 @@ class OnlineTuner:
             self._history.append(entry)
             if len(self._history) > MAX_HISTORY:  # long runs keep every second entry of their past
                 self._history = [*self._history[:-1:2], entry]
-
-
-def _who(controller: Controller) -> str:
-    is_fallback = getattr(controller, "is_fallback_B", None)
-    return "linear programme" if is_fallback is not None and bool(is_fallback[0]) else controller.name
 
 
 def _describe_changes(before: Measured | None, now: Measured) -> list[str]:

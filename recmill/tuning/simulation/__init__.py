@@ -1,3 +1,3 @@
-"""A model of ingestion pipelines, calibrated on a real one, in which controllers practise and are compared."""
+"""A model of ingestion pipelines in which the agent practises, and the times of the real stages."""
 
-__all__ = ["calibration", "scenarios", "simulator", "stage_times"]
+__all__ = ["scenarios", "simulator", "stage_times"]

@@ -21,6 +21,7 @@ EVENTS = ("cores", "storage", "trainer", "memory")
 DEFAULT_SECONDS = (0.35e-6, 3.0e-6, 0.9e-6, 0.4e-6)
 DEFAULT_CPU_SHARES = (0.4, 0.97, 0.97, 0.95)
 DEFAULT_ROW_BYTES = 1_000.0
+CONTENTION, OVERHEAD = 0.5, 0.3  # centres of their distributions
 ROWS_PER_ITEM = 8_192
 
 
@@ -32,10 +33,8 @@ def draw_worlds(
     cores: Sequence[int] = (8, 16, 32, 64, 128),
     seconds: Sequence[float] = DEFAULT_SECONDS,
     cpu_shares: Sequence[float] = DEFAULT_CPU_SHARES,
-    contention: float | None = None,
-    overhead: float | None = None,
 ) -> tuple[World, list[str]]:
-    """`size` random machines of alternating kinds. `contention` and `overhead` are centres of their distributions."""
+    """`size` random machines of alternating kinds."""
     num_stages = len(seconds)
     kind_B = [kinds[index % len(kinds)] for index in range(size)]
     is_contended = np.array([kind == "contended" for kind in kind_B])
@@ -47,8 +46,6 @@ def draw_worlds(
     share_BS[:, 0] = np.clip(share_BS[:, 0] * rng.uniform(0.2, 1.2, size), 0.05, 1.0)
     cpu_B = (seconds_BS * share_BS).sum(axis=1)
     most_B = cores_B / cpu_B
-    scale = 0.5 if contention is None else contention
-    crowd = 0.3 if overhead is None else overhead
     sigma_BS = rng.uniform(0, 0.004, (size, num_stages))
     kappa_BS = np.zeros((size, num_stages))
     sigma_BS[is_contended] *= 2
@@ -62,8 +59,8 @@ def draw_worlds(
         cpu_share_BS=share_BS,
         sigma_BS=sigma_BS,
         kappa_BS=kappa_BS,
-        contention_B=np.where(is_contended, scale * rng.uniform(0.6, 2.0, size), 0.2 * scale * rng.uniform(0, 1, size)),
-        overhead_B=crowd * rng.uniform(0.3, 1.5, size),
+        contention_B=CONTENTION * np.where(is_contended, rng.uniform(0.6, 2.0, size), 0.2 * rng.uniform(0, 1, size)),
+        overhead_B=OVERHEAD * rng.uniform(0.3, 1.5, size),
         cores_B=cores_B,
         slots_B=(4 * cores_B).astype(np.int64),
         trainer_B=trainer_B,

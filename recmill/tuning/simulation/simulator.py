@@ -7,21 +7,19 @@ the total, and the trainer slows down as the cores fill up. Shape suffixes: B = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from recmill.tuning.guard import clip_workers
-from recmill.tuning.measurement import Bools, Floats, Ints, Measured, pick
+from recmill.tuning.measurement import Bools, Floats, Ints, Limits, Measured
 
-RESTART_INTERVALS = 3  # lost after an out-of-memory kill
 LAG = 0.15  # weight of the last interval's rate: queues fill and drain
 MIN_TRAINER_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class World:
+class World(Limits):
     """B machines with their stages and trainers."""
 
     seconds_BS: Floats  # per row, for a single worker
@@ -30,17 +28,9 @@ class World:
     kappa_BS: Floats  # and the cost of each pair of workers
     contention_B: Floats  # slowdown of all stages at full load
     overhead_B: Floats  # slowdown per multiple of the cores in threads that need one
-    cores_B: Floats
-    slots_B: Ints
     trainer_B: Floats  # rows per second with idle cores
     trainer_slowing_B: Floats  # share of its rate that the trainer loses when ingestion uses all cores
     trainer_knee_B: Floats  # load above which it slows down
-    item_bytes_BS: Floats
-    base_bytes_B: Floats
-    limit_bytes_B: Floats
-
-    def __len__(self) -> int:
-        return int(self.cores_B.shape[0])
 
     def take(self, chosen: Ints | Bools) -> World:
         """Some of the machines."""
@@ -123,15 +113,11 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> Floats:
 class Simulator:
     """Steps B worlds through intervals with the workers that a controller sets.
 
-    With `has_credits`, as in the real pipeline, bytes are charged at admission: workers beyond the limit get no work.
-    Without, exceeding the limit kills the pipeline, which restarts with one worker per stage.
+    As in the real pipeline, bytes are charged at admission: workers beyond the limit get no work.
     """
 
-    def __init__(
-        self, world: World, *, event: Event | None = None, seed: int = 0, noise: float = 0.03, has_credits: bool = True
-    ) -> None:
-        self.start, self.event = world, event or Event.none(len(world))
-        self.noise, self.has_credits = noise, has_credits
+    def __init__(self, world: World, *, event: Event | None = None, seed: int = 0, noise: float = 0.03) -> None:
+        self.start, self.event, self.noise = world, event or Event.none(len(world)), noise
         self._rng = np.random.default_rng(seed)
         self.reset()
 
@@ -139,154 +125,45 @@ class Simulator:
         size = len(self.start)
         self.world, self.step_B = self.start, np.zeros(size, dtype=np.int64)
         self.workers_BS = np.ones_like(self.start.seconds_BS, dtype=np.int64)
-        self.down_B = np.zeros(size, dtype=np.int64)
-        self.num_failures_B = np.zeros(size, dtype=np.int64)
         self.rate_B = np.zeros(size)
         return self.step(self.workers_BS)
 
-    def restart(self, chosen: Bools, world: World, event: Event) -> None:
-        """Replace the chosen worlds."""
-        self.start = pick(chosen, world, self.start)
-        self.world = pick(chosen, world, self.world)
-        self.event = pick(chosen, event, self.event)
-        for array, value in ((self.step_B, 0), (self.down_B, 0), (self.rate_B, 0.0)):
-            array[chosen] = value
-        self.workers_BS[chosen] = 1
-
-    def measure_first(self, chosen: Bools, measured: Measured) -> Measured:
-        """Measurements of the chosen worlds with one worker per stage; those of the others unchanged."""
-        state = steady_state(self.world, self.workers_BS)
-        self.rate_B = np.where(chosen, state["rate_B"], self.rate_B)
-        is_up = np.zeros(len(self.world), dtype=np.bool_)
-        held_B = self.world.base_bytes_B + self.world.item_bytes_BS.sum(axis=1)
-        return pick(chosen, self._measure(state, held_B, is_up, is_up), measured)
-
-    def step(self, workers_BS: Ints, *, buffer_bytes_B: Floats | None = None) -> Measured:
+    def step(self, workers_BS: Ints) -> Measured:
         """One interval with these workers."""
+        held_B = self.begin(workers_BS)
+        return self.run(clip_workers(workers_BS, self.world)[0], np.minimum(held_B, self.world.limit_bytes_B))
+
+    def begin(self, workers_BS: Ints) -> Floats:
+        """Let the event happen, if it is time; returns the bytes that these workers want."""
         is_event = self.step_B == self.event.step_B
         if is_event.any():
             self.world = self.event.applied(self.world, is_event)
         self.step_B = self.step_B + 1
-        world, rng = self.world, self._rng
-        wanted_BS = np.maximum(1, workers_BS)
-        use_BS = world.item_bytes_BS * rng.uniform(0.6, 1.0, world.item_bytes_BS.shape)
-        held_B = world.base_bytes_B + (wanted_BS * use_BS).sum(axis=1)
-        if buffer_bytes_B is not None:
-            held_B = held_B + buffer_bytes_B
-        failed_B = np.zeros(len(world), dtype=np.bool_)
-        active_BS = wanted_BS
-        if self.has_credits:
-            active_BS, _ = clip_workers(wanted_BS, self.limits())
-            held_B = np.minimum(held_B, world.limit_bytes_B)
-        else:
-            failed_B = (held_B > world.limit_bytes_B) & (self.down_B == 0)
-        self.num_failures_B = self.num_failures_B + failed_B
-        self.down_B = np.where(failed_B, RESTART_INTERVALS, np.maximum(0, self.down_B - 1))
-        is_down = self.down_B > 0
-        self.workers_BS = np.where(is_down[:, None], 1, active_BS)
-        state = steady_state(world, self.workers_BS)
-        settled = np.where(self.rate_B > 0, LAG * self.rate_B + (1 - LAG) * state["rate_B"], state["rate_B"])
-        self.rate_B = np.where(is_down, 0.0, np.minimum(settled, state["rate_B"]))
-        return self._measure(state, held_B, failed_B, is_down)
+        use_BS = self.world.item_bytes_BS * self._rng.uniform(0.6, 1.0, self.world.item_bytes_BS.shape)
+        held_B: Floats = self.world.base_bytes_B + (np.maximum(1, workers_BS) * use_BS).sum(axis=1)
+        return held_B
 
-    def limits(self) -> Measured:
-        """The limits of the worlds, without measurements."""
-        world, size = self.world, len(self.world)
-        zero_B, zero_BS = np.zeros(size), np.zeros_like(world.seconds_BS)
-        return Measured(
-            workers_BS=self.workers_BS,
-            seconds_BS=zero_BS,
-            cpu_BS=zero_BS,
-            queue_BS=zero_BS,
-            rows_per_s_B=zero_B,
-            stall_B=zero_B,
-            cores_B=world.cores_B,
-            slots_B=world.slots_B,
-            item_bytes_BS=world.item_bytes_BS,
-            base_bytes_B=world.base_bytes_B,
-            memory_bytes_B=zero_B,
-            limit_bytes_B=world.limit_bytes_B,
-            failed_B=zero_B > 0,
-        )
+    def run(self, workers_BS: Ints, held_B: Floats) -> Measured:
+        """Measure an interval in which these workers hold these bytes."""
+        self.workers_BS, state = workers_BS, steady_state(self.world, workers_BS)
+        settled_B = np.where(self.rate_B > 0, LAG * self.rate_B + (1 - LAG) * state["rate_B"], state["rate_B"])
+        self.rate_B = np.minimum(settled_B, state["rate_B"])
 
-    def _measure(self, state: Mapping[str, Floats], held_B: Floats, failed_B: Bools, is_down: Bools) -> Measured:
         def blurred(values: Floats) -> Floats:
             return values * np.exp(self._rng.normal(0, self.noise, values.shape))
 
-        ratio_B = state["ingest_B"] / state["trainer_B"]
-        stall_B = np.where(is_down, 1.0, np.clip(1 - ratio_B, 0, 1))
+        stall_B = np.clip(1 - state["ingest_B"] / state["trainer_B"], 0, 1)
         # The queue before a stage that is slower than its predecessor is full, the queue after it is empty.
         before_BS = np.concatenate([state["stage_BS"][:, :1], state["stage_BS"][:, :-1]], axis=1)
-        queue_BS = np.clip(0.5 + 2 * (before_BS / state["stage_BS"] - 1), 0, 1)
         # Both are means over an interval of many items.
         seconds_BS = blurred(state["seconds_BS"])
-        return replace(
-            self.limits(),
+        return Measured(
+            **{field.name: getattr(self.world, field.name) for field in fields(Limits)},
+            workers_BS=workers_BS,
             seconds_BS=seconds_BS,
             cpu_BS=np.minimum(seconds_BS, blurred(state["cpu_BS"])),
-            queue_BS=queue_BS,
+            queue_BS=np.clip(0.5 + 2 * (before_BS / state["stage_BS"] - 1), 0, 1),
             rows_per_s_B=blurred(self.rate_B),
             stall_B=np.clip(stall_B + self._rng.normal(0, self.noise / 3, stall_B.shape), 0, 1) * (stall_B > 0),
             memory_bytes_B=held_B,
-            failed_B=failed_B,
         )
-
-
-def best_workers(world: World, *, num_levels: int = 80, num_rounds: int = 12) -> tuple[Ints, Floats]:
-    """The oracle: the workers with the highest rate, given full knowledge of the world.
-
-    Fewer workers never slow another stage, so the best allocation has the fewest that sustain its rate: try a range of
-    rates, then move single workers as long as that helps.
-    """
-    limits = Simulator(world, noise=0.0).limits()
-    size, num_stages = world.seconds_BS.shape
-    best_BS = np.ones((size, num_stages), dtype=np.int64)
-    best_B = steady_rate(world, best_BS)
-
-    def consider(tried_BS: Ints) -> None:
-        nonlocal best_BS, best_B
-        clipped_BS, _ = clip_workers(tried_BS, limits)
-        rate_B = steady_rate(world, clipped_BS)
-        is_better = rate_B > best_B * (1 + 1e-9)
-        best_BS, best_B = np.where(is_better[:, None], clipped_BS, best_BS), np.maximum(best_B, rate_B)
-
-    most_B = np.minimum(world.trainer_B, world.cores_B / (world.seconds_BS * world.cpu_share_BS).sum(axis=1))
-    for level in np.linspace(1 / num_levels, 1.0, num_levels):
-        consider(_workers_for(world, level * most_B))
-    for _ in range(num_rounds):
-        before_B = best_B
-        for moves_S in _moves(num_stages):
-            change_BS = np.sign(moves_S) * np.maximum(1, np.rint(best_BS * np.abs(moves_S)).astype(np.int64))
-            consider(best_BS + change_BS.astype(np.int64))
-        if np.array_equal(best_B, before_B):
-            break
-    return best_BS, best_B
-
-
-def _moves(num_stages: int) -> list[Floats]:
-    """Changes to try: one stage, one up and another down, or all; by a share, or by one worker (a tiny share)."""
-    moves = [np.full(num_stages, share) for share in (-0.1, -0.03, 0.03, 0.1)]
-    for stage in range(num_stages):
-        for share in (-0.1, -0.03, -1e-9, 1e-9, 0.03, 0.1):
-            alone = np.zeros(num_stages)
-            alone[stage] = share
-            moves.append(alone)
-            for other in range(num_stages):
-                if other != stage and share > 0:
-                    pair = alone.copy()
-                    pair[other] = -share
-                    moves.append(pair)
-    return moves
-
-
-def _workers_for(world: World, rate_B: Floats) -> Ints:
-    """The fewest workers per stage that sustain a rate, found by iterating with the slowdown they cause."""
-    cpu_B = (world.seconds_BS * world.cpu_share_BS).sum(axis=1)
-    w_BS = np.ones_like(world.seconds_BS)
-    for _ in range(6):
-        law_BS = 1 + world.sigma_BS * (w_BS - 1) + world.kappa_BS * w_BS * (w_BS - 1)
-        threads_B = (w_BS * world.cpu_share_BS).sum(axis=1)
-        crowd_B = 1 + world.overhead_B * np.maximum(0, threads_B / world.cores_B - 1)
-        swell_B = crowd_B * (1 + world.contention_B * cpu_B * crowd_B / world.cores_B * rate_B)
-        w_BS = np.clip(rate_B[:, None] * world.seconds_BS * law_BS * swell_B[:, None], 1, world.slots_B[:, None])
-    return np.ceil(w_BS - 1e-9).astype(np.int64)

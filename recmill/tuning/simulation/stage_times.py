@@ -20,7 +20,6 @@ from recmill.progress import Progress, no_progress
 NUM_PROBED_GROUPS = 8
 WARM_UP_S = 0.1
 MAX_LONGER_S = 0.5  # extra time to complete a round
-MEASURE_S = 2.0
 MAX_EPOCHS = 1_000  # small data is read repeatedly until the time is up
 ONE_WORKER = dict.fromkeys(STAGES, 1)
 
@@ -66,9 +65,9 @@ def measure_throughput(
     *,
     workers: Mapping[str, int],
     batch_size: int,
-    memory_limit_bytes: int,
-    measure_s: float = MEASURE_S,
-    delay_s: float = 0.0,
+    measure_s: float,
+    warm_up_s: float = WARM_UP_S,
+    **options: Any,
 ) -> Throughput:
     """Rows per second over `measure_s`, after a short warm-up; small data is read repeatedly.
 
@@ -81,14 +80,13 @@ def measure_throughput(
         batch_size=batch_size,
         epochs=MAX_EPOCHS,
         workers=workers,
-        memory_limit_bytes=memory_limit_bytes,
-        delays_s={"read": delay_s},
+        **options,
     ) as pipeline:
         round_batches = _batches_per_round(pipeline, batch_size)
         started, num_rows, is_warm, cpu_before_s = time.perf_counter(), 0, False, 0.0
         for number, batch in enumerate(pipeline):
             num_rows += len(batch)
-            over_s = time.perf_counter() - started - (measure_s if is_warm else WARM_UP_S + 2 * delay_s)
+            over_s = time.perf_counter() - started - (measure_s if is_warm else warm_up_s)
             if over_s < 0 or (number % round_batches and over_s < MAX_LONGER_S):
                 continue
             if is_warm:

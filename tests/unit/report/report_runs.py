@@ -188,7 +188,6 @@ def write_allocation(path: Path) -> None:
         rows_per_s=512_000.0,
         memory_bytes=310_000_000,
         baseline=baseline,
-        calibration=None,
         agent=None,
     )
     with write_folder(path, manifest_name="allocation.json") as folder:

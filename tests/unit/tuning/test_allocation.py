@@ -93,7 +93,6 @@ def test_the_allocation_records_what_was_measured(dataset, tmp_path):
     assert allocation.rows_per_s >= 0.97 * max(found.rows_per_s for found in candidates.values())
     assert allocation.history[0].workers == dict.fromkeys(STAGES, 1)
     assert (tmp_path / "allocation" / allocation.agent).is_file()
-    assert allocation.calibration.error >= 0
     assert allocation.inputs == {"dataset": dataset.content_hash}
     assert allocation.rows_per_s > 0
     assert 0 < allocation.memory_bytes <= 10**8
@@ -103,7 +102,7 @@ def test_the_allocation_records_what_was_measured(dataset, tmp_path):
     num_different = len({tuple(sorted(found.stages.items())) for found in candidates.values()})
     num_measured = 3 * num_different  # three turns, each different allocation once a turn
     assert calls[-1] == ("measure allocations", num_measured, num_measured)
-    assert {what for what, _, _ in calls} >= {"time stages", "calibrate simulator", "tune a running pipeline"}
+    assert {what for what, _, _ in calls} >= {"time stages", "tune a running pipeline"}
     loaded = WorkerAllocation.load(tmp_path / "allocation", verify=True)
     with IngestPipeline(dataset, split="all", batch_size=64, workers=loaded.stages) as pipeline:
         assert sum(map(len, pipeline)) == 500

@@ -1,5 +1,8 @@
 import itertools
+import sys
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.tuning.agent import Agent, load_policy
-from recmill.tuning.controllers import LinearProgramme, baselines
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Measured, changed_conditions
 from recmill.tuning.programme import solve_workers
 from recmill.tuning.residual import Watcher
 from recmill.tuning.simulation.scenarios import draw_events, draw_worlds
-from recmill.tuning.simulation.simulator import Simulator
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+compared = import_module("intune_controllers")
 
 
 def measured_of(seconds, *, cores=8.0, slots=64, free_bytes=1e9, item_bytes=1.0, stall=0.5, rate=100.0) -> Measured:
@@ -31,7 +35,6 @@ def measured_of(seconds, *, cores=8.0, slots=64, free_bytes=1e9, item_bytes=1.0,
         base_bytes_B=np.array([10.0]),
         memory_bytes_B=np.array([20.0]),
         limit_bytes_B=np.array([10.0 + free_bytes]),
-        failed_B=np.zeros(1, dtype=np.bool_),
     )
 
 
@@ -103,7 +106,7 @@ def exam():
 
 def run(exam, controller, intervals=30):
     world, event, _ = exam
-    simulator = Simulator(world, event=event, seed=3, has_credits=controller.is_guarded)
+    simulator = compared.Machines(world, event=event, seed=3, has_credits=controller.is_guarded)
     measured = simulator.reset()
     controller.reset(measured)
     rates = []
@@ -118,7 +121,7 @@ def run(exam, controller, intervals=30):
 
 
 def test_the_controllers_rank_as_they_should(exam):
-    found = {controller.name: run(exam, controller) for controller in baselines()}
+    found = {controller.name: run(exam, controller) for controller in compared.baselines()}
     mean = {name: rate.sum() for name, (rate, _) in found.items()}
     assert mean["LP re-profiled"] > mean["LP once"] > mean["even split"]
     assert mean["AUTOTUNE-like, guarded"] > mean["AUTOTUNE-like"]
@@ -126,8 +129,8 @@ def test_the_controllers_rank_as_they_should(exam):
 
 
 def test_the_shipped_agent_is_no_worse_than_the_programme_and_better_where_its_model_is_wrong(exam):
-    programme, _ = run(exam, LinearProgramme())
-    agent, failures = run(exam, Agent())
+    programme, _ = run(exam, compared.LinearProgramme())
+    agent, failures = run(exam, compared.TunedByAgent(Agent()))
     ratio, kinds = agent / programme, exam[2]
     assert failures == 0
     assert ratio.mean() > 1.0
@@ -147,8 +150,8 @@ def test_a_policy_that_does_worse_is_replaced_by_the_programme(exam):
     world, event, kinds = exam
     chosen = kinds == "plain"
     plain = (world.take(chosen), type(event)(**{name: value[chosen] for name, value in vars(event).items()}), kinds)
-    programme, _ = run(plain, LinearProgramme())
-    agent, _ = run(plain, Agent(Saboteur()))
+    programme, _ = run(plain, compared.LinearProgramme())
+    agent, _ = run(plain, compared.TunedByAgent(Agent(Saboteur())))
     assert agent.sum() > 0.85 * programme.sum()
 
 
@@ -165,8 +168,7 @@ def test_a_policy_that_is_not_there_is_one_sentence(tmp_path):
 def test_workers_in_each_others_way_do_not_run_away():
     """Each worker more of the second stage makes all of them wait longer: the programme alone asks for ever more."""
     measured = measured_of([1e-3, 5e-3, 2e-3, 1e-3], cores=16.0, slots=64, stall=1.0)
-    watcher, programme = Watcher(), LinearProgramme()
-    watcher.reset(measured)
+    watcher, programme = Watcher(measured), compared.LinearProgramme()
     programme.reset(measured)
     bounded, plain = measured, measured
     for _ in range(12):
@@ -186,8 +188,7 @@ def crowded(measured: Measured, workers_BS) -> Measured:
 
 def test_reads_that_wait_for_storage_are_not_bound_by_the_cores():
     before = measured_of([1e-4, 1e-3, 1e-3, 1e-3], cores=2.0, slots=64, stall=1.0)
-    watcher = Watcher()
-    watcher.reset(before)
+    watcher = Watcher(before)
     late_BS = np.array([[50e-3, 1e-3, 1e-3, 1e-3]])
     watcher.update(replace(before, seconds_BS=late_BS))
     assert watcher.programme_BS[0, 0] >= 16

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, WorkerAllocation
+from recmill.artifacts.allocation import Throughput
 from recmill.data.ingest import STAGES, IngestPipeline
-from recmill.tuning.controllers import LinearProgramme
+from recmill.tuning.agent import Agent
 from recmill.tuning.online.live import PipelineMeter, default_slots
 from recmill.tuning.online.tuner import OnlineTuner
 
@@ -40,7 +41,7 @@ def run(dataset, *, seconds, delay_s=0.0, during=None, **options):
 
 
 def test_slow_reads_get_workers_while_the_run_goes_on(dataset):
-    tuner, labels, workers = run(dataset, seconds=3.0, delay_s=0.02, controller=LinearProgramme(), cores=2)
+    tuner, labels, workers = run(dataset, seconds=3.0, delay_s=0.02, agent=Agent(), cores=2)
     history = tuner.history()
     assert workers["read"] >= 4
     assert history[0]["workers"] == dict.fromkeys(STAGES, 1)
@@ -98,7 +99,7 @@ def test_events_are_noticed(dataset):
             done.add("memory")
             tuner.set_memory_limit(10 * 2**20)
 
-    tuner, _, _ = run(dataset, seconds=2.6, during=during, controller=LinearProgramme(), cores=4)
+    tuner, _, _ = run(dataset, seconds=2.6, during=during, agent=Agent(), cores=4)
     events = "; ".join(entry["event"] for entry in tuner.history() if entry["event"])
     assert "cores 4 to 1" in events
     assert "memory limit" in events
@@ -106,7 +107,9 @@ def test_events_are_noticed(dataset):
 
 def test_an_allocation_is_the_start(dataset):
     with IngestPipeline(dataset, split="all", batch_size=16) as pipeline:
-        OnlineTuner(pipeline, allocation={"read": 3, "decode": 2})
+        one = Throughput(stages=dict.fromkeys(STAGES, 1), rows_per_s=1.0, memory_bytes=1)
+        stages = {"read": 3, "decode": 2}
+        OnlineTuner(pipeline, allocation=WorkerAllocation(**{**vars(one), "stages": stages}, baseline=one, agent=None))
         assert pipeline.workers == {"read": 3, "decode": 2, "transform": 1, "batch": 1}
 
 
@@ -121,13 +124,13 @@ def test_wrong_settings_are_one_sentence(dataset):
 
 
 def test_a_controller_that_fails_leaves_training_alone(dataset):
-    class Failing(LinearProgramme):
-        def propose(self, measured):
+    class Failing(Agent):
+        def decide(self, measured):
             raise RuntimeError("no idea")
 
     with (
         IngestPipeline(dataset, split="all", batch_size=16, epochs=200) as pipeline,
-        OnlineTuner(pipeline, controller=Failing(), interval_s=0.05) as tuner,
+        OnlineTuner(pipeline, agent=Failing(), interval_s=0.05) as tuner,
     ):
         rows = 0
         for batch in pipeline:

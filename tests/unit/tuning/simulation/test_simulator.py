@@ -1,11 +1,18 @@
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from recmill.artifacts import InputError
-from recmill.tuning.simulation.calibration import POINTS, CalibrationPoint, fit
 from recmill.tuning.simulation.scenarios import EVENTS, KINDS, draw_events, draw_worlds
-from recmill.tuning.simulation.simulator import Event, Simulator, World, best_workers, steady_rate
+from recmill.tuning.simulation.simulator import Event, Simulator, World, steady_rate
 from recmill.tuning.simulation.stage_times import StageTime
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+calibration, compared, oracle = map(import_module, ("intune_calibration", "intune_controllers", "intune_oracle"))
 
 
 def make_world(**changes) -> World:
@@ -65,14 +72,14 @@ def test_the_oracle_finds_the_best_of_all_allocations():
     world = make_world(contention_B=[0.4], overhead_B=[0.5], trainer_B=[700.0], trainer_slowing_B=[0.4])
     counts = np.array(np.meshgrid(*[range(1, 9)] * 4)).reshape(4, -1).T
     many = World(**{name: np.repeat(value, len(counts), axis=0) for name, value in vars(world).items()})
-    assert best_workers(world)[1][0] >= 0.999 * steady_rate(many, counts).max()
+    assert oracle.best_workers(world)[1][0] >= 0.999 * steady_rate(many, counts).max()
 
 
 def test_without_credits_too_much_memory_kills_and_with_them_it_does_not():
     world = make_world(item_bytes_BS=np.full((1, 4), 10.0), limit_bytes_B=[100.0])
     many = np.full((1, 4), 8)
     for has_credits, kills in ((True, 0), (False, 1)):
-        simulator = Simulator(world, has_credits=has_credits)
+        simulator = compared.Machines(world, has_credits=has_credits)
         simulator.reset()
         measured = simulator.step(many)
         assert simulator.num_failures_B[0] == kills
@@ -116,22 +123,21 @@ TIMES = {
 }
 
 
-def simulated_points(scale: float, *, noise: float) -> list[CalibrationPoint]:
+def simulated_points(scale: float, *, noise: float) -> list:
     """What a machine that obeys the model would give."""
-    from recmill.tuning.simulation.calibration import _workers, _world
-
-    points = [CalibrationPoint(workers=workers, read_delay_s=delay, rows_per_s=1.0) for workers, delay in POINTS]
-    seconds = np.array([TIMES[stage].seconds / 8_192 for stage in TIMES])
-    world = _world(points, seconds, np.full(4, 0.98), 8_192, 2.0, np.array([scale, 0.02, 0.3, 0.2]))
-    rates = steady_rate(world, _workers(points)) * np.exp(np.random.default_rng(1).normal(0, noise, len(points)))
-    return [
-        CalibrationPoint(workers=point.workers, read_delay_s=point.read_delay_s, rows_per_s=float(found))
-        for point, found in zip(points, rates, strict=True)
+    points = [
+        calibration.CalibrationPoint(workers=workers, read_delay_s=delay, rows_per_s=1.0)
+        for workers, delay in calibration.POINTS
     ]
+    seconds = np.array([TIMES[stage].seconds / 8_192 for stage in TIMES])
+    world = calibration._world(points, seconds, np.full(4, 0.98), 8_192, 2.0, np.array([scale, 0.02, 0.3, 0.2]))
+    rates = steady_rate(world, calibration._workers(points))
+    rates *= np.exp(np.random.default_rng(1).normal(0, noise, len(points)))
+    return [replace(point, rows_per_s=float(found)) for point, found in zip(points, rates, strict=True)]
 
 
 def test_a_calibration_finds_the_machine_it_was_measured_on():
-    found = fit(simulated_points(1.4, noise=0.02), TIMES, cores=2)
+    found = calibration.fit(simulated_points(1.4, noise=0.02), TIMES, cores=2)
     assert found.error < 0.1
     assert found.seconds[1] == pytest.approx(1.4 * 0.02 / 8_192, rel=0.2)
     assert sum(point.is_held_out for point in found.points) >= 3
@@ -139,7 +145,7 @@ def test_a_calibration_finds_the_machine_it_was_measured_on():
 
 
 def test_a_calibration_that_misses_refuses_itself():
-    found = fit(simulated_points(1.0, noise=1.5), TIMES, cores=2)
+    found = calibration.fit(simulated_points(1.0, noise=1.5), TIMES, cores=2)
     assert found.error > 0.15
     with pytest.raises(InputError, match="misses held-out measurements by"):
         found.check()

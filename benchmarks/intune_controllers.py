@@ -1,4 +1,4 @@
-"""Controllers that choose the number of workers per stage, behind one interface.
+"""Controllers that the agent is compared with, behind one interface, and machines that they can run out of memory.
 
 A controller sees the measurements of the last interval of B pipelines and proposes the workers of each stage for the
 next. The guard (`clip_workers`) limits every proposal, except for controllers that show what happens without it.
@@ -7,17 +7,58 @@ next. The guard (`clip_workers`) limits every proposal, except for controllers t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from recmill.tuning.agent import Agent
 from recmill.tuning.guard import clip_workers
-from recmill.tuning.measurement import Bools, Floats, Ints, Measured, changed_conditions, pick
+from recmill.tuning.measurement import Bools, Floats, Ints, Measured
 from recmill.tuning.programme import solve_workers
+from recmill.tuning.residual import Profile
+from recmill.tuning.simulation.simulator import Simulator, World
 
-SMOOTHING = 0.4  # weight of the newest interval in a profile; 1 after a change of conditions
 DEMAND_HEADROOM = 1.05  # a little more than the trainer takes, so that it never waits
-READ = 0  # the stage that waits for storage
-FORGETTING = 0.995  # decay of the highest CPU share per interval, to detect a stage that begins to wait for a service
+RESTART_INTERVALS = 3  # lost after an out-of-memory kill
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredWithKills(Measured):
+    failed_B: Bools  # ran out of memory in this interval
+
+
+class Machines(Simulator):
+    """The simulator with and without credits.
+
+    Without, exceeding the limit kills the pipeline, which restarts with one worker per stage.
+    """
+
+    def __init__(self, world: World, *, has_credits: bool, **options: Any) -> None:
+        self.has_credits = has_credits
+        super().__init__(world, **options)
+
+    def reset(self) -> Measured:
+        self.down_B = np.zeros(len(self.start), dtype=np.int64)
+        self.num_failures_B = np.zeros(len(self.start), dtype=np.int64)
+        return super().reset()
+
+    def step(self, workers_BS: Ints, *, buffer_bytes_B: Floats | float = 0.0) -> Measured:
+        if self.has_credits:
+            return _with_kills(super().step(workers_BS), np.zeros(len(self.world), dtype=np.bool_))
+        held_B = self.begin(workers_BS) + buffer_bytes_B
+        failed_B = (held_B > self.world.limit_bytes_B) & (self.down_B == 0)
+        self.num_failures_B = self.num_failures_B + failed_B
+        self.down_B = np.where(failed_B, RESTART_INTERVALS, np.maximum(0, self.down_B - 1))
+        is_down = self.down_B > 0
+        measured = self.run(np.where(is_down[:, None], 1, np.maximum(1, workers_BS)), held_B)
+        self.rate_B = np.where(is_down, 0.0, self.rate_B)
+        rate_B, stall_B = np.where(is_down, 0.0, measured.rows_per_s_B), np.where(is_down, 1.0, measured.stall_B)
+        return _with_kills(replace(measured, rows_per_s_B=rate_B, stall_B=stall_B), failed_B)
+
+
+def _with_kills(measured: Measured, failed_B: Bools) -> MeasuredWithKills:
+    return MeasuredWithKills(**vars(measured), failed_B=failed_B)
 
 
 class Controller(ABC):
@@ -41,6 +82,21 @@ class Controller(ABC):
     def buffer_bytes(self, measured: Measured) -> Floats:
         """Additional bytes that waiting batches may take."""
         return np.zeros(len(measured))
+
+
+class TunedByAgent(Controller):
+    """The agent of the package."""
+
+    name = "agent"
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def reset(self, measured: Measured) -> None:
+        self._agent.reset(measured)
+
+    def propose(self, measured: Measured) -> Ints:
+        return self._agent.decide(measured)
 
 
 class EvenSplit(Controller):
@@ -90,14 +146,15 @@ class Autotune(Controller):
     As in tf.data, its memory budget is half of the machine's memory, not the limit of the process.
     """
 
-    def __init__(self, *, is_guarded: bool = True, believed_bytes: float = 4.0) -> None:
-        """`believed_bytes`: the memory that it assumes, as a multiple of the real limit."""
-        self.is_guarded, self._believed = is_guarded, believed_bytes
+    believed = 4.0  # the memory that it assumes, as a multiple of the real limit
+
+    def __init__(self, *, is_guarded: bool) -> None:
+        self.is_guarded = is_guarded
         self.name = "AUTOTUNE-like, guarded" if is_guarded else "AUTOTUNE-like"
 
     def reset(self, measured: Measured) -> None:
         self._buffer_B = measured.base_bytes_B / 4
-        self._ram_B = 0.5 * self._believed * measured.limit_bytes_B
+        self._ram_B = 0.5 * self.believed * measured.limit_bytes_B
 
     def propose(self, measured: Measured) -> Ints:
         wanted_BS = measured.workers_BS.copy()
@@ -106,6 +163,7 @@ class Autotune(Controller):
             slowest_B = np.argmin(wanted_BS / measured.seconds_BS, axis=1)
             has_room = (wanted_BS.sum(axis=1) < measured.cores_B) & (measured.stall_B > 0)
             wanted_BS[rows[has_room], slowest_B[has_room]] += 1
+        assert isinstance(measured, MeasuredWithKills)
         grows = (measured.stall_B > 0) & ~measured.failed_B
         used_B = measured.base_bytes_B + (wanted_BS * measured.item_bytes_BS).sum(axis=1)
         self._buffer_B = np.where(grows, np.minimum(2 * self._buffer_B, self._ram_B - used_B), self._buffer_B)
@@ -114,49 +172,6 @@ class Autotune(Controller):
 
     def buffer_bytes(self, measured: Measured) -> Floats:
         return np.zeros(len(measured)) if self.is_guarded else self._buffer_B
-
-
-class Profile:
-    """Service times smoothed over intervals, reset when conditions change."""
-
-    def reset(self, measured: Measured) -> None:
-        self.seconds_BS, self.cpu_BS = measured.seconds_BS, measured.cpu_BS
-        self.core_share_BS = _cpu_share(measured)
-        self._last = measured
-        self.is_new_B: Bools = np.ones(len(measured), dtype=np.bool_)
-
-    def update(self, measured: Measured) -> None:
-        self.is_new_B = changed_conditions(self._last, measured)
-        weight_B1 = np.where(self.is_new_B, 1.0, SMOOTHING)[:, None]
-        self.seconds_BS = weight_B1 * measured.seconds_BS + (1 - weight_B1) * self.seconds_BS
-        self.cpu_BS = weight_B1 * measured.cpu_BS + (1 - weight_B1) * self.cpu_BS
-        self._update_share(measured)
-        self._last = measured
-
-    def _update_share(self, measured: Measured) -> None:
-        """The share of a worker's time in which it uses or needs a core.
-
-        Workers that wait for each other, or for the GIL, look like workers that wait for storage: less CPU time per
-        second. But more of them would only wait longer. So the highest share seen counts; for reading, which does wait
-        for storage, the current share counts.
-        """
-        share_BS = _cpu_share(measured)
-        kept_BS = FORGETTING * self.core_share_BS
-        kept_BS[:, READ] = 0.0
-        self.core_share_BS = np.maximum(share_BS, kept_BS)
-
-    def replace(self, chosen: Bools, fresh: Profile) -> None:
-        """Copy the chosen pipelines from another profile."""
-        self.seconds_BS = np.where(chosen[:, None], fresh.seconds_BS, self.seconds_BS)
-        self.cpu_BS = np.where(chosen[:, None], fresh.cpu_BS, self.cpu_BS)
-        self.core_share_BS = np.where(chosen[:, None], fresh.core_share_BS, self.core_share_BS)
-        self.is_new_B = np.where(chosen, fresh.is_new_B, self.is_new_B)
-        self._last = pick(chosen, fresh._last, self._last)
-
-
-def _cpu_share(measured: Measured) -> Floats:
-    share_BS: Floats = np.clip(measured.cpu_BS / np.maximum(measured.seconds_BS, 1e-12), 0.0, 1.0)
-    return share_BS
 
 
 class LinearProgramme(Controller):
@@ -168,8 +183,7 @@ class LinearProgramme(Controller):
         self.name = "LP once" if once else "LP to demand" if to_demand else "LP re-profiled"
 
     def reset(self, measured: Measured) -> None:
-        self._profile = Profile()
-        self._profile.reset(measured)
+        self._profile = Profile(measured)
         self._first_BS: Ints | None = None
 
     def propose(self, measured: Measured) -> Ints:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from recmill.artifacts import Dataset, InputError
-from recmill.artifacts.allocation import CalibrationPoint, CalibrationSummary, StageTime
+from recmill.artifacts.allocation import StageTime
 from recmill.data.ingest.reader import STAGES
-from recmill.progress import Progress, no_progress
 from recmill.tuning.measurement import Floats
 from recmill.tuning.simulation.simulator import World, steady_rate
-from recmill.tuning.simulation.stage_times import measure_throughput
+from recmill.tuning.simulation.stage_times import WARM_UP_S, measure_throughput
 
 MAX_ERROR = 0.15
-POINT_S = 0.6  # per point, all rounds together
 NUM_ROUNDS = 3
 # Allocations and the delay of a read: single stages, too many threads, and slow reads. The second of every three points
 # is held out and lies between others: the simulator must interpolate, not extrapolate.
@@ -37,9 +35,26 @@ POINTS: tuple[tuple[tuple[int, ...], float], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration(CalibrationSummary):
+class CalibrationPoint:
+    """One measured allocation and what the fitted simulator predicts for it."""
+
+    workers: tuple[int, ...]
+    read_delay_s: float
+    rows_per_s: float
+    predicted: float = 0.0
+    is_held_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
     """Fitted figures of the simulator, with what the stages take."""
 
+    scale: float  # of all times: what the stages take in a running pipeline over what they take alone
+    sigma: float
+    contention: float
+    overhead: float
+    error: float  # mean relative error on points that the fit did not see
+    points: tuple[CalibrationPoint, ...]
     seconds: tuple[float, ...]  # per row, by stage
     cpu_shares: tuple[float, ...]
     rows_per_item: float
@@ -61,32 +76,29 @@ def calibrate(
     cores: float,
     batch_size: int,
     memory_limit_bytes: int,
-    points: Sequence[tuple[tuple[int, ...], float]] = POINTS,
-    measure_s: float = POINT_S,
-    progress: Progress = no_progress,
+    measure_s: float,
 ) -> Calibration:
     """Measure allocations on the real pipeline, fit the simulator to some and test it on the others.
 
     Other work on the machine can slow a point down, or let queues fill that then drain in a burst: each point is
     measured NUM_ROUNDS times, spread over time, and the median counts.
     """
-    rates: list[list[float]] = [[] for _ in points]
-    for done in range(NUM_ROUNDS * len(points)):
-        progress("calibrate simulator", done, NUM_ROUNDS * len(points))
-        workers, delay_s = points[done % len(points)]
+    rates: list[list[float]] = [[] for _ in POINTS]
+    for done in range(NUM_ROUNDS * len(POINTS)):
+        workers, delay_s = POINTS[done % len(POINTS)]
         measured_once = measure_throughput(
             dataset,
             workers=dict(zip(STAGES, workers, strict=True)),
             batch_size=batch_size,
             memory_limit_bytes=memory_limit_bytes,
             measure_s=measure_s / NUM_ROUNDS,
-            delay_s=delay_s,
+            warm_up_s=WARM_UP_S + 2 * delay_s,
+            delays_s={"read": delay_s},
         )
-        rates[done % len(points)].append(measured_once.rows_per_s)
-    progress("calibrate simulator", NUM_ROUNDS * len(points), NUM_ROUNDS * len(points))
+        rates[done % len(POINTS)].append(measured_once.rows_per_s)
     measured = [
         CalibrationPoint(workers=workers, read_delay_s=delay_s, rows_per_s=statistics.median(found))
-        for (workers, delay_s), found in zip(points, rates, strict=True)
+        for (workers, delay_s), found in zip(POINTS, rates, strict=True)
     ]
     return fit(measured, times, cores=cores)
 
@@ -123,13 +135,7 @@ def fit(points: Sequence[CalibrationPoint], times: Mapping[str, StageTime], *, c
         scale=scale,
         error=error,
         points=tuple(
-            CalibrationPoint(
-                workers=point.workers,
-                read_delay_s=point.read_delay_s,
-                rows_per_s=point.rows_per_s,
-                predicted=float(rate),
-                is_held_out=bool(held_out),
-            )
+            replace(point, predicted=float(rate), is_held_out=bool(held_out))
             for point, rate, held_out in zip(points, predicted, is_held_out, strict=True)
         ),
     )
