@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipelines.server.commands import finish_waiting, server_options, wait_for_run, waiting_options
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
 from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, settings_option
 from recmill.data.sources.presets import PRESETS
@@ -263,37 +265,17 @@ def _read_placement(path: str | None, gpus: int | None, gpu_type: str | None) ->
 
 
 @click.command()
-@click.option(
-    "--host",
-    envvar=["RECMILL_KFP_HOST", "KFP_HOST", "KF_PIPELINES_ENDPOINT"],
-    help="URL of the Kubeflow Pipelines API.",
-)
-@click.option(
-    "--namespace",
-    envvar=["RECMILL_KFP_NAMESPACE", "KFP_NAMESPACE"],
-    help="Namespace on a multi-user server. Default: kubeflow.",
-)
-@click.option(
-    "--token",
-    envvar=["RECMILL_KFP_TOKEN", "KFP_TOKEN"],
-    help="Bearer token; prefer the environment variable RECMILL_KFP_TOKEN.",
-)
+@server_options
 @click.option("--experiment", default="recmill", show_default=True, help="Experiment of the run.")
-@click.option("--run-name", help="Name of the run. Default: 'recmill' and the preset.")
+@click.option("--run-name", help="Name of the run. Default: 'recmill', the preset or data, and the time.")
 @click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="Pipeline parameter; repeatable.")
 @package_options
+@click.option(
+    "--pipeline-name", help="Keep the pipeline on the server under this name, with a new version if its YAML changed."
+)
+@click.option("--cron", help="Run on this schedule, e.g. '0 3 * * *' for every night at three; needs --pipeline-name.")
 @click.option("--wait", is_flag=True, help="Follow the run until it ends; exit code 1 if it fails.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=86_400,
-    show_default=True,
-    help="Maximum waiting time of --wait in seconds.",
-)
-@click.option(
-    "--poll-interval", "poll_s", type=float, default=5, show_default=True, help="Polling interval in seconds."
-)
+@waiting_options
 @json_option
 def submit(
     host: str | None,
@@ -302,6 +284,8 @@ def submit(
     experiment: str,
     run_name: str | None,
     flags: tuple[str, ...],
+    pipeline_name: str | None,
+    cron: str | None,
     wait: bool,
     timeout_s: float,
     poll_s: float,
@@ -311,26 +295,46 @@ def submit(
     """Submit the pipeline to Kubeflow Pipelines and, with --wait, follow it to its end.
 
     \b
-    Example:
+    Examples:
       recmill submit --host http://localhost:8080 --param workdir=/data/runs/one --param preset=small --wait
+      recmill submit --host URL --pipeline-name nightly --cron "0 3 * * *" --param data=/runs/log
     """
     import tempfile
 
-    from pipelines.cluster import follow_run, open_client, parse_parameters, submit_run
+    from pipelines.server.client import open_server, submit_run
+    from pipelines.server.keeping import check_cron, keep_version, schedule_runs
+    from pipelines.server.parameters import parse_parameters
 
+    if cron and (wait or not pipeline_name):
+        raise InputError("--cron needs --pipeline-name, and cannot be combined with --wait")
+    if cron:
+        check_cron(cron)
     if not host:
         raise InputError("no host: give --host URL or set RECMILL_KFP_HOST")
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
         path = _compile_to(Path(scratch), **package)
         parameters = parse_parameters(flags, path)
-        client = open_client(host, namespace=namespace, token=token)
-        name = run_name or f"recmill {parameters.get('preset', 'tiny')}"
-        submitted = submit_run(client, host, path, parameters, experiment=experiment, name=name, namespace=namespace)
+        server = open_server(host, namespace=namespace, token=token)
+        name = run_name or default_run_name(parameters)
+        version = keep_version(server, path, name=pipeline_name) if pipeline_name else None
+        if cron:
+            scheduled = schedule_runs(
+                server, version, parameters, cron=cron, experiment=experiment, name=run_name or str(pipeline_name)
+            )
+            emit(scheduled, [f"{scheduled['name']} runs on the schedule {cron!r}"], as_json=as_json)
+            return
+        submitted = submit_run(server, path, parameters, experiment=experiment, name=name, version=version)
     if not as_json:
         click.echo(f"run {submitted['run_id']}: {submitted['url']}", err=True)
-    if wait:
-        submitted |= follow_run(client, submitted["run_id"], timeout_s=timeout_s, poll_s=poll_s, is_silent=as_json)
-    outcome = [submitted.get("state", "submitted"), submitted.get("error") or ""]
-    emit(submitted, [f"run {submitted['run_id']} {': '.join(filter(None, outcome))}"], as_json=as_json)
-    if wait and submitted["state"] != "SUCCEEDED":
-        sys.exit(1)
+    if not wait:
+        emit(submitted, [f"run {submitted['run_id']} submitted"], as_json=as_json)
+        return
+    run_id = submitted["run_id"]
+    outcome = wait_for_run(server, run_id, timeout_s=timeout_s, poll_s=poll_s, as_json=as_json)
+    finish_waiting(submitted | outcome, run_id, as_json=as_json)
+
+
+def default_run_name(parameters: Mapping[str, Any]) -> str:
+    """What people look for in a list of runs: the data or preset, and when."""
+    data = str(parameters.get("data") or "").rstrip("/").rsplit("/", 1)[-1]
+    return f"recmill {data or parameters.get('preset', 'tiny')} {time.strftime('%Y-%m-%d %H:%M')}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError, join_path, read_json
+from recmill.artifacts import join_path, read_json
 from recmill.sizes import format_bytes
 from recmill.training.trainer import layout_note
 
@@ -94,7 +94,7 @@ class Follower:
         if text == "started":
             self._show(f"{place} {step} ...", is_last=False)
         elif text.startswith("done in"):
-            self._show(f"{place} {step}  {text}{self._measured(step)}", is_last=True)
+            self._show(f"{place} {step}  {text}", is_last=True)
         elif text.startswith(("error: ", "failed: ")):
             self._show(f"{place} {step}  failed", is_last=True)
         elif self.is_terminal or time.monotonic() - self.shown > 5:
@@ -107,19 +107,3 @@ class Follower:
         else:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
-
-    def _measured(self, step: str) -> str:
-        try:
-            metrics = read_json(join_path(self.workdir, f"steps/{step}.json"))["metrics"]
-        except InputError:
-            return ""
-        parts = []
-        if "rows_per_s" in metrics:
-            parts.append(f"{metrics['rows_per_s']:,.0f} rows/s")
-        if "samples_per_s" in metrics:
-            parts.append(f"{metrics['samples_per_s']:,.0f} samples/s")
-        if "auc" in metrics:
-            parts.append(f"AUC {metrics['auc']:.4f}")
-        if metrics.get("written_bytes"):
-            parts.append(format_bytes(metrics["written_bytes"]))
-        return f" ({', '.join(parts)})" if parts else ""

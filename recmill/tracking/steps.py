@@ -31,6 +31,7 @@ from recmill.artifacts import (
     write_text_atomically,
 )
 from recmill.progress import Progress, describe
+from recmill.sizes import format_bytes
 from recmill.tracking.server import (
     TAG_RUN_ID,
     RunReference,
@@ -174,12 +175,25 @@ def step_run(
         write_state(folder, step, status, error=str(error) or type(error).__name__)
         _leave_mlflow(running, status=status, seconds=time.monotonic() - running.began)
         raise
-    say(step, f"done in {seconds:.1f} s")
+    say(step, ": ".join(filter(None, (f"done in {seconds:.1f} s", describe_metrics(running.metrics)))))
 
 
 def say(step: str, text: str) -> None:
     """Print one log line of the step; `recmill run` reads these lines too."""
     print(f"[{step}] {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def describe_metrics(metrics: Mapping[str, float]) -> str:
+    """The numbers of a step that people look for, in one phrase; "" if it has none."""
+    parts = []
+    for name, unit in (("rows_per_s", "rows/s"), ("samples_per_s", "samples/s")):
+        if name in metrics:
+            parts.append(f"{metrics[name]:,.0f} {unit}")
+    if "auc" in metrics:
+        parts.append(f"AUC {metrics['auc']:.4f}")
+    if metrics.get("written_bytes"):
+        parts.append(format_bytes(metrics["written_bytes"]))
+    return ", ".join(parts)
 
 
 def _line_progress(step: str) -> Progress:

@@ -1,0 +1,43 @@
+"""Parameters of a compiled pipeline from NAME=VALUE flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recmill.artifacts import InputError
+
+
+def parse_parameters(flags: tuple[str, ...], package: Path) -> dict[str, Any]:
+    """Parameters from NAME=VALUE flags, checked against what the compiled pipeline takes."""
+    spec = next(iter(yaml.safe_load_all(package.read_text(encoding="utf-8"))))
+    known = spec["root"]["inputDefinitions"]["parameters"]
+    given: dict[str, Any] = {}
+    for flag in flags:
+        name, equals, text = flag.partition("=")
+        if not equals or name not in known:
+            raise InputError(f"--param {flag!r}: expected NAME=VALUE with one of {', '.join(known)}")
+        given[name] = _parse(name, text, known[name]["parameterType"])
+    missing = [name for name, entry in known.items() if name not in given and "defaultValue" not in entry]
+    if missing:
+        raise InputError(f"--param {missing[0]}=VALUE is missing; the pipeline has no default for it")
+    return given
+
+
+def _parse(name: str, text: str, kind: str) -> Any:
+    parsers: dict[str, Any] = {"NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "LIST": _parse_list}
+    try:
+        return parsers.get(kind, str)(text)
+    except ValueError:
+        wanted = {"NUMBER_INTEGER": "a whole number", "LIST": "a list as JSON"}.get(kind, "a number")
+        raise InputError(f"--param {name}={text!r}: expected {wanted}") from None
+
+
+def _parse_list(text: str) -> list[Any]:
+    loaded = json.loads(text)
+    if not isinstance(loaded, list):
+        raise ValueError(text)
+    return loaded
