@@ -11,6 +11,7 @@ from kernels.dot_interaction import dot_interaction
 from kernels.expand_rows import expand_jagged, expand_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
+from kernels.pointwise_attention import pointwise_attention
 from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter, shared_step_packed
 from kernels.split_tiers import distinct_keys, split_tiers
@@ -34,6 +35,7 @@ __all__ = [
     "find_rows",
     "merge_windows",
     "move_rows",
+    "pointwise_attention",
     "pool_windows",
     "shared_adagrad",
     "shared_lookup",

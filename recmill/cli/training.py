@@ -50,7 +50,7 @@ def train(
     Settings (--set), among others:
       model=dlrm|dcn  epochs=2  batch_size=4096  top_layers=256,128  dropout=0.1
       dense_lr=1e-3  table_lr=0.05  table_optimiser=rowwise_adagrad|adagrad|sgd
-      sequence_encoder=schema|mean|attention|transformer  max_sequence_length=64
+      sequence_encoder=schema|mean|attention|transformer|standard_transformer|din|hstu  max_sequence_length=64
       dedup, tiers, hot_batches, sharing, tuning: each auto|true|false (tuning is false by default, the others auto)
       eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
     """

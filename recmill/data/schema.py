@@ -37,6 +37,7 @@ class Feature:
     pooling: str = ""  # "" means sum for sparse, attention for sequence
     group: str = ""  # features of one group change together in a session; "" means no group
     shift: bool = False  # the list is a history: it loses ids at one end and gains ids at the other
+    target: str = ""  # the sparse feature that sequence_encoder=din weighs the list for; "": the one of the same table
     # Preprocessing by the reader (transforms.py), after which ids are below num_rows.
     transforms: tuple[Mapping[str, Any], ...] = ()
 
@@ -50,7 +51,7 @@ class Feature:
             raise InputError(f"{where}: names of features and tables must not contain '/' (they name files)")
         if self.kind not in KINDS:
             raise InputError(f"{where}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
-        for name in ("table", "pooling", "group"):
+        for name in ("table", "pooling", "group", "target"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"{where}: {name} must be a string, received {getattr(self, name)!r}")
         for name in ("num_rows", "dim"):
@@ -64,6 +65,8 @@ class Feature:
         for step in self.transforms:
             check_transform(step, is_dense=self.kind == "dense", where=where)
         object.__setattr__(self, "transforms", tuple(self.transforms))
+        if self.target and self.kind != "sequence":
+            raise InputError(f"{where}: only a sequence feature has a target, received {self.target!r}")
         if self.kind == "dense":
             return
         if self.num_rows < 1 or self.dim < 1:
@@ -118,6 +121,9 @@ class Schema:
             poolings = {self.feature(name).pooling for name in table.features}
             if len(poolings) > 1 and table.name not in self.sequence_tables:
                 raise InputError(f"table {table.name!r}: its features pool differently ({', '.join(sorted(poolings))})")
+        for feature in self.sequence:
+            if feature.target:
+                self.target_of(feature)
         if "train" in self.splits or not all(type(time) is int for time in self.splits.values()):
             raise InputError(f"splits must map names other than 'train' to times in ms, received {dict(self.splits)}")
         if len(set(self.splits.values())) < len(self.splits):
@@ -162,6 +168,23 @@ class Schema:
             if feature.name == name:
                 return feature
         raise InputError(f"unknown feature {name!r}; the schema has {', '.join(f.name for f in self.features)}")
+
+    def target_of(self, feature: Feature) -> Feature:
+        """The sparse feature whose vector weighs the elements of a sequence: its `target`, or the one of its table."""
+        where = f"feature {feature.name!r}"
+        if feature.target:
+            found = self.feature(feature.target)
+            if found.kind != "sparse" or found.dim != feature.dim:
+                raise InputError(f"{where}: target {found.name!r} must be a sparse feature of dim {feature.dim}")
+            return found
+        candidates = [other for other in self.sparse if other.table == feature.table]
+        if len(candidates) != 1:
+            received = ", ".join(other.name for other in candidates) or "none"
+            raise InputError(
+                f"{where}: expected one sparse feature of table {feature.table!r} as its target, found {received}; "
+                "name one with 'target' in the schema"
+            )
+        return candidates[0]
 
     @property
     def columns(self) -> list[str]:
@@ -233,6 +256,7 @@ class Schema:
 
 def _feature_json(feature: Feature) -> dict[str, Any]:
     entry = asdict(feature)
-    if not entry["transforms"]:  # most features have none
-        del entry["transforms"]
+    for name in ("transforms", "target"):  # most features have none
+        if not entry[name]:
+            del entry[name]
     return entry

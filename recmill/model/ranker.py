@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from kernels import distinct_rows, dot_interaction, expand_rows
 from recmill.artifacts import InputError, module_name
-from recmill.data.schema import Feature, Schema
-from recmill.model.encoders import AttentionEncoder, MeanEncoder, TransformerEncoder
-from recmill.model.encoders.windows import SequenceWindows
+from recmill.data.schema import Schema
+from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder, make_encoder
 from recmill.model.layers import MLP, CrossNetwork
 
 Sequences = SequenceWindows | tuple[Tensor, Tensor]
@@ -38,6 +37,8 @@ class RankerConfig:
     transformer_layers: int = 2
     attention_heads: int = 2
     max_sequence_length: int = 512
+    din_layers: tuple[int, ...] = (36,)
+    din_softmax: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> RankerConfig:
@@ -70,8 +71,21 @@ class Ranker(nn.Module):
             }
         )
         self.encoders = nn.ModuleDict(
-            {module_name(feature.name): _encoder(feature, config) for feature in schema.sequence}
+            {
+                module_name(feature.name): make_encoder(
+                    feature,
+                    config.sequence_encoder,
+                    num_heads=config.attention_heads,
+                    num_layers=config.transformer_layers,
+                    max_length=config.max_sequence_length,
+                    din_layers=config.din_layers,
+                    din_softmax=config.din_softmax,
+                )
+                for feature in schema.sequence
+            }
         )
+        is_weighed = config.sequence_encoder == "din"
+        self.targets = {f.name: schema.target_of(f).name for f in schema.sequence} if is_weighed else {}
         num_dense = len(schema.dense)
         self.bottom = MLP(num_dense, (*config.bottom_layers, self.width)) if num_dense else None
         num_vectors = len(schema.id_features) + (1 if num_dense else 0)
@@ -97,16 +111,15 @@ class Ranker(nn.Module):
     ) -> Tensor:
         """Logits [B]."""
         vectors = [self._encode_dense(self.bottom, dense_BF)] if self.bottom is not None else []
+        inverse = inverse or {}
         for feature in self.schema.id_features:
             if feature.kind == "sequence":
-                encoder: Any = self.encoders[module_name(feature.name)]
-                found = sequences[feature.name]
-                vector_BD = encoder.encode(found) if isinstance(found, SequenceWindows) else encoder(*found)
+                vector_BD = self._encode_sequence(feature.name, pooled, sequences[feature.name], inverse)
             else:
                 vector_BD = pooled[feature.name]
             if module_name(feature.name) in self.projections:
                 vector_BD = self.projections[module_name(feature.name)](vector_BD)
-            if inverse and feature.name in inverse:
+            if feature.name in inverse and feature.name not in self.targets:
                 vector_BD = expand_rows(vector_BD, inverse[feature.name])
             vectors.append(vector_BD)
         if self.is_dlrm:
@@ -116,6 +129,21 @@ class Ranker(nn.Module):
             logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
         return logit_B1.squeeze(1)
 
+    def _encode_sequence(
+        self, name: str, pooled: dict[str, Tensor], found: Sequences, inverse: dict[str, Tensor]
+    ) -> Tensor:
+        """[U, D]; of an encoder that looks at the target, [B, D]."""
+        encoder: Any = self.encoders[module_name(name)]
+        if not isinstance(encoder, TargetAttentionEncoder):
+            vector_UD: Tensor = encoder.encode(found) if isinstance(found, SequenceWindows) else encoder(*found)
+            return vector_UD
+        target = self.targets[name]
+        target_BD = expand_rows(pooled[target], inverse[target]) if target in inverse else pooled[target]
+        if isinstance(found, SequenceWindows):
+            return encoder.encode(found, target_BD, inverse.get(name))
+        padded, lengths = (part[inverse[name]] for part in found) if name in inverse else found
+        return encoder(padded, lengths, target_BD)
+
     def _encode_dense(self, bottom: nn.Module, dense_BF: Tensor) -> Tensor:
         # The number of distinct rows determines later shapes: on CUDA the host would have to wait for it.
         if not self.repeats_dense or dense_BF.is_cuda:
@@ -123,20 +151,3 @@ class Ranker(nn.Module):
             return found_BD
         rows_U, inverse_B = distinct_rows(dense_BF)
         return expand_rows(bottom(dense_BF[rows_U]), inverse_B)
-
-
-def _encoder(feature: Feature, config: RankerConfig) -> nn.Module:
-    choice = config.sequence_encoder
-    if choice == "schema":
-        choice = {"none": "transformer", "sum": "mean", "mean": "mean", "attention": "attention"}[feature.pooling]
-    if choice == "mean":
-        return MeanEncoder()
-    if choice == "attention":
-        return AttentionEncoder(feature.dim, config.attention_heads)
-    if feature.dim % config.attention_heads:
-        raise InputError(
-            f"feature {feature.name!r}: dim {feature.dim} is not a multiple of attention_heads={config.attention_heads}"
-        )
-    return TransformerEncoder(
-        feature.dim, config.attention_heads, config.transformer_layers, config.max_sequence_length
-    )

@@ -13,7 +13,7 @@ from recmill.data.sources.presets import training_settings
 from recmill.training.switches import Switch
 
 MODELS = ("dlrm", "dcn")
-ENCODERS = ("schema", "mean", "attention", "transformer")
+ENCODERS = ("schema", "mean", "attention", "transformer", "standard_transformer", "din", "hstu")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
 SWITCH_STATES = ("auto", "true", "false")
 HOT_SYNC = ("reduced", "raw")
@@ -45,8 +45,10 @@ class TrainConfig:
     interaction_dim: int = 0  # width that all embeddings are projected to; 0: that of the widest table
     dropout: float = 0.0
     sequence_encoder: str = "schema"  # "schema": attention where the feature's pooling says so, transformer for "none"
-    transformer_layers: int = 2
+    transformer_layers: int = 2  # blocks of transformer, standard_transformer and hstu
     attention_heads: int = 2
+    din_layers: tuple[int, ...] = (36,)  # hidden layers of din's activation unit, which weighs history for a candidate
+    din_softmax: bool = False  # din's weights of a history sum to 1
     max_sequence_length: int = 512  # longer sequences keep this many of their last elements
 
     # optimisation
@@ -102,7 +104,7 @@ class TrainConfig:
                 raise InputError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is {self.dropout}, expected at least 0 and below 1")
-        for name in ("bottom_layers", "top_layers"):
+        for name in ("bottom_layers", "top_layers", "din_layers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             if not all(width > 0 for width in getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)}, expected widths of 1 or more")

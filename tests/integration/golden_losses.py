@@ -184,9 +184,16 @@ def cases() -> list[Case]:
                 switches=on,
                 settings={"sequence_encoder": encoder, "max_sequence_length": 10},
             )
-            for encoder in ("mean", "attention", "transformer")
+            for encoder in ("mean", "attention", "transformer", "standard_transformer", "din", "hstu")
             for suffix, on in (("", ()), ("-dedup", ("dedup",)))
         ),
+        Case(
+            name="din-all",
+            switches=ALL,
+            layout="deduplicated",
+            settings={"sequence_encoder": "din", "din_layers": (12, 5), "din_softmax": True},
+        ),
+        Case(name="hstu-all", switches=ALL, layout="deduplicated", settings={"sequence_encoder": "hstu"}),
         Case(name="adagrad", settings={"table_optimiser": "adagrad", "interaction_dim": 8}),
         Case(name="sgd", settings={"table_optimiser": "sgd", "table_init_scale": 0.1, "shuffle": False}),
         # evaluations and checkpoints between steps, the best weights kept

@@ -1,7 +1,20 @@
 """Sequence encoders: they turn the elements of a list into one vector per sample."""
 
+from recmill.model.encoders.choice import make_encoder
+from recmill.model.encoders.hstu import HSTUEncoder
 from recmill.model.encoders.pooling import AttentionEncoder, MeanEncoder
+from recmill.model.encoders.standard import StandardTransformerEncoder
+from recmill.model.encoders.target import TargetAttentionEncoder
 from recmill.model.encoders.transformer import TransformerEncoder
 from recmill.model.encoders.windows import SequenceWindows
 
-__all__ = ["AttentionEncoder", "MeanEncoder", "SequenceWindows", "TransformerEncoder"]
+__all__ = [
+    "AttentionEncoder",
+    "HSTUEncoder",
+    "MeanEncoder",
+    "SequenceWindows",
+    "StandardTransformerEncoder",
+    "TargetAttentionEncoder",
+    "TransformerEncoder",
+    "make_encoder",
+]

@@ -15,6 +15,18 @@ from recmill.model.encoders.windows import SequenceWindows, ages_of
 # N = rows of a buffer, U = windows into it, T = rows of all windows, E = 3 * D
 
 
+def padded_ages(lengths_B: Tensor, padded_length: int) -> Tensor:
+    """The number of newer elements of a padded sequence, 0 in its padding: [B, L]."""
+    steps_L = torch.arange(padded_length, device=lengths_B.device)
+    return (lengths_B[:, None] - 1 - steps_L[None, :]).clamp(min=0)
+
+
+def attended_positions(lengths_B: Tensor, padded_length: int) -> Tensor:
+    """True where attention may look: [B, L]. An empty sequence attends to its first padding slot; pooling zeroes it."""
+    is_first_L = torch.arange(padded_length, device=lengths_B.device) == 0
+    return valid_positions(lengths_B, padded_length) | ((lengths_B == 0)[:, None] & is_first_L[None, :])
+
+
 class TransformerBlock(nn.Module):
     """Pre-norm self-attention and feed-forward in parallel: x + attention(norm(x)) + feed_forward(norm(x)).
 
@@ -33,12 +45,18 @@ class TransformerBlock(nn.Module):
         )
 
     def forward(self, hidden_BLD: Tensor, mask_B11L: Tensor) -> Tensor:
+        attended_BLD = self.attend(hidden_BLD, mask_B11L)
+        found_BLD: Tensor = hidden_BLD + self.feed_forward(hidden_BLD) + attended_BLD
+        return found_BLD
+
+    def attend(self, hidden_BLD: Tensor, mask_B11L: Tensor) -> Tensor:
+        """attention(norm(x)) of padded sequences."""
         batch, length, dim = hidden_BLD.shape
         packed = self.query_key_value(self.attention_norm(hidden_BLD))
         query, key, value = packed.view(batch, length, 3, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask_B11L)
-        attended_BLD = self.project(attended.transpose(1, 2).reshape(batch, length, dim))
-        return hidden_BLD + self.feed_forward(hidden_BLD) + attended_BLD
+        attended_BLD: Tensor = self.project(attended.transpose(1, 2).reshape(batch, length, dim))
+        return attended_BLD
 
     def encode(self, hidden_ND: Tensor, starts_U: Tensor, lengths_U: Tensor, *, num_rows: int) -> tuple[Tensor, Tensor]:
         """The two parts of the block over windows: (per row of the buffer [N, D], per row of every window [T, D])."""
@@ -63,11 +81,7 @@ class TransformerEncoder(nn.Module):
 
     def forward(self, padded_BLD: Tensor, lengths_B: Tensor) -> Tensor:
         length = padded_BLD.shape[1]
-        steps_L = torch.arange(length, device=padded_BLD.device)
-        age_BL = (lengths_B[:, None] - 1 - steps_L[None, :]).clamp(min=0)
-        valid_BL = valid_positions(lengths_B, length)
-        # An empty sequence attends to its first padding slot; pooling zeroes the result.
-        attends_BL = valid_BL | ((lengths_B == 0)[:, None] & (steps_L == 0)[None, :])
+        age_BL, attends_BL = padded_ages(lengths_B, length), attended_positions(lengths_B, length)
         hidden_BLD = padded_BLD
         for number, block in enumerate(self.blocks):
             hidden_BLD = block(hidden_BLD, attends_BL[:, None, None, :])

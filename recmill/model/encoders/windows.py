@@ -45,6 +45,19 @@ class SequenceWindows:
         starts_U = self.starts_U + (self.lengths_U - max_length).clamp(min=0)
         return SequenceWindows(rows_ND=self.rows_ND, starts_U=starts_U, lengths_U=self.lengths_U.clamp(max=max_length))
 
+    def longest_per_start(self) -> tuple[SequenceWindows, Tensor]:
+        """Windows with different starts, and for each sequence the one that begins with it: [U].
+
+            starts = [0, 0, 1]   lengths = [2, 3, 3]     ->     starts = [0, 1]   lengths = [3, 3]   [0, 0, 1]
+
+        Histories that grow are such sequences. Causal encoders give a row the same result in all of them.
+        """
+        if self.is_packed:
+            return self, torch.arange(len(self.starts_U), device=self.starts_U.device)
+        starts_V, longest_U = torch.unique(self.starts_U, return_inverse=True)
+        lengths_V = torch.zeros_like(starts_V).scatter_reduce_(0, longest_U, self.lengths_U, "amax")
+        return SequenceWindows(rows_ND=self.rows_ND, starts_U=starts_V, lengths_U=lengths_V), longest_U
+
     def take(self, rows_ND: Tensor, *, num_rows: int) -> Tensor:
         """Values per row of the buffer, expanded to every row of every window: [T, ...] with T = `num_rows`."""
         if self.is_packed:

@@ -159,3 +159,44 @@ def test_remote_schemas_work() -> None:
     schema = Schema.from_json(schema_json())
     schema.save("memory://schema-test")
     assert Schema.load("memory://schema-test") == schema
+
+
+def items(*names: str, target: str = "", **history: Any) -> Schema:
+    shape = {"table": "items", "num_rows": 9, "dim": 4}
+    features = [Feature(name=name, kind="sparse", **shape) for name in names]
+    features.append(Feature(name="other", kind="sparse", num_rows=9, dim=history.pop("other_dim", 4)))
+    features.append(Feature(name="seen", kind="sequence", target=target, **shape))
+    return Schema(features=tuple(features))
+
+
+def test_the_target_of_a_history_is_the_sparse_feature_of_its_table() -> None:
+    schema = items("item")
+    assert schema.target_of(schema.feature("seen")).name == "item"
+    assert "target" not in schema.to_json()["features"][2]
+
+
+def test_a_target_may_be_named_and_is_saved(tmp_path: Path) -> None:
+    schema = items("item", "shown", target="other")
+    schema.save(tmp_path)
+    loaded = Schema.load(tmp_path)
+    assert loaded == schema
+    assert loaded.target_of(loaded.feature("seen")).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"), [(items(), "none"), (items("item", "shown"), "item, shown")], ids=["none", "two"]
+)
+def test_a_history_without_one_target_is_named(schema: Schema, found: str) -> None:
+    with pytest.raises(InputError, match=f"'seen': expected one sparse feature of table 'items'.* found {found};"):
+        schema.target_of(schema.feature("seen"))
+
+
+def test_targets_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown feature 'nothing'"):
+        items("item", target="nothing")
+    with pytest.raises(InputError, match="target 'seen' must be a sparse feature of dim 4"):
+        items("item", target="seen")
+    with pytest.raises(InputError, match="target 'other' must be a sparse feature of dim 4"):
+        items("item", target="other", other_dim=8)
+    with pytest.raises(InputError, match="only a sequence feature has a target"):
+        Feature(name="item", kind="sparse", num_rows=9, dim=4, target="other")

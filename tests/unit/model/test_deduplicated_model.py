@@ -24,6 +24,7 @@ SCHEMA = Schema(
 GROUPS = [["likes", "tags"], ["city"], ["seen"]]
 DEDUPLICATED = frozenset({"likes", "tags", "city", "seen"})
 NUMBERS = frozenset({"age"})
+ENCODERS = ["mean", "attention", "transformer", "standard_transformer", "din", "hstu"]
 
 
 def session_batch(num_sessions: int = 12, seed: int = 0) -> KeyedJaggedTensor:
@@ -71,7 +72,7 @@ def run(config: RankerConfig, ids, deduplicated, optimiser_steps: int = 3, repea
 
 
 @pytest.mark.parametrize("name", ["dlrm", "dcn"])
-@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer"])
+@pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("windows", [(), ("seen",)], ids=["lists", "windows"])
 @pytest.mark.parametrize("numbers", [frozenset(), NUMBERS], ids=["all numbers", "distinct numbers"])
 def test_distinct_rows_give_the_same_logits_and_weights(name, encoder, windows, numbers):
@@ -89,7 +90,7 @@ def test_distinct_rows_give_the_same_logits_and_weights(name, encoder, windows, 
         )
 
 
-@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer"])
+@pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("names", [{"seen"}, {"item"}, {"item", "seen"}])
 @pytest.mark.parametrize("kind", ["plain", "lists", "windows"])
 def test_ids_looked_up_once_give_the_same_logits_and_weights(kind, names, encoder):
@@ -117,13 +118,14 @@ def test_a_table_is_asked_for_each_repeated_id_once():
     assert sent["item"].values().tolist() == given["item"].values().tolist()
 
 
-def test_a_batch_of_empty_histories_has_no_ids_to_look_up_once():
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_batch_of_empty_histories_has_no_ids_to_look_up_once(encoder):
     ids = KeyedJaggedTensor(
         keys=["likes", "tags", "city", "item", "seen"],
         values=torch.tensor([1, 2, 3, 4, 5, 6]),
         lengths=torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 0, 0]),
     )
-    config = RankerConfig(sequence_encoder="mean")
+    config = RankerConfig(sequence_encoder=encoder)
     found = run(config, ids, frozenset(), repeated_ids=frozenset({"item", "seen"}))[0]
     torch.testing.assert_close(found, run(config, ids, frozenset())[0])
 

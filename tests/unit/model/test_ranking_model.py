@@ -44,7 +44,7 @@ def padded(lists: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["dlrm", "dcn"])
-@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer"])
+@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer", "standard_transformer", "din", "hstu"])
 def test_the_served_model_equals_the_trained_one(name, encoder):
     model = model_of(RankerConfig(model=name, sequence_encoder=encoder))
     dense = torch.randn(3, 1)
@@ -53,10 +53,14 @@ def test_the_served_model_equals_the_trained_one(name, encoder):
     torch.testing.assert_close(served, trained)
 
 
-def test_the_exported_program_takes_any_batch_and_length():
-    model = model_of(RankerConfig(sequence_encoder="transformer", max_sequence_length=8))
+@pytest.mark.parametrize("encoder", ["transformer", "standard_transformer", "din", "hstu"])
+def test_the_exported_program_takes_any_batch_and_length_with_torch_operators_only(encoder):
+    model = model_of(RankerConfig(sequence_encoder=encoder, max_sequence_length=8))
     servable = ServableModel(model)
-    program = servable.export().module()
+    exported = servable.export()
+    calls = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
+    assert {call.partition(".")[0] for call in calls} <= {"aten", "<built-in function getitem>"}, calls
+    program = exported.module()
     for num_rows, length in ((1, 1), (5, 8)):
         dense = torch.randn(num_rows, 1)
         ids = [torch.randint(-1, 10, (num_rows, 3)).sort(1, descending=True).values, torch.ones(num_rows, 1).long()]
@@ -105,6 +109,13 @@ def test_a_shard_draws_the_rows_it_would_have_in_the_whole_table():
 def test_a_width_the_heads_cannot_share_is_named():
     with pytest.raises(InputError, match="'seen': dim 8 is not a multiple of attention_heads=3"):
         Ranker(SCHEMA, replace(RankerConfig(), sequence_encoder="transformer", attention_heads=3))
+
+
+def test_a_history_without_a_target_is_named_if_the_encoder_needs_one():
+    schema = Schema(features=tuple(feature for feature in SCHEMA.features if feature.name != "item"))
+    Ranker(schema, RankerConfig(sequence_encoder="hstu"))
+    with pytest.raises(InputError, match="'seen': expected one sparse feature of table 'items' as its target"):
+        Ranker(schema, RankerConfig(sequence_encoder="din"))
 
 
 def test_a_schema_without_ids_is_refused():
