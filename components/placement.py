@@ -100,6 +100,9 @@ DEFAULT_STEPS: dict[str, StepPlacement] = {
     "close_run": StepPlacement(cpu="250m", memory="1Gi", timeout_s=600),
 }
 
+# Trainings whose speeds are compared get the same.
+PLACED_LIKE = {"train_baseline": "train_model", "train_shared": "train_model"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlacement:
@@ -116,6 +119,7 @@ class ClusterPlacement:
     steps: Mapping[str, StepPlacement] = field(default_factory=dict)
 
     def step(self, name: str) -> StepPlacement:
+        name = PLACED_LIKE.get(name, name)
         return self.steps.get(name, DEFAULT_STEPS[name])
 
     def with_step(self, name: str, **changes: Any) -> Self:

@@ -8,20 +8,20 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipelines.options import PIPELINES, package_options, read_switches, switch_options, variant_options
 from pipelines.server.commands import finish_waiting, server_options, wait_for_run, waiting_options
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
-from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, settings_option
+from recmill.cli.output import HOT_BUDGET, emit, json_option, memory_budget_option, settings_option
 from recmill.data.sources.presets import PRESETS
 
 if TYPE_CHECKING:
     from components.placement import ClusterPlacement
-
-PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "ablations": "recmill-ablations.yaml"}
 
 
 @click.command()
@@ -34,7 +34,11 @@ PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
 @memory_budget_option
 @click.option(
-    "--hot-budget", type=BYTES, help="Memory for hot rows per process, e.g. 8MiB; enables hot batches. Default: none."
+    "--hot-budget",
+    type=HOT_BUDGET,
+    default="auto",
+    show_default=True,
+    help="Memory for hot rows per process: a size (8MiB), none, or auto: what gains most within the memory budget.",
 )
 @click.option(
     "--compress",
@@ -43,11 +47,13 @@ PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "
 )
 @click.option(
     "--layout",
-    type=click.Choice(["session", "deduplicated"]),
-    default="session",
+    type=click.Choice(["auto", "deduplicated", "session", "time"]),
+    default="auto",
     show_default=True,
-    help="Layout in which the dataset is stored.",
+    help="Layout in which the dataset is stored; auto: what suits how much lists repeat inside sessions.",
 )
+@switch_options
+@variant_options
 @click.option(
     "--eval-fraction",
     type=click.FloatRange(0, 0.9),
@@ -63,24 +69,34 @@ def run(
     out: str | None,
     flags: tuple[str, ...],
     memory_budget: int,
-    hot_budget: int | None,
+    hot_budget: int | str,
+    compress: str,
     no_tracking: bool,
+    with_baseline: bool,
+    with_sharing: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run the whole pipeline on this machine: data, profile, plan, tuning, training, report.
+    """Run the whole pipeline on this machine: data, profile, plan, tuning, a baseline, training, report.
+
+    Every optimisation that leaves the model unchanged decides for itself whether it pays on this data; the report says
+    what each one decided and why, beside a baseline that was trained without any.
 
     \b
     Examples:
-      recmill run --preset tiny
+      recmill run --preset demo --nproc 2
       recmill run --data my_log/ --out runs/mine --set epochs=2 --set model=dcn --nproc 2
-      recmill run --preset small --nproc 2 --layout deduplicated --hot-budget 8MiB --compress 10
+      recmill run --preset small --nproc 2 --no-baseline --hot-batches off --compress 10
     """
     from pipelines.local import StepFailed
+    from pipelines.train import COMPRESS
     from recmill.training.config import TrainConfig, settings_of_run
 
     preset = preset or ("parquet" if data else "tiny")
     settings, data_settings = settings_of_run(preset, flags)
+    settings |= read_switches(options)
+    if settings.get("sharing") == "true":
+        compress = compress or COMPRESS
     TrainConfig.from_overrides(settings)  # checked now, not minutes later in the training step
     out = out or f"runs/{preset}"
     arguments = {
@@ -90,11 +106,13 @@ def run(
         "data_settings": json.dumps(data_settings),
         "settings": json.dumps(settings),
         "memory_budget_bytes": memory_budget,
-        "hot_budget_bytes": hot_budget or 0,
+        "hot_budget": str(hot_budget),
+        "compress": compress,
         **options,
     }
+    variants = (with_baseline, with_sharing)
     try:
-        results = _run_tracked(arguments, no_tracking, as_json)
+        results = _run_tracked(arguments, variants, no_tracking, as_json)
     except StepFailed as error:
         click.echo(f"recmill: {error}; its output is in {Path(_absolute(out), 'run.log')}", err=True)
         sys.exit(1)
@@ -107,13 +125,17 @@ def _absolute(path: str) -> str:
     return path if is_remote(path) else str(Path(path).absolute())
 
 
-def _run_tracked(arguments: dict[str, Any], no_tracking: bool, as_json: bool) -> dict[str, Any]:
+def _run_tracked(
+    arguments: dict[str, Any], variants: tuple[bool, bool], no_tracking: bool, as_json: bool
+) -> dict[str, Any]:
     """Run the pipeline between the opening and the closing of its MLflow run."""
     from pipelines.local import run_locally
     from pipelines.results import Follower, collect_results
-    from pipelines.train import STEPS, build_pipeline
+    from pipelines.train import build_pipeline, steps_of
     from recmill import tracking
 
+    with_baseline, with_sharing = variants
+    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing)
     workdir, run_id = arguments["workdir"], str(uuid.uuid4())
     log_path = _prepare_folder(arguments)
     is_off = no_tracking or tracking.is_tracking_off()
@@ -132,14 +154,14 @@ def _run_tracked(arguments: dict[str, Any], no_tracking: bool, as_json: bool) ->
     status, metrics = "FAILED", {}
     try:
         run_locally(
-            build_pipeline(),
+            build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
             arguments | {"tracking_uri": mlflow_run.tracking_uri, "parent_run_id": mlflow_run.run_id},
-            steps=STEPS,
+            steps=steps,
             log_path=log_path,
             environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"},
-            follow=Follower(workdir, STEPS, is_silent=as_json),
+            follow=Follower(workdir, steps, is_silent=as_json),
         )
-        results = collect_results(workdir, STEPS)
+        results = collect_results(workdir, steps)
         status, metrics = "FINISHED", results["metrics"] | {"seconds": results["seconds"]}
     except KeyboardInterrupt:
         status = "KILLED"
@@ -176,40 +198,6 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
         raise InputError(f"{folder}: holds another run ({changes}); give another --out or remove it")
 
 
-def package_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of the commands that compile: which pipeline, in which images, with which placement."""
-    for option in reversed(
-        (
-            click.option(
-                "--pipeline",
-                "kind",
-                type=click.Choice(list(PIPELINES)),
-                default="train",
-                show_default=True,
-                help="'partitions': cluster a log's folders in parallel; 'ablations': each switch alone, and all.",
-            ),
-            click.option("--image-tag", help="Tag of the images; must be immutable. Default: the version of recmill."),
-            click.option(
-                "--image-registry",
-                "registry",
-                default="",
-                help="Registry and path prefix of the images. Default: none.",
-            ),
-            click.option(
-                "--placement", help="YAML file with resources, GPUs, nodes, volumes and timeouts (docs/kubernetes.md)."
-            ),
-            click.option(
-                "--gpus",
-                type=click.IntRange(min=0),
-                help="GPUs per node of the training step. Default: the placement's, else 0.",
-            ),
-            click.option("--gpu-type", help="Resource name of the GPUs. Default: nvidia.com/gpu."),
-        )
-    ):
-        command = option(command)
-    return command
-
-
 @click.command("compile")
 @click.option("--out", default="build", show_default=True, help="Folder for the pipeline's YAML.")
 @package_options
@@ -232,6 +220,8 @@ def _compile_to(
     placement: str | None,
     gpus: int | None,
     gpu_type: str | None,
+    with_baseline: bool,
+    with_sharing: bool,
 ) -> Path:
     from kfp import compiler
 
@@ -240,7 +230,11 @@ def _compile_to(
     from pipelines.site import Site
     from pipelines.train import build_partitioned_pipeline, build_pipeline
 
-    builders = {"train": build_pipeline, "partitions": build_partitioned_pipeline, "ablations": build_ablations}
+    builders: dict[str, Callable[[Site], Any]] = {
+        "train": partial(build_pipeline, with_baseline=with_baseline, with_sharing=with_sharing),
+        "partitions": build_partitioned_pipeline,
+        "ablations": build_ablations,
+    }
     tag = TAG if image_tag is None else image_tag
     site = Site(image_tag=tag, registry=registry, placement=_read_placement(placement, gpus, gpu_type))
     pipeline = builders[kind](site)

@@ -19,12 +19,14 @@ IMAGES = {
     "profile_access": DATA,
     "plan_shards": TRAINER,
     "tune_ingest": TRAINER,
+    "train_baseline": TRAINER,
     "train_model": TRAINER,
+    "train_shared": TRAINER,
     "report": TRAINER,
     "compare_runs": TRAINER,
     "close_run": DATA,
 }
-STARTS_PODS = ("generate_data", "train_model")
+STARTS_PODS = ("generate_data", "train_baseline", "train_model", "train_shared")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,12 @@
 """The pipeline: which step feeds which.
 
-generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── report
-               └─ tune_ingest ───────────────────┘
+generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
+               ├─ tune_ingest ───────────────────┤
+               └─ train_baseline ────────────────┘
 
-With partitions, generate_data runs once per partition, in parallel, and merge_data joins the datasets.
+train_baseline and train_shared are optional. Trainings run one after the other: on one machine they would slow each
+other down, and their speeds are compared. With partitions, generate_data runs once per partition, in parallel, and
+merge_data joins the datasets.
 """
 
 from typing import Any
@@ -16,16 +19,31 @@ from components.merge_data.component import merge_data
 from components.plan_shards.component import plan_shards
 from components.profile_access.component import profile_access
 from components.report.component import report
+from components.train_baseline.component import train_baseline
 from components.train_model.component import train_model
+from components.train_shared.component import train_shared
 from components.tune_ingest.component import tune_ingest
 from pipelines.site import LOCAL, Site, field_of
 
-STEPS = ("generate_data", "profile_access", "plan_shards", "tune_ingest", "train_model", "report")
+STEPS = (
+    *("generate_data", "profile_access", "plan_shards", "tune_ingest"),
+    *("train_baseline", "train_model", "train_shared", "report"),
+)
 NAME = "recmill"
+COMPRESS = "10"  # of the variant that shares parameters, if `compress` does not say
 
 
-def build_pipeline(site: Site = LOCAL) -> BaseComponent:
-    """The training pipeline, its steps running in the images of that tag; on a cluster, placed there."""
+def steps_of(*, with_baseline: bool, with_sharing: bool) -> tuple[str, ...]:
+    """The steps of the training pipeline in the order in which they run."""
+    left_out = {"train_baseline": not with_baseline, "train_shared": not with_sharing}
+    return tuple(step for step in STEPS if not left_out.get(step))
+
+
+def build_pipeline(site: Site = LOCAL, *, with_baseline: bool = True, with_sharing: bool = False) -> BaseComponent:
+    """The training pipeline, its steps running in the images of that tag; on a cluster, placed there.
+
+    `with_baseline` trains a baseline first, `with_sharing` a variant with shared parameters last.
+    """
 
     @dsl.pipeline(name=NAME, description="Raw interaction logs in; a trained, sharded recommendation model out.")
     def train(
@@ -33,14 +51,14 @@ def build_pipeline(site: Site = LOCAL) -> BaseComponent:
         preset: str = "tiny",
         data: str = "",
         data_settings: str = "{}",
-        layout: str = "session",
+        layout: str = "auto",
         eval_fraction: float = 0.1,
         engine: str = "duckdb",
         master: str = "",
         nproc: int = 1,
         num_nodes: int = 1,
         memory_budget_bytes: int = 2**30,
-        hot_budget_bytes: int = 0,
+        hot_budget: str = "auto",
         compress: str = "",
         settings: str = "{}",
         tracking_uri: str = "",
@@ -50,11 +68,19 @@ def build_pipeline(site: Site = LOCAL) -> BaseComponent:
         source = {"preset": preset, "data": data, "data_settings": data_settings, "layout": layout}
         how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
-        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget_bytes": hot_budget_bytes}
+        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget": hot_budget}
         with site.closing(where):
-            generated = site.place("generate_data", generate_data(**source, **how, **where))
+            made = generate_data(**source, **how, with_baseline=with_baseline, **where)
+            generated = site.place("generate_data", made).outputs
             steps_after_data(
-                site, generated.outputs["dataset"], ranks, {**budgets, "compress": compress}, settings, where
+                site,
+                generated["dataset"],
+                ranks,
+                {**budgets, "compress": compress},
+                settings,
+                where,
+                baseline_data=generated["baseline_data"] if with_baseline else None,
+                with_sharing=with_sharing,
             )
 
     return train
@@ -73,7 +99,7 @@ def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
         nproc: int = 1,
         num_nodes: int = 1,
         memory_budget_bytes: int = 2**30,
-        hot_budget_bytes: int = 0,
+        hot_budget: str = "auto",
         compress: str = "",
         settings: str = "{}",
         tracking_uri: str = "",
@@ -83,7 +109,7 @@ def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
         where = {"workdir": workdir, **tracked}
         how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
-        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget_bytes": hot_budget_bytes}
+        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget": hot_budget}
         with site.closing(where):
             with dsl.ParallelFor(partitions, name="partitions") as partition:
                 source = {"preset": "parquet", "data": field_of(partition, "data"), "data_settings": "{}"}
@@ -109,10 +135,27 @@ def steps_before_training(
 
 
 def steps_after_data(
-    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], settings: Any, where: dict[str, Any]
+    site: Site,
+    dataset: Any,
+    ranks: dict[str, Any],
+    budgets: dict[str, Any],
+    settings: Any,
+    where: dict[str, Any],
+    *,
+    baseline_data: Any = None,
+    with_sharing: bool = False,
 ) -> None:
-    """Profile, plan, tune, train and report on a dataset."""
+    """Profile, plan, tune, train and report on a dataset; with `baseline_data`, train the baseline on it before."""
     made = steps_before_training(site, dataset, ranks, budgets, settings, where)
-    inputs = {name: made[name] for name in ("plan", "allocation")}
-    trained = site.place("train_model", train_model(dataset=dataset, **inputs, settings=settings, **ranks, **where))
-    site.place("report", report(**made, model=trained.outputs["model"], **where))
+    profile, how = made["profile"], {"settings": settings, **ranks, **where}
+    memory = {"memory_budget_bytes": budgets["memory_budget_bytes"]}
+    inputs = {"dataset": dataset, "allocation": made["allocation"]}
+    trained = site.place("train_model", train_model(plan=made["plan"], **inputs, **how))
+    last = trained
+    if baseline_data is not None:
+        baseline = train_baseline(dataset=baseline_data, profile=profile, **memory, **how)
+        trained.after(site.place("train_baseline", baseline))
+    if with_sharing:
+        budgets = {**memory, "hot_budget": budgets["hot_budget"], "compress": COMPRESS}
+        last = site.place("train_shared", train_shared(profile=profile, **inputs, **budgets, **how)).after(trained)
+    site.place("report", report(**made, model=trained.outputs["model"], **where)).after(last)

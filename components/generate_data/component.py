@@ -7,6 +7,7 @@ from components.images import DATA, image
 @dsl.component(base_image=image(DATA), install_kfp_package=False)
 def generate_data(
     dataset: Output[Dataset],
+    baseline_data: Output[Dataset],
     summary: Output[Markdown],
     preset: str,
     data: str,
@@ -18,10 +19,12 @@ def generate_data(
     parent_run_id: str,
     engine: str = "duckdb",
     master: str = "",
+    with_baseline: bool = False,
     subfolder: str = "",
 ) -> None:
-    """Make or read a raw log, cluster it by session and split it by time."""
+    """Make or read a raw log and store it in the layout that suits it; for a baseline, in time order too."""
     import json
+    from functools import partial
 
     from components.generate_data.executors import spark_settings
     from components.outputs import publish, write_table
@@ -41,17 +44,15 @@ def generate_data(
     ) as step:
         settings = json.loads(data_settings)
         raw = make_raw_log(preset, out=step.path("raw"), data=data or None, overrides=settings, progress=step.progress)
+        store = partial(cluster_sessions, raw, engine=engine, eval_fraction=eval_fraction, progress=step.progress)
         with spark_session(spark_settings(master)):
-            clustered = cluster_sessions(
-                raw,
-                out=step.path("dataset"),
-                layout=layout,
-                engine=engine,
-                eval_fraction=eval_fraction,
-                progress=step.progress,
-            )
+            clustered = plain = store(out=step.path("dataset"), layout=layout)
+            if with_baseline and clustered.layout != "time":
+                plain = store(out=step.path("baseline/dataset"), layout="time")
         step.count(clustered.num_rows)
         step.record({"num_sessions": clustered.num_sessions, "data_bytes": clustered.data_bytes})
         step.log_dataset(clustered, context="training")
-        publish(dataset, step.wrote("dataset", clustered))
+        reference = step.wrote("dataset", clustered)
+        publish(dataset, reference | {"layout": clustered.layout, "why": clustered.layout_why})
+        publish(baseline_data, reference if plain is clustered else step.wrote("baseline_data", plain))
         write_table(summary, "Dataset", {part["file"]: part for part in clustered.to_json()["parts"]})

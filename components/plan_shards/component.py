@@ -16,14 +16,15 @@ def plan_shards(
     tracking_uri: str,
     parent_run_id: str,
     num_nodes: int = 1,
-    hot_budget_bytes: int = 0,
+    hot_budget: str = "auto",
     compress: str = "",
 ) -> None:
-    """Decide which rows live on which rank, which are hot (hot_budget_bytes) and which share parameters (compress)."""
+    """Decide which rows live on which rank, which are hot (hot_budget) and which share parameters (compress)."""
     import json
     from dataclasses import asdict
 
     from components.outputs import path_of, publish, write_table
+    from components.plan_shards.budgets import read_hot_budget
     from recmill.planning.planner import Topology
     from recmill.planning.planner import plan_shards as plan_tables
     from recmill.tracking import step_run
@@ -34,7 +35,7 @@ def plan_shards(
         "nproc": nproc,
         "num_nodes": num_nodes,
         "memory_budget_bytes": memory_budget_bytes,
-        "hot_budget_bytes": hot_budget_bytes,
+        "hot_budget": hot_budget,
         "compress": compress,
     }
     with step_run(
@@ -45,7 +46,7 @@ def plan_shards(
             out=step.path("plan"),
             topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
             memory_budget_bytes=memory_budget_bytes,
-            hot_budget_bytes=hot_budget_bytes or None,
+            hot_budget_bytes=read_hot_budget(hot_budget),
             compress=compress or None,
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
             progress=step.progress,

@@ -24,45 +24,24 @@ def train_model(
     """Train with torchrun in this pod or on several nodes, evaluate on held-out sessions, register the model."""
     import json
 
-    from components.memory import explain_memory_limit
-    from components.outputs import log_numbers, path_of, publish
-    from components.placement import ClusterPlacement
-    from components.train_model.train_job import TrainJobLauncher
-    from recmill import artifacts
+    from components.outputs import path_of, publish
+    from components.train_model.step import run_training, show_training
+    from recmill.artifacts import Checkpoint
     from recmill.tracking import step_run
-    from recmill.training.config import TrainConfig
     from recmill.training.serving import export_checkpoint
-    from recmill.training.trainer import train
 
-    data = artifacts.Dataset.load(path_of(dataset))
-    inputs = {"dataset": data.path, "plan": path_of(plan), "allocation": path_of(allocation), "nproc": nproc}
-    inputs |= {"num_nodes": num_nodes, **variant}
+    inputs = {"dataset": path_of(dataset), "plan": path_of(plan), "allocation": path_of(allocation)}
     with step_run(
         "train_model",
         workdir=workdir,
         tracking_uri=tracking_uri,
         parent_run_id=parent_run_id,
-        inputs=inputs,
+        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes} | variant,
         subfolder=subfolder,
     ) as step:
-        step.log_dataset(data, context="training")
-        placement = ClusterPlacement.from_environment()
-        launcher = TrainJobLauncher(num_nodes=num_nodes, placement=placement, progress=step.progress)
-        with explain_memory_limit():
-            result = train(
-                data.path,
-                out=step.path("train"),
-                plan=path_of(plan),
-                allocation=path_of(allocation),
-                nproc=num_nodes * nproc,
-                config=TrainConfig.from_overrides(json.loads(settings) | variant),
-                launcher=launcher if num_nodes > 1 else None,
-                progress=step.progress,
-            )
-        step.record({**result["metrics"], **{name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}})
-        step.log_training(result)
-        checkpoint = artifacts.Checkpoint.load(step.path("train/checkpoint"))
+        chosen = json.loads(settings) | variant
+        result = run_training(step, inputs, settings=chosen, nproc=nproc, num_nodes=num_nodes)
+        checkpoint = Checkpoint.load(step.path("train/checkpoint"))
         export_checkpoint(checkpoint.path, out=step.path("model"))
         publish(model, step.wrote("checkpoint", checkpoint) | step.log_model(step.path("model")))
-        log_numbers(metrics, step.metrics)
-        roc.log_roc_curve(result["roc"]["fpr"], result["roc"]["tpr"], result["roc"]["threshold"])
+        show_training(step, result, metrics, roc)

@@ -13,11 +13,12 @@ from click.testing import CliRunner
 
 import recmill
 from pipelines.commands import compile_pipeline
-from pipelines.train import STEPS
+from pipelines.train import STEPS, steps_of
 from recmill.artifacts import InputError
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "pipeline.yaml"
+DEFAULT_STEPS = steps_of(with_baseline=True, with_sharing=False)
 
 
 def compiled(folder: Path, *args: str) -> bytes:
@@ -57,6 +58,7 @@ def test_the_image_tag_reaches_every_step(tmp_path: Path) -> None:
         "exec-profile-access": "reg.test/team/recmill/data:abc123",
         "exec-plan-shards": "reg.test/team/recmill/trainer:abc123",
         "exec-tune-ingest": "reg.test/team/recmill/trainer:abc123",
+        "exec-train-baseline": "reg.test/team/recmill/trainer:abc123",
         "exec-train-model": "reg.test/team/recmill/trainer:abc123",
         "exec-report": "reg.test/team/recmill/trainer:abc123",
         "exec-close-run": "reg.test/team/recmill/data:abc123",
@@ -87,7 +89,7 @@ def test_no_step_installs_packages_or_takes_the_run_id_as_a_parameter() -> None:
     text = GOLDEN.read_text(encoding="utf-8")
     assert "pip install" not in text
     assert "pipeline_job_uuid" not in text
-    assert text.count("name: KFP_RUN_ID") == len(STEPS) + 1  # and the task that closes the run
+    assert text.count("name: KFP_RUN_ID") == len(DEFAULT_STEPS) + 1  # and the task that closes the run
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -97,8 +99,27 @@ def test_folder_function_and_step_share_one_name_and_the_step_is_thin(step: str)
     assert function.name == step
     statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
     assert len(statements) <= 30
-    spec, _ = specs(GOLDEN.read_text(encoding="utf-8"))
-    assert step.replace("_", "-") in spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+
+def tasks_of(text: bytes | str) -> dict[str, set[str]]:
+    """The tasks of the pipeline and those that each waits for."""
+    tasks = specs(text)[0]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    return {name: set(task.get("dependentTasks", ())) for name, task in tasks.items()}
+
+
+def test_the_default_pipeline_trains_a_baseline_and_then_the_model() -> None:
+    tasks = tasks_of(GOLDEN.read_text(encoding="utf-8"))
+    assert set(tasks) == {step.replace("_", "-") for step in DEFAULT_STEPS}
+    assert tasks["train-baseline"] == {"generate-data", "profile-access"}
+    assert "train-baseline" in tasks["train-model"]  # never both at a time: their speeds are compared
+
+
+def test_the_graph_has_the_trainings_that_were_chosen(tmp_path: Path) -> None:
+    alone = tasks_of(compiled(tmp_path, "--no-baseline"))
+    assert not {"train-baseline", "train-shared"} & set(alone)
+    everything = tasks_of(compiled(tmp_path, "--with-sharing"))
+    assert "train-model" in everything["train-shared"]
+    assert "train-shared" in everything["report"]
 
 
 def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
@@ -112,10 +133,11 @@ def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
         if "outputDefinitions" in component
     }
     assert kinds == {
-        "generate-data": {"dataset": "Dataset", "summary": "Markdown"},
+        "generate-data": {"dataset": "Dataset", "baseline_data": "Dataset", "summary": "Markdown"},
         "profile-access": {"profile": "Artifact", "summary": "Markdown"},
         "plan-shards": {"plan": "Artifact", "summary": "Markdown"},
         "tune-ingest": {"allocation": "Artifact", "metrics": "Metrics"},
+        "train-baseline": {"model": "Model", "metrics": "Metrics", "roc": "ClassificationMetrics"},
         "train-model": {"model": "Model", "metrics": "Metrics", "roc": "ClassificationMetrics"},
         "report": {"page": "HTML", "metrics": "Metrics"},
     }

@@ -17,7 +17,17 @@ from pipelines.commands import run
 from pipelines.train import STEPS
 from recmill.artifacts import InputError, read_json
 
-SMALL = ("--preset", "tiny", "--set", "data.sessions=150", "--set", "batch_size=256", "--set", "threads=1")
+SMALL = (
+    "--preset",
+    "tiny",
+    "--set",
+    "data.sessions=150",
+    "--set",
+    "batch_size=256",
+    "--set",
+    "threads=1",
+    "--with-sharing",
+)
 
 
 def recmill(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +55,9 @@ def test_a_run_leaves_every_artifact_and_the_report(finished: tuple[Path, dict[s
         "profile",
         "plan",
         "allocation",
+        "baseline",
         "train",
+        "shared",
         "model",
         "steps",
         "report.html",

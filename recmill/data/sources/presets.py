@@ -29,7 +29,7 @@ def numbered(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def tiny() -> SyntheticConfig:
-    """About 50,000 samples that train in seconds: the demo."""
+    """About 50,000 samples that train in seconds: for tests."""
     dim = 16
     return SyntheticConfig(
         name="tiny",
@@ -66,6 +66,49 @@ def tiny() -> SyntheticConfig:
         item_dense=("price", "age", "quality", "distance"),
         sessions_per_s=2.0,
         popular_rows=50,
+    )
+
+
+def demo() -> SyntheticConfig:
+    """About 140,000 impressions shaped like those of a feed: requests of four candidates, three requests a session.
+
+    Users, items and creators follow Zipf's law; the last 40 items of a user move on between requests.
+    """
+    dim = 16
+    return SyntheticConfig(
+        name="demo",
+        num_sessions=12_000,
+        samples_per_session=12.0,
+        samples_per_request=4.0,
+        zipf=1.05,
+        stay_prob=0.8,
+        shift_prob=0.8,
+        user_groups=(
+            UserGroup(name="user", lists=(IdList(name="user_id", num_rows=20_000, dim=dim),), stay_prob=1.0),
+            UserGroup(
+                name="interests",
+                lists=(
+                    IdList(name="liked_topics", num_rows=1_000, dim=dim, mean_length=6),
+                    IdList(name="followed_creators", num_rows=5_000, dim=dim, mean_length=12),
+                ),
+                dense=("account_age", "activity"),
+                stay_prob=0.95,
+            ),
+            UserGroup(
+                name="context",
+                lists=(IdList(name="recent_queries", num_rows=10_000, dim=dim, mean_length=4),),
+                dense=("time_spent", "num_visits"),
+            ),
+        ),
+        histories=(History(name="history", item="item", length=40),),
+        items=(
+            IdList(name="item", num_rows=20_000, dim=dim),
+            IdList(name="category", num_rows=300, dim=dim),
+            IdList(name="creator", num_rows=5_000, dim=dim),
+        ),
+        item_dense=("price", "age", "quality", "distance"),
+        sessions_per_s=5.0,
+        popular_rows=100,
     )
 
 
@@ -134,6 +177,7 @@ def recd() -> SyntheticConfig:
 
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(config=tiny, training={"eval_every": "6"}),
+    "demo": Preset(config=demo, training={"batch_size": "1024", "eval_every": "16"}),
     "small": Preset(config=small),
     "recd": Preset(config=recd),
     "globo": Preset(

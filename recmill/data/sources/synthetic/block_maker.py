@@ -30,6 +30,7 @@ class Sessions:
     first: IntArray
     session_of: IntArray
     is_first: BoolArray
+    is_request: BoolArray  # the first sample of a request
 
     @property
     def num_samples(self) -> int:
@@ -96,7 +97,8 @@ class BlockMaker:
         dense: dict[str, npt.NDArray[np.float32]] = {}
         for group in config.user_groups:
             stay_prob = config.stay_prob if group.stay_prob is None else group.stay_prob
-            is_new = sessions.is_first | (rng.random(sessions.num_samples) >= stay_prob)
+            is_changed = sessions.is_request & (rng.random(sessions.num_samples) >= stay_prob)
+            is_new = sessions.is_first | is_changed
             versions[group.name] = np.cumsum(is_new) - 1
             num_versions = int(versions[group.name][-1]) + 1
             for entry in group.lists:
@@ -133,18 +135,23 @@ class BlockMaker:
         first = offsets_of(sizes)[:-1]
         is_first = np.zeros(int(sizes.sum()), dtype=np.bool_)
         is_first[first] = True
+        is_request = np.ones_like(is_first)
+        if config.samples_per_request > 1:  # drawn only then: the logs of other presets stay as they are
+            is_request = is_first | (rng.random(len(is_first)) < 1 / config.samples_per_request)
         return Sessions(
             numbers=self.num_made + np.arange(count),
             start_ms=self.last_start_ms + np.cumsum(rng.exponential(1000 / config.sessions_per_s, count)),
             first=first,
             session_of=np.repeat(np.arange(count), sizes),
             is_first=is_first,
+            is_request=is_request,
         )
 
     def _draw_samples(self, rng: np.random.Generator, sessions: Sessions) -> dict[str, npt.NDArray[Any]]:
         """What is new in every sample: its time, the item and its dense values."""
         config = self.config
         gaps = draw_gaps_ms(rng, sessions.num_samples, mean_s=config.mean_gap_s)
+        gaps[~sessions.is_request] = 1
         names = name_sessions(sessions.numbers, seed=config.seed)
         samples: dict[str, npt.NDArray[Any]] = {
             "session_id": names[sessions.session_of],
@@ -170,7 +177,7 @@ class BlockMaker:
         A window that moves includes the item of the sample before.
         """
         is_shifted = rng.random(sessions.num_samples) < self.config.shift_prob
-        is_shifted[sessions.is_first] = False
+        is_shifted[sessions.is_first | ~sessions.is_request] = False
         shifts = sessions.running_sum(is_shifted.astype(np.int64))
         last = np.concatenate([sessions.first[1:], [sessions.num_samples]]) - 1
         offsets = offsets_of(length + shifts[last])

@@ -54,9 +54,10 @@ class SyntheticConfig:
     histories: tuple[History, ...]
     items: tuple[IdList, ...]
     item_dense: tuple[str, ...]
+    samples_per_request: float = 1.0  # candidates shown at once: user features and histories change between requests
     seed: int = 0
     sessions_per_s: float = 20.0  # with mean_gap_s this sets how many sessions are open at a time
-    mean_gap_s: float = 15.0
+    mean_gap_s: float = 15.0  # between requests
     max_size_factor: float = 40.0  # no session is longer than this many means
     base_rate: float = 0.25
     logit_std: float = 1.8  # 1.8 gives a best AUC near 0.83
@@ -66,6 +67,7 @@ class SyntheticConfig:
         checks = {
             "sessions": (self.num_sessions, 1, float("inf"), "at least 1"),
             "samples per session": (self.samples_per_session, 1, 1e6, "at least 1 and at most a million"),
+            "samples per request": (self.samples_per_request, 1, 1e6, "at least 1 and at most a million"),
             "zipf": (self.zipf, 0, 10, "between 0 and 10"),
             "stay-prob": (self.stay_prob, 0, 1, "between 0 and 1"),
             "shift-prob": (self.shift_prob, 0, 1, "between 0 and 1"),

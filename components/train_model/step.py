@@ -1,0 +1,85 @@
+"""What the steps that train share: train_model, and train_baseline and train_shared beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.memory import explain_memory_limit
+from components.outputs import log_numbers
+from components.placement import ClusterPlacement
+from components.train_model.train_job import TrainJobLauncher
+from recmill.artifacts import Checkpoint, Dataset, InputError, join_path
+from recmill.planning.planner import Topology, plan_shards
+from recmill.tracking import StepRun
+from recmill.training.config import TrainConfig
+from recmill.training.switches import Switch
+from recmill.training.trainer import train
+
+BASELINE = {switch.value: "false" for switch in Switch}
+
+
+def run_training(
+    step: StepRun,
+    inputs: Mapping[str, str],
+    *,
+    settings: Mapping[str, str],
+    nproc: int,
+    num_nodes: int,
+    folder: str = "",
+) -> dict[str, Any]:
+    """Train in this pod or on several nodes, in RUN/folder/train; record and log what came out.
+
+    `inputs` are the paths of dataset, plan and, if there is one, allocation.
+    """
+    step.log_dataset(Dataset.load(inputs["dataset"]), context="training")
+    launcher = TrainJobLauncher(
+        num_nodes=num_nodes, placement=ClusterPlacement.from_environment(), progress=step.progress
+    )
+    with explain_memory_limit():
+        result = train(
+            inputs["dataset"],
+            out=step.path(join_path(folder, "train") if folder else "train"),
+            plan=inputs["plan"],
+            allocation=inputs.get("allocation"),
+            nproc=num_nodes * nproc,
+            config=TrainConfig.from_overrides(settings),
+            launcher=launcher if num_nodes > 1 else None,
+            progress=step.progress,
+        )
+    step.record({**result["metrics"], **{name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}})
+    step.log_training(result)
+    return result
+
+
+def train_beside(
+    step: StepRun,
+    folder: str,
+    inputs: Mapping[str, str],
+    *,
+    settings: Mapping[str, str],
+    nproc: int,
+    num_nodes: int,
+    **plan_options: Any,
+) -> tuple[dict[str, Any], Checkpoint]:
+    """Plan (from inputs["profile"]) and train a variant in RUN/folder; the result and the checkpoint."""
+    try:
+        planned = plan_shards(
+            inputs["profile"],
+            out=step.path(f"{folder}/plan"),
+            topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
+            batch_size=TrainConfig.from_overrides(settings).batch_size,
+            progress=step.progress,
+            **plan_options,
+        )
+    except InputError as error:
+        raise InputError(f"the variant {folder!r} cannot be planned: {error}; leave it out of the pipeline") from error
+    parts = {**inputs, "plan": planned.path}
+    result = run_training(step, parts, settings=settings, nproc=nproc, num_nodes=num_nodes, folder=folder)
+    return result, Checkpoint.load(step.path(f"{folder}/train/checkpoint"))
+
+
+def show_training(step: StepRun, result: Mapping[str, Any], metrics: Any, roc: Any) -> None:
+    """Fill the KFP artifacts that the UI shows of a training."""
+    log_numbers(metrics, step.metrics)
+    roc.log_roc_curve(result["roc"]["fpr"], result["roc"]["tpr"], result["roc"]["threshold"])
