@@ -13,7 +13,7 @@ from recmill.sizes import format_bytes
 
 @click.command()
 @click.option(
-    "--preset", type=click.Choice(list(PRESETS)), required=True, help="Data to write; the first three are synthetic."
+    "--preset", type=click.Choice(list(PRESETS)), required=True, help="Data to write; the first four are synthetic."
 )
 @click.option("--out", required=True, help="Folder for log-*.parquet and schema.json.")
 @click.option("--sessions", type=int, help="Number of sessions (synthetic). Default: the preset's.")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.placement import DEFAULT_STEPS, ClusterPlacement
+from components.placement import DEFAULT_STEPS, PLACED_LIKE, ClusterPlacement
 from pipelines.ablations import VARIANTS
 from pipelines.commands import PIPELINES, compile_pipeline
 from pipelines.site import IMAGES
@@ -139,7 +139,7 @@ def test_gpus_on_the_command_line_go_to_training_alone(tmp_path: Path) -> None:
     spec, _ = compiled(tmp_path, "--gpus", "2", "--gpu-type", "amd.com/gpu")
     containers = {name: entry["container"] for name, entry in spec["deploymentSpec"]["executors"].items()}
     with_gpus = {name for name, container in containers.items() if "accelerator" in container["resources"]}
-    assert with_gpus == {"exec-train-model"}
+    assert with_gpus == {"exec-train-baseline", "exec-train-model"}
     assert containers["exec-train-model"]["resources"]["accelerator"]["type"] == "amd.com/gpu"
 
 
@@ -150,7 +150,7 @@ def test_the_placement_travels_to_the_steps_that_start_pods(tmp_path: Path) -> N
         variables = {entry["name"]: entry["value"] for entry in executor["container"]["env"]}
         if "RECMILL_PLACEMENT" in variables:
             travelling[name] = ClusterPlacement.from_body(json.loads(variables["RECMILL_PLACEMENT"]), where="test")
-    assert set(travelling) == {"exec-generate-data", "exec-train-model"}
+    assert set(travelling) == {"exec-generate-data", "exec-train-baseline", "exec-train-model"}
     there = travelling["exec-train-model"]
     assert (there.mount, there.image) == ("/data", "recmill/trainer:0.1.0")
     assert there.step("train_model").node_selector == {"pool": "big"}
@@ -184,7 +184,13 @@ def test_a_placement_survives_its_journey() -> None:
 
 
 def test_every_step_has_an_image_and_a_default_placement() -> None:
-    assert set(IMAGES) == set(DEFAULT_STEPS)
+    assert set(IMAGES) == {*DEFAULT_STEPS, *PLACED_LIKE}
+
+
+def test_trainings_that_are_compared_get_the_same_resources() -> None:
+    placement = ClusterPlacement().with_step("train_model", cpu="16", memory="128Gi")
+    for step in ("train_baseline", "train_shared"):
+        assert placement.step(step) == placement.step("train_model")
 
 
 def assert_folders_differ(task: dict) -> None:

@@ -206,7 +206,7 @@ def test_parquet_of_the_user_is_only_located(tmp_path):
 @pytest.mark.parametrize(
     ("source", "overrides", "sentence"),
     [
-        ("huge", {}, "unknown preset 'huge'; expected one of tiny, small, recd, globo"),
+        ("huge", {}, "unknown preset 'huge'; expected one of tiny, demo, small, recd, globo"),
         ("tiny", {"colour": 1}, "unknown setting 'colour'"),
         ("tiny", {"limit": 5}, "'tiny' has no setting 'limit'; it has sessions"),
         ("frappe", {"zipf": 1.0}, "'frappe' has no setting 'zipf'; it has limit"),

@@ -252,3 +252,17 @@ def test_writing_is_not_slow(tmp_path):
 def test_impossible_settings_are_refused_with_a_sentence(override, sentence):
     with pytest.raises(InputError, match=sentence):
         synthetic_config("tiny", **override)
+
+
+def test_candidates_of_a_request_share_what_belongs_to_the_user(tmp_path):
+    """User features and histories change only where a request begins; candidates of one follow 1 ms apart."""
+    config = replace(synthetic_config("demo", sessions=300), samples_per_request=4.0)
+    rows = pa.concat_tables(map(pq.read_table, sorted(generate_log(config, out=tmp_path / "raw").glob("*.parquet"))))
+    rows = rows.sort_by([("session_id", "ascending"), ("timestamp", "ascending")])
+    session, time_ms = rows["session_id"].to_numpy(), rows["timestamp"].to_numpy()
+    follows = (np.diff(session) == 0) & (np.diff(time_ms) == 1)
+    assert 3.0 < len(session) / (len(session) - follows.sum()) < 4.5  # sessions end requests early
+    for name in ("liked_topics", "recent_queries", "history", "time_spent"):
+        lists = rows[name].to_pylist()
+        assert all(lists[row] == lists[row + 1] for row in np.flatnonzero(follows))
+    assert len(set(rows["item"].to_pylist())) > 100
