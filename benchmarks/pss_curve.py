@@ -43,7 +43,6 @@ ADAGRAD_RATES = (0.1, 0.2, 0.3)
 ADAGRAD = ("full adagrad", "hot int8")
 SHARED: dict[str, Make] = {f"shared {block}": shared(block) for block in (1, 16, 64)}
 PEERS: dict[str, Make] = {"hash": hash_rows, "quotient": quotient_remainder, **SHARED}
-PEERS["randomfold"] = shared(1, mapping="randomfold")
 NAMES = ("hot int8", "hot", *PEERS)
 FACTORS = (10.0, 100.0, 1_000.0, 10_000.0)
 

@@ -119,7 +119,6 @@ class Shared(nn.Module):
         *,
         seed: int,
         block_size: int,
-        mapping: str = "robe",
         exact: Exact | None = None,
     ) -> None:
         super().__init__()
@@ -135,9 +134,7 @@ class Shared(nn.Module):
         shared = num_weights - num_exact * (width or 0) - math.ceil(num_exact * ID_BYTES / WEIGHT_BYTES)
         # Exact rows begin at a line of 16 slots.
         shared = max(16, shared // 16 * 16) if num_exact else max(1, shared)
-        self.array = SharedArray(
-            tables, memory_bytes=4 * shared, block_size=block_size, mapping=mapping, seed=seed, std=STD
-        )
+        self.array = SharedArray(tables, memory_bytes=4 * shared, block_size=block_size, seed=seed, std=STD)
         self.features = self.array.features(names)
         self.num_bytes = self.array.num_slots * WEIGHT_BYTES + num_exact * ID_BYTES
 
@@ -178,7 +175,6 @@ class PackedShared(nn.Module):
             exact_width=width,
             optimiser=TableOptimiser(kind="rowwise_adagrad"),
             dtype=torch.int8,
-            num_threads=1,
         )
         self.tables.array.std = STD
         self.tables.array.reset_parameters()
@@ -229,10 +225,10 @@ def quotient_remainder(samples: Samples, num_weights: int, seed: int) -> nn.Modu
     return Rows(samples, used, torch.cat(remainders), torch.cat(quotients))
 
 
-def shared(block_size: int, *, mapping: str = "robe", exact: Exact | None = None) -> Make:
+def shared(block_size: int, *, exact: Exact | None = None) -> Make:
     def make(samples: Samples, num_weights: int, seed: int) -> nn.Module:
         size = min(block_size, num_weights)
-        return Shared(samples, num_weights, seed=seed, block_size=size, mapping=mapping, exact=exact)
+        return Shared(samples, num_weights, seed=seed, block_size=size, exact=exact)
 
     return make
 

@@ -8,12 +8,12 @@ from kernels.count_rows import count_rows
 from kernels.decode_streams import decode_inverse, decode_symbols, decode_windows
 from kernels.dedup_rows import dedup_rows, distinct_rows
 from kernels.dot_interaction import dot_interaction
-from kernels.expand_rows import expand_jagged, expand_rows
+from kernels.expand_rows import expand_jagged, expand_rows, sum_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
 from kernels.pointwise_attention import pointwise_attention
 from kernels.pool_windows import pool_windows
-from kernels.shared_lookup import shared_adagrad, shared_lookup, shared_scatter, shared_step_packed
+from kernels.shared_lookup import shared_lookup, shared_scatter, shared_step
 from kernels.split_tiers import distinct_keys, split_tiers
 from kernels.take_rows import take_rows, take_windows
 from kernels.update_rows import find_rows, sum_bags, update_rows
@@ -37,12 +37,12 @@ __all__ = [
     "move_rows",
     "pointwise_attention",
     "pool_windows",
-    "shared_adagrad",
     "shared_lookup",
     "shared_scatter",
-    "shared_step_packed",
+    "shared_step",
     "split_tiers",
     "sum_bags",
+    "sum_rows",
     "take_rows",
     "take_windows",
     "update_rows",

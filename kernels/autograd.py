@@ -11,6 +11,8 @@ through DLPack's C interface (kernels/arrays.h). "Registered op": every call goe
     shared_lookup       28.1  117.8    12.8  120.0
     pool_windows        14.6  113.8     8.7   95.3    15.0   137.1
     window_attention    15.6  114.6     8.9   94.7    16.5   144.5
+
+dot_interaction, pool_windows and window_attention are plain autograd.Functions: tracing uses their references.
 """
 
 from __future__ import annotations
@@ -22,6 +24,12 @@ import torch
 from torch import Tensor
 
 PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_compiled_float(*tensors: Tensor) -> bool:
+    """Whether compiled kernels can take these: plain float32, and nothing is tracing."""
+    is_plain = all(tensor.dtype == torch.float32 and type(tensor) in PLAIN for tensor in tensors)
+    return is_plain and not torch.compiler.is_compiling()
 
 
 class Op:

@@ -1,6 +1,8 @@
 // The compiled half of the package `kernels`: every op's cpu.cpp adds its functions here.
 #include <nanobind/nanobind.h>
 
+#include "parallel.h"
+
 #define RECMILL_OPS(VISIT)                                                                                       \
   VISIT(count_rows) VISIT(decode_pages) VISIT(decode_streams) VISIT(dedup_rows) VISIT(dot_interaction)           \
   VISIT(expand_rows) VISIT(join_lists) VISIT(merge_windows) VISIT(move_rows) VISIT(pointwise_attention)          \
@@ -16,4 +18,7 @@ NB_MODULE(_cpu, m) {
   m.doc() = "Compiled CPU kernels over numpy arrays and torch tensors; see the Python functions in kernels/.";
 #define BIND(op) recmill::bind_##op(m);
   RECMILL_OPS(BIND)
+  m.def("force", [](int threads, bool is_portable, uint64_t hash_mask) {
+    recmill::forced = {threads, is_portable, hash_mask};
+  });
 }

@@ -10,10 +10,18 @@
 
 namespace recmill {
 
+// What tests force, through `_cpu.force`: threads on small inputs, code for any CPU, hashes that collide.
+struct Forced {
+  int threads = 0;
+  bool is_portable = false;
+  uint64_t hash_mask = ~uint64_t{0};
+};
+inline Forced forced;
+
 // An explicit number of threads is used as given. With 0, small work stays on one thread: starting a team of threads
 // costs 5 to 20 us, and a process that never starts one can still fork safely.
-inline int choose_threads(int requested, int64_t work, int64_t work_per_thread) {
-  if (requested > 0) return requested;
+inline int choose_threads(int64_t work, int64_t work_per_thread, int requested = 0) {
+  if (requested > 0 || forced.threads > 0) return requested > 0 ? requested : forced.threads;
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), work / work_per_thread)));
 }
 
@@ -50,7 +58,7 @@ __attribute__((target("avx2,fma"))) void call_for_fma(const Body& body) {
   body();
 }
 
-inline bool has_avx2() { return __builtin_cpu_supports("avx2"); }
+inline bool has_avx2() { return !forced.is_portable && __builtin_cpu_supports("avx2"); }
 inline bool has_fma() { return has_avx2() && __builtin_cpu_supports("fma"); }
 #else
 template <typename Body>
@@ -73,8 +81,8 @@ __attribute__((noinline)) void call_portably(const Body& body) {
 }
 
 template <typename Body>
-void run_avx2(const Body& body, bool allow = true) {
-  if (allow && has_avx2()) call_for_avx2(body);
+void run_avx2(const Body& body) {
+  if (has_avx2()) call_for_avx2(body);
   else call_portably(body);
 }
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 # R = rows of the table
-def count_rows(counts_R: Array, ids: Array, *, kernel: str | None = None, num_threads: int = 0) -> None:
+def count_rows(counts_R: Array, ids: Array, *, kernel: str | None = None) -> None:
     """Add to `counts_R` (int64, in place) how often each row occurs in `ids` (int64 or int32, of any shape).
 
     numpy arrays and torch tensors are read in place. An id outside [0, R) raises ValueError with its position and
-    leaves the counts unchanged. `num_threads` 0 means: as many as OpenMP offers if there is enough work.
+    leaves the counts unchanged.
     """
     if isinstance(counts_R, np.ndarray) and not counts_R.flags.writeable:
         raise ValueError("counts_R: is read-only")
@@ -27,4 +27,4 @@ def count_rows(counts_R: Array, ids: Array, *, kernel: str | None = None, num_th
 
         reference.count_rows(counts_R, ids)
     else:
-        _cpu.count_rows(counts_R, ids, num_threads)
+        _cpu.count_rows(counts_R, ids)

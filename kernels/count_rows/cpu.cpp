@@ -62,8 +62,8 @@ void count_partitioned(int64_t* counts, int64_t num_rows, const Id* ids, int64_t
 }
 
 template <typename Id>
-void count(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids, int num_threads) {
-  const int threads = choose_threads(num_threads, num_ids, kIdsPerThread);
+void count(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids) {
+  const int threads = choose_threads(num_ids, kIdsPerThread);
   check_ids(ids, num_ids, num_rows, threads);  // before anything is written: a bad id leaves the counts unchanged
   if (threads == 1) {
     for (int64_t i = 0; i < num_ids; ++i) ++counts[ids[i]];
@@ -74,10 +74,9 @@ void count(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids, in
   }
 }
 
-void count_rows(const Output& counts, const Input& ids, int num_threads) {
+void count_rows(const Output& counts, const Input& ids) {
   ids.with_dtype<int64_t, int32_t>("ids", [&](auto id) {
-    count(counts.as<int64_t>("counts_R"), counts.num_items(), ids.as<const decltype(id)>("ids"), ids.num_items(),
-          num_threads);
+    count(counts.as<int64_t>("counts_R"), counts.num_items(), ids.as<const decltype(id)>("ids"), ids.num_items());
   });
 }
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BACKENDS = ("reference", "cpu", "triton")
-ALL_BITS = 2**64 - 1
 
 
 # B = rows, U = distinct rows
@@ -45,7 +44,11 @@ def dedup_rows(
         from kernels.dedup_rows import triton_impl
 
         return triton_impl.dedup_rows(values, offsets)  # type: ignore[arg-type, return-value]
-    return _dedup_on_cpu(values, offsets, num_rows, num_threads)
+    unique_rows, inverse = (empty_like_kind(offsets[0], num_rows, is_index=True) for _ in range(2))
+    num_unique = _cpu.dedup_rows(values, offsets, unique_rows, inverse, num_threads)
+    unique_rows = unique_rows[:num_unique]
+    # Copied: a view would keep, and pickle, all B.
+    return unique_rows.copy() if isinstance(unique_rows, np.ndarray) else unique_rows.clone(), inverse
 
 
 def distinct_rows(rows_BF: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,19 +57,3 @@ def distinct_rows(rows_BF: Tensor) -> tuple[Tensor, Tensor]:
 
     rows_BF = rows_BF.contiguous()
     return dedup_rows([rows_BF], [torch.arange(len(rows_BF) + 1, device=rows_BF.device)])
-
-
-def _dedup_on_cpu(
-    values: Sequence[OfOneKind],
-    offsets: Sequence[OfOneKind],
-    num_rows: int,
-    num_threads: int,
-    *,
-    allow_avx2: bool = True,
-    hash_mask: int = ALL_BITS,  # tests let hashes collide with fewer bits
-) -> tuple[OfOneKind, OfOneKind]:
-    unique_rows, inverse = (empty_like_kind(offsets[0], num_rows, is_index=True) for _ in range(2))
-    num_unique = _cpu.dedup_rows(values, offsets, unique_rows, inverse, num_threads, allow_avx2, hash_mask)
-    unique_rows = unique_rows[:num_unique]
-    # Copied: a view would keep, and pickle, all B.
-    return unique_rows.copy() if isinstance(unique_rows, np.ndarray) else unique_rows.clone(), inverse

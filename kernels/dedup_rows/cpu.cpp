@@ -79,13 +79,13 @@ class FirstRows {
   uint64_t mask_;
 };
 
-void hash_rows(const std::vector<Lists>& features, Rows& rows, int64_t begin, int64_t end, Hash hash, uint64_t mask) {
+void hash_rows(const std::vector<Lists>& features, Rows& rows, int64_t begin, int64_t end, Hash hash) {
   for (int64_t row = begin; row < end; ++row) {
     rows.repeats[row] = row > 0 && equal_rows(features, row - 1, row);
     if (rows.repeats[row]) continue;
     uint64_t value = features.size();
     for (const Lists& lists : features) value = hash(lists.begin(row), lists.num_bytes(row), value);
-    rows.hash[row] = value & mask;
+    rows.hash[row] = value & forced.hash_mask;
   }
 }
 
@@ -104,19 +104,19 @@ void find_first_rows(FirstRows& table, Rows& rows, int64_t begin, int64_t end, i
   for (int64_t i = 0; i < num_mine; ++i) rows.first[mine[i]] = table.find_or_add(mine[i], rows.hash[mine[i]]);
 }
 
-void find_on_one_thread(const std::vector<Lists>& features, Rows& rows, Hash hash, uint64_t mask) {
+void find_on_one_thread(const std::vector<Lists>& features, Rows& rows, Hash hash) {
   FirstRows table(features, rows.num_rows);
   for (int64_t begin = 0; begin < rows.num_rows; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, rows.num_rows);
-    hash_rows(features, rows, begin, end, hash, mask);
+    hash_rows(features, rows, begin, end, hash);
     find_first_rows(table, rows, begin, end, 0, 1);
   }
 }
 
-void find_on_threads(const std::vector<Lists>& features, Rows& rows, Hash hash, uint64_t mask, int threads) {
+void find_on_threads(const std::vector<Lists>& features, Rows& rows, Hash hash, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t begin = 0; begin < rows.num_rows; begin += kBlock)
-    hash_rows(features, rows, begin, std::min(begin + kBlock, rows.num_rows), hash, mask);
+    hash_rows(features, rows, begin, std::min(begin + kBlock, rows.num_rows), hash);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
   for (int part = 0; part < threads; ++part) {
     int64_t num_mine = 0;
@@ -145,20 +145,20 @@ int64_t number_rows(const Rows& rows, int64_t* unique_rows, int64_t* inverse) {
 
 // Fills unique_rows and inverse; returns the number of distinct rows.
 int64_t dedup_rows(const std::vector<Input>& values, const std::vector<Input>& offsets, const Output& unique_rows,
-                   const Output& inverse, int num_threads, bool allow_avx2, uint64_t hash_mask) {
+                   const Output& inverse, int num_threads) {
   const int64_t num_rows = inverse.num_items();
   const std::vector<Lists> features = read_lists(values, offsets, num_rows);
   if (num_rows > std::numeric_limits<int32_t>::max()) refuse("received more than 2**31 - 1 rows");
   int64_t num_bytes = 0;
   for (const Lists& lists : features) num_bytes += (lists.offsets[num_rows] - lists.offsets[0]) * lists.item_bytes;
-  const int threads = choose_threads(num_threads, num_bytes, kBytesPerThread);
+  const int threads = choose_threads(num_bytes, kBytesPerThread, num_threads);
   Rows rows{std::unique_ptr<uint64_t[]>(new uint64_t[num_rows]), std::unique_ptr<bool[]>(new bool[num_rows]),
             std::unique_ptr<int64_t[]>(new int64_t[num_rows]), num_rows};
-  const Hash hash = choose_hash(allow_avx2);
+  const Hash hash = choose_hash();
   if (threads == 1)
-    find_on_one_thread(features, rows, hash, hash_mask);
+    find_on_one_thread(features, rows, hash);
   else
-    find_on_threads(features, rows, hash, hash_mask, threads);
+    find_on_threads(features, rows, hash, threads);
   return number_rows(rows, unique_rows.as<int64_t>("unique_rows", num_rows), inverse.as<int64_t>("inverse"));
 }
 

@@ -66,9 +66,9 @@ __attribute__((target("avx2"))) inline uint64_t hash_avx2(const char* bytes, int
 
 using Hash = uint64_t (*)(const char*, int64_t, uint64_t);
 
-inline Hash choose_hash([[maybe_unused]] bool allow_avx2) {
+inline Hash choose_hash() {
 #if defined(__x86_64__)
-  if (allow_avx2 && has_avx2()) return hash_avx2;
+  if (has_avx2()) return hash_avx2;
 #endif
   return hash_portable;
 }

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 # B = samples, F = vectors per sample, D = their width, P = F * (F - 1) / 2 pairs, K = vectors that are kept
-def dot_interaction(
-    vectors: Sequence[Tensor], *, num_kept: int = 0, kernel: str | None = None, num_threads: int = 0
-) -> Tensor:
+def dot_interaction(vectors: Sequence[Tensor], *, num_kept: int = 0, kernel: str | None = None) -> Tensor:
     """The first `num_kept` of F vectors [B, D] unchanged, then the products of every pair: [B, K * D + P].
 
         vectors of a sample:   a, b, c
@@ -23,21 +21,17 @@ def dot_interaction(
     float32 on the CPU runs compiled, and its bits do not depend on the number of threads. All other tensors use the
     reference, and so does tracing: an exported program contains only torch's own operators.
     """
-    import torch
-
-    from kernels.autograd import PLAIN
+    from kernels.autograd import is_compiled_float
 
     if not vectors or any(vector.dim() != 2 or vector.shape != vectors[0].shape for vector in vectors):
         raise ValueError(f"vectors: shapes are {[tuple(own.shape) for own in vectors]}, expected equal ones [B, D]")
     if not 0 <= num_kept <= len(vectors):
         raise ValueError(f"num_kept is {num_kept}, expected 0 to {len(vectors)}")
-    backend = pick_backend(kernel, vectors[0])
-    is_plain = all(vector.dtype == torch.float32 and type(vector) in PLAIN for vector in vectors)
-    if backend == "reference" or torch.compiler.is_compiling() or not is_plain:
+    if pick_backend(kernel, vectors[0]) == "reference" or not is_compiled_float(*vectors):
         from kernels.dot_interaction import reference
 
         return reference.dot_interaction(vectors, num_kept=num_kept)
     from kernels.dot_interaction import ops
 
-    joined: Tensor = ops.DotInteraction.apply(num_kept, num_threads, *vectors)  # type: ignore[no-untyped-call]
+    joined: Tensor = ops.DotInteraction.apply(num_kept, *vectors)  # type: ignore[no-untyped-call]
     return joined

@@ -110,9 +110,9 @@ RECMILL_INLINE void interact_back(const Vectors& in, int64_t sample, const float
 
 // Calls run(sample, scratch) for every sample, with `room` floats of scratch that are zero at first.
 template <typename Run>
-void run_samples(const Vectors& in, int64_t room, int num_threads, Run run) {
+void run_samples(const Vectors& in, int64_t room, Run run) {
   const int64_t work = in.num_samples * in.count() * in.count() * in.width;
-#pragma omp parallel num_threads(choose_threads(num_threads, work, kWorkPerThread))
+#pragma omp parallel num_threads(choose_threads(work, kWorkPerThread))
   {
     std::vector<float> scratch(room);
 #pragma omp for schedule(static)
@@ -121,21 +121,21 @@ void run_samples(const Vectors& in, int64_t room, int num_threads, Run run) {
   }
 }
 
-void dot_interaction(const std::vector<Input>& vectors, int64_t num_kept, const Output& out, int num_threads) {
+void dot_interaction(const std::vector<Input>& vectors, int64_t num_kept, const Output& out) {
   const Vectors in(vectors, num_kept);
   float* found = out.as<float>("out", in.num_samples * in.num_out());
-  run_samples(in, (in.count() + kLanes - 1) * in.padded_width(), num_threads,
+  run_samples(in, (in.count() + kLanes - 1) * in.padded_width(),
               [&](int64_t sample, float* scratch)
                   RECMILL_BODY { interact(in, sample, scratch, found + sample * in.num_out()); });
 }
 
 void dot_interaction_backward(const std::vector<Input>& vectors, int64_t num_kept, const Input& gradient,
-                              const Output& out, int num_threads) {
+                              const Output& out) {
   const Vectors in(vectors, num_kept);
   const float* from = gradient.as<const float>("gradient", in.num_samples * in.num_out());
   float* found = out.as<float>("out", in.count() * in.num_samples * in.width);
   const int64_t room = in.count() * (in.padded_width() + in.padded_count()) + in.padded_count() * in.padded_width();
-  run_samples(in, room, num_threads,
+  run_samples(in, room,
               [&](int64_t sample, float* scratch)
                   RECMILL_BODY { interact_back(in, sample, from + sample * in.num_out(), scratch, found); });
 }

@@ -12,17 +12,17 @@ from kernels import _cpu
 
 class DotInteraction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, num_kept: int, num_threads: int, *vectors: Tensor) -> Tensor:
+    def forward(ctx: Any, num_kept: int, *vectors: Tensor) -> Tensor:
         # Rows may lie apart, as columns of a wider lookup do, but the elements of a row must follow one another.
         vectors = tuple(
             own if own.stride(1) == 1 and own.stride(0) >= own.shape[1] else own.contiguous() for own in vectors
         )
         ctx.save_for_backward(*vectors)
-        ctx.num_kept, ctx.num_threads = num_kept, num_threads
+        ctx.num_kept = num_kept
         num_samples, width = vectors[0].shape
         num_pairs = len(vectors) * (len(vectors) - 1) // 2
         out = vectors[0].new_empty(num_samples, num_kept * width + num_pairs)
-        _cpu.dot_interaction(vectors, num_kept, out, num_threads)
+        _cpu.dot_interaction(vectors, num_kept, out)
         return out
 
     @staticmethod
@@ -30,5 +30,5 @@ class DotInteraction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         vectors = ctx.saved_tensors
         found_FBD = gradient.new_empty(len(vectors), *vectors[0].shape)
-        _cpu.dot_interaction_backward(vectors, ctx.num_kept, gradient.contiguous(), found_FBD, ctx.num_threads)
-        return None, None, *found_FBD.unbind()
+        _cpu.dot_interaction_backward(vectors, ctx.num_kept, gradient.contiguous(), found_FBD)
+        return None, *found_FBD.unbind()

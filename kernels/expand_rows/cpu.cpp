@@ -22,14 +22,14 @@ struct nanobind::detail::dtype_traits<recmill::BFloat16> {
 namespace recmill {
 namespace {
 
-void expand_rows(const Input& distinct, const Input& inverse_rows, const Output& out, int num_threads) {
+void expand_rows(const Input& distinct, const Input& inverse_rows, const Output& out) {
   const int64_t num_rows = inverse_rows.num_items(), row_bytes = distinct.row_bytes();
   const int64_t* inverse = inverse_rows.as<const int64_t>("inverse");
   const char* from = distinct.bytes("distinct");
   char* to = out.bytes("out");
   if (out.dim(0) != num_rows || (num_rows > 0 && out.row_bytes() != row_bytes)) refuse("out: has another shape");
   check_rows("inverse", inverse, num_rows, distinct.dim(0));
-  const int threads = choose_threads(num_threads, num_rows * row_bytes, kBytesPerThread);
+  const int threads = choose_threads(num_rows * row_bytes, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < num_rows; ++row)
     copy_bytes(to + row * row_bytes, from + inverse[row] * row_bytes, row_bytes);
@@ -57,13 +57,12 @@ inline void narrow(float value, BFloat16& out) {  // to the nearest, ties to eve
 struct Members {
   std::vector<int64_t> starts, places;
 
-  template <typename Place>
-  Members(const int64_t* inverse, int64_t num_rows, int64_t num_distinct, Place place)
+  Members(const int64_t* inverse, int64_t num_rows, int64_t num_distinct, int64_t width)
       : starts(num_distinct + 1, 0), places(num_rows) {
     for (int64_t row = 0; row < num_rows; ++row) ++starts[inverse[row] + 1];
     for (int64_t u = 0; u < num_distinct; ++u) starts[u + 1] += starts[u];
     std::vector<int64_t> next(starts.begin(), starts.end() - 1);
-    for (int64_t row = 0; row < num_rows; ++row) places[next[inverse[row]]++] = place(row);
+    for (int64_t row = 0; row < num_rows; ++row) places[next[inverse[row]]++] = row * width;
   }
 };
 
@@ -97,8 +96,7 @@ constexpr int64_t kVectors = 4;  // sums at once
 
 // out[i] = sum over places of gradient[place + i], in order, so that the bits depend on neither threads nor vectors.
 template <typename Value>
-RECMILL_INLINE void sum_vectors(const Value* gradient, const int64_t* places, int64_t count,
-                                                       Value* out) {
+RECMILL_INLINE void sum_vectors(const Value* gradient, const int64_t* places, int64_t count, Value* out) {
   using Wide = decltype(widen(Value{}));
   constexpr int64_t kSize = Vector<Wide>::kSize;
   typename Vector<Wide>::Type sums[kVectors] = {};
@@ -113,16 +111,15 @@ RECMILL_INLINE void sum_vectors(const Value* gradient, const int64_t* places, in
 }
 
 template <typename Value>
-RECMILL_INLINE void sum_column(const Value* gradient, const int64_t* places, int64_t count,
-                                                      Value* out) {
+RECMILL_INLINE void sum_column(const Value* gradient, const int64_t* places, int64_t count, Value* out) {
   decltype(widen(Value{})) sum = 0;
   for (int64_t at = 0; at < count; ++at) sum += widen(gradient[places[at]]);
   narrow(sum, *out);
 }
 
 template <typename Value>
-RECMILL_INLINE void sum_list(const Value* gradient, const int64_t* places, int64_t count,
-                                                    Value* out, int64_t begin, int64_t end) {
+RECMILL_INLINE void sum_list(const Value* gradient, const int64_t* places, int64_t count, Value* out, int64_t begin,
+                             int64_t end) {
   constexpr int64_t kColumns = kVectors * Vector<decltype(widen(Value{}))>::kSize;
   int64_t column = begin;
   for (; column + kColumns <= end; column += kColumns) sum_vectors(gradient + column, places, count, out + column);
@@ -130,69 +127,27 @@ RECMILL_INLINE void sum_list(const Value* gradient, const int64_t* places, int64
 }
 
 // Threads take distinct rows. A batch with few distinct rows is also split by columns, so that no thread is idle.
-template <typename Value>
-void sum_dense(const Value* gradient, int64_t width, const Input& inverse_rows, Value* out, int64_t num_distinct,
-               int num_threads) {
+void sum_rows(const Input& gradient, const Input& inverse_rows, const Output& out) {
+  const int64_t num_distinct = out.dim(0), width = num_distinct ? out.num_items() / num_distinct : 0;
   const int64_t num_rows = inverse_rows.num_items();
   const int64_t* inverse = inverse_rows.as<const int64_t>("inverse");
   check_rows("inverse", inverse, num_rows, num_distinct);
-  const Members members(inverse, num_rows, num_distinct, [&](int64_t row) { return row * width; });
-  const int64_t num_bytes = num_rows * width * static_cast<int64_t>(sizeof(Value));
-  const int threads = choose_threads(num_threads, num_bytes, kBytesPerThread);
-  const int64_t pieces = num_distinct < 8 * threads ? std::max<int64_t>(1, std::min<int64_t>(threads, width / 64)) : 1;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
-  for (int64_t task = 0; task < num_distinct * pieces; ++task) {
-    const int64_t u = task / pieces, piece = task % pieces;
-    run_avx2([&]() RECMILL_BODY {
-      sum_list(gradient, members.places.data() + members.starts[u], members.starts[u + 1] - members.starts[u],
-               out + u * width, width * piece / pieces, width * (piece + 1) / pieces);
-    });
-  }
-}
-
-void sum_rows(const Input& gradient, const Input& inverse, const Output& out, int num_threads) {
-  const int64_t num_distinct = out.dim(0), width = num_distinct ? out.num_items() / num_distinct : 0;
+  const Members members(inverse, num_rows, num_distinct, width);
   gradient.with_dtype<float, double, BFloat16>("gradient", [&](auto value) {
     using Value = decltype(value);
-    const Value* from = gradient.as<const Value>("gradient", num_distinct ? inverse.num_items() * width : -1);
-    sum_dense(from, width, inverse, out.as<Value>("out"), num_distinct, num_threads);
-  });
-}
-
-// The same for lists of vectors: row b of the gradient is gradient[expanded[b] : expanded[b + 1]].
-template <typename Value>
-void sum_lists(const Value* gradient, int64_t num_gradients, int64_t width, const Input& expanded_offsets,
-               const Input& inverse_rows, const Input& list_offsets, Value* out, int64_t num_values, int num_threads) {
-  const int64_t num_rows = inverse_rows.num_items(), num_distinct = list_offsets.num_items() - 1;
-  if (num_distinct < 0) refuse("offsets: expected at least one");
-  const int64_t* expanded = expanded_offsets.as<const int64_t>("expanded_offsets", num_rows + 1);
-  const int64_t* inverse = inverse_rows.as<const int64_t>("inverse");
-  const int64_t* offsets = list_offsets.as<const int64_t>("offsets");
-  check_offsets({nullptr, 1, num_values, offsets}, num_distinct);
-  check_offsets({nullptr, 1, num_gradients, expanded}, num_rows);
-  check_rows("inverse", inverse, num_rows, num_distinct);
-  for (int64_t row = 0; row < num_rows; ++row)
-    if (expanded[row + 1] - expanded[row] != offsets[inverse[row] + 1] - offsets[inverse[row]])
-      refuse("row " + std::to_string(row) + ": its expanded list has another length");
-  const Members members(inverse, num_rows, num_distinct, [&](int64_t row) { return expanded[row] * width; });
-  const int64_t num_bytes = num_gradients * width * static_cast<int64_t>(sizeof(Value));
-  const int threads = choose_threads(num_threads, num_bytes, kBytesPerThread);
+    const Value* from = gradient.as<const Value>("gradient", num_distinct ? num_rows * width : -1);
+    Value* sums = out.as<Value>("out");
+    const int threads = choose_threads(num_rows * width * static_cast<int64_t>(sizeof(Value)), kBytesPerThread);
+    const int64_t split = std::max<int64_t>(1, std::min<int64_t>(threads, width / 64));
+    const int64_t pieces = num_distinct < 8 * threads ? split : 1;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
-  for (int64_t u = 0; u < num_distinct; ++u)
-    run_avx2([&]() RECMILL_BODY {
-      sum_list(gradient, members.places.data() + members.starts[u], members.starts[u + 1] - members.starts[u],
-               out + offsets[u] * width, 0, (offsets[u + 1] - offsets[u]) * width);
-    });
-}
-
-void sum_jagged(const Input& gradient, const Input& expanded_offsets, const Input& inverse, const Input& offsets,
-                const Output& out, int num_threads) {
-  const int64_t num_values = out.dim(0), width = num_values ? out.num_items() / num_values : 0;
-  gradient.with_dtype<float, double, BFloat16>("gradient", [&](auto value) {
-    using Value = decltype(value);
-    const Value* from = gradient.as<const Value>("gradient", num_values ? gradient.dim(0) * width : -1);
-    sum_lists(from, gradient.dim(0), width, expanded_offsets, inverse, offsets, out.as<Value>("out"), num_values,
-              num_threads);
+    for (int64_t task = 0; task < num_distinct * pieces; ++task) {
+      const int64_t u = task / pieces, piece = task % pieces;
+      run_avx2([&]() RECMILL_BODY {
+        sum_list(from, members.places.data() + members.starts[u], members.starts[u + 1] - members.starts[u],
+                 sums + u * width, width * piece / pieces, width * (piece + 1) / pieces);
+      });
+    }
   });
 }
 
@@ -201,7 +156,6 @@ void sum_jagged(const Input& gradient, const Input& expanded_offsets, const Inpu
 void bind_expand_rows(nb::module_& m) {
   add_function(m, "expand_rows", &expand_rows);
   add_function(m, "sum_rows", &sum_rows);
-  add_function(m, "sum_jagged", &sum_jagged);
 }
 
 }  // namespace recmill

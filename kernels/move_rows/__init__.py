@@ -20,7 +20,6 @@ def move_rows(
     source_rows_N: Tensor | None = None,
     target_rows_N: Tensor | None = None,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> None:
     """target[target_rows[n]] = source[source_rows[n]] for every n; None means the rows 0 to N - 1.
 
@@ -33,7 +32,7 @@ def move_rows(
 
         reference.move_rows(source_RD, target_HD, source_rows_N, target_rows_N)
         return
-    _cpu.move_rows(source_RD, target_HD, source_rows_N, target_rows_N, num_moved, num_threads)
+    _cpu.move_rows(source_RD, target_HD, source_rows_N, target_rows_N, num_moved)
 
 
 def find_changed(
@@ -43,7 +42,6 @@ def find_changed(
     held_rows_N: Tensor | None = None,
     live_rows_N: Tensor | None = None,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> Tensor:
     """The n, ascending, at which held[held_rows[n]] and live[live_rows[n]] differ in any bit of any pair of matrices.
 
@@ -57,7 +55,7 @@ def find_changed(
 
         return reference.find_changed(held, live, held_rows_N, live_rows_N)
     found = torch.empty(num_compared, dtype=torch.int64)
-    count = _cpu.find_changed(held, live, held_rows_N, live_rows_N, found, num_threads)
+    count = _cpu.find_changed(held, live, held_rows_N, live_rows_N, found)
     return found[:count]
 
 

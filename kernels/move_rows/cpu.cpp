@@ -56,11 +56,11 @@ void move_part(const Matrix& source, const Matrix& target, int64_t begin, int64_
 }
 
 void move_rows(const Output& from, const Output& to, const OptionalInput& source_rows, const OptionalInput& target_rows,
-               int64_t count, int num_threads) {
+               int64_t count) {
   const Matrix source = read_matrix("source_rows", from, source_rows, count);
   const Matrix target = read_matrix("target_rows", to, target_rows, count);
   if (source.width != target.width) refuse("expected matrices of one width");
-  const int threads = choose_threads(num_threads, count * source.width * 4, kBytesPerThread);
+  const int threads = choose_threads(count * source.width * 4, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread)
     move_part(source, target, count * thread / threads, count * (thread + 1) / threads);
@@ -85,7 +85,7 @@ int64_t compare_part(const Pairs& pairs, int64_t begin, int64_t end, int64_t* fo
 
 // Writes the n at which rows differ to `found`, ascending; returns their number.
 int64_t find_changed(const std::vector<Output>& held, const std::vector<Output>& live, const OptionalInput& held_rows,
-                     const OptionalInput& live_rows, const Output& out, int num_threads) {
+                     const OptionalInput& live_rows, const Output& out) {
   const int64_t num_compared = out.num_items();
   int64_t* found = out.as<int64_t>("found");
   if (held.size() != live.size()) refuse("expected as many held as live matrices");
@@ -97,7 +97,7 @@ int64_t find_changed(const std::vector<Output>& held, const std::vector<Output>&
     if (pairs.back().first.width != pairs.back().second.width) refuse("expected matrices of one width");
     width += pairs.back().first.width;
   }
-  const int threads = choose_threads(num_threads, num_compared * width * 4, kBytesPerThread);
+  const int threads = choose_threads(num_compared * width * 4, kBytesPerThread);
   std::vector<int64_t> counts(threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread) {

@@ -19,7 +19,6 @@ def pool_windows(
     lengths_W: Tensor,
     *,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> Tensor:
     """The mean of each window's rows, weighted by the softmax of their scores inside the window: [W, H, D].
 
@@ -27,15 +26,16 @@ def pool_windows(
     row is scored once, however many windows contain it. float32 on the CPU runs compiled, and the bits of the gradient
     do not depend on the number of threads. All other tensors use the reference.
     """
+    from kernels.autograd import is_compiled_float
+
     check_windows(starts_W, lengths_W)
     if scores_NH is not None and (scores_NH.dim() != 2 or len(scores_NH) != len(rows_ND)):
         raise ValueError(f"scores_NH: shape is {tuple(scores_NH.shape)}, expected [{len(rows_ND)}, heads]")
-    backend = pick_backend(kernel, rows_ND)
-    if backend == "reference" or str(rows_ND.dtype) != "torch.float32":
+    if pick_backend(kernel, rows_ND) == "reference" or not is_compiled_float(rows_ND):
         from kernels.pool_windows import reference
 
         return reference.pool_windows(rows_ND, scores_NH, starts_W, lengths_W)
     from kernels.pool_windows import ops
 
-    pooled_WHD: Tensor = ops.pool_windows(rows_ND, scores_NH, starts_W, lengths_W, num_threads)[0]
+    pooled_WHD: Tensor = ops.PoolWindows.apply(rows_ND, scores_NH, starts_W, lengths_W)  # type: ignore[no-untyped-call]
     return pooled_WHD

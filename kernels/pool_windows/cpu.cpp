@@ -20,8 +20,8 @@ struct Pool {
         width(rows_ND.dim(1)),
         num_heads(num_heads) {}
 
-  int threads(const Windows& windows, int requested) const {
-    return choose_threads(requested, windows.places[windows.count] * width * num_heads, kWorkPerThread);
+  int threads(const Windows& windows) const {
+    return choose_threads(windows.places[windows.count] * width * num_heads, kWorkPerThread);
   }
 };
 
@@ -99,18 +99,18 @@ RECMILL_INLINE void pool_back(const Windows& windows, const Pool& in, const Back
 }
 
 void pool_windows(const Input& rows, const OptionalInput& scores, const Input& starts, const Input& lengths,
-                  const Output& out, const Output& log_sums, int num_threads) {
+                  const Output& out, const Output& log_sums) {
   const Windows windows(starts, lengths, rows.dim(0));
   const Pool in(rows, scores, log_sums.dim(1));
   const Forward io{out.as<float>("out", windows.count * in.num_heads * in.width),
                    log_sums.as<float>("log_sums", windows.count * in.num_heads)};
-#pragma omp parallel for num_threads(in.threads(windows, num_threads)) schedule(dynamic, 16)
+#pragma omp parallel for num_threads(in.threads(windows)) schedule(dynamic, 16)
   for (int64_t w = 0; w < windows.count; ++w) run_fma([&]() RECMILL_BODY { pool(windows, in, io, w); });
 }
 
 void pool_windows_backward(const Input& rows, const OptionalInput& scores, const Input& starts, const Input& lengths,
                            const Input& out, const Input& log_sums, const Input& gradient, const Output& row_gradient,
-                           const Output& score_gradient, int num_threads) {
+                           const Output& score_gradient) {
   const Windows windows(starts, lengths, rows.dim(0));
   const Clusters clusters(windows);
   const Pool in(rows, scores, log_sums.dim(1));
@@ -120,7 +120,7 @@ void pool_windows_backward(const Input& rows, const OptionalInput& scores, const
                     gradient.as<const float>("gradient", num_out),
                     row_gradient.as<float>("row_gradient", rows.num_items()),
                     score_gradient.as<float>("score_gradient", scores ? scores->num_items() : 0)};
-#pragma omp parallel for num_threads(in.threads(windows, num_threads)) schedule(dynamic, 4)
+#pragma omp parallel for num_threads(in.threads(windows)) schedule(dynamic, 4)
   for (int64_t c = 0; c < clusters.count(); ++c)
     for (int64_t at = clusters.begins[c]; at < clusters.begins[c + 1]; ++at)
       run_fma([&]() RECMILL_BODY { pool_back(windows, in, io, clusters.order[at]); });

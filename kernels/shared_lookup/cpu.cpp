@@ -2,6 +2,8 @@
 // No index is stored: an int64 index for a row of 64 floats would take 512 bytes, twice the row itself.
 #include <sys/mman.h>
 
+#include <nanobind/stl/pair.h>
+
 #include <cmath>
 
 #include "jagged.h"
@@ -13,44 +15,36 @@ namespace {
 using namespace shared;
 
 constexpr int64_t kBytesPerThread = 1 << 19;
-constexpr int64_t kColumns = 9;  // of the features: see SharedFeatures in layout.py
+constexpr int64_t kColumns = 8;  // of the features: see SharedFeatures in layout.py
 
 int64_t count_lines(int64_t num_slots) { return (num_slots + kLine - 1) / kLine; }
 
 // The lists of ids of a lookup and the features they belong to. Keeps the arrays alive; built once for all passes.
 class SharedLists {
  public:
-  // `layout`: size, key, block, is randomfold, is signed.
-  SharedLists(Input ids, Input offsets, OptionalInput weights, Input features, Input exact_ids,
-              const std::vector<int64_t>& layout, int64_t width, bool is_pooled)
-      : ids_(std::move(ids)), offsets_(std::move(offsets)), weights_(std::move(weights)),
-        exact_ids_(std::move(exact_ids)), width(width), is_pooled(is_pooled) {
-    if (layout.size() != 5) refuse("layout: expected five numbers");
-    layout_ = {static_cast<uint64_t>(layout[0]), static_cast<uint64_t>(layout[1]), layout[2], layout[3] != 0,
-               layout[4] != 0};
+  // `layout`: shared slots, slots per block.
+  SharedLists(Input ids, Input offsets, Input features, Input exact_ids, std::pair<int64_t, int64_t> layout,
+              int64_t width, bool is_pooled)
+      : ids_(std::move(ids)), offsets_(std::move(offsets)), exact_ids_(std::move(exact_ids)),
+        layout_{layout.first, layout.second}, width(width), is_pooled(is_pooled) {
     const int64_t num_features = features.dim(0), num_offsets = offsets_.num_items();
     if (num_features == 0 || offsets_.ndim() != 1 || num_offsets == 0 || (num_offsets - 1) % num_features)
       refuse("offsets: received " + std::to_string(num_offsets) + " for " + std::to_string(num_features) +
              " features, expected F * B + 1 of them");
     num_samples_ = (num_offsets - 1) / num_features;
-    if (weights_ && weights_->num_items() != ids_.num_items())
-      refuse("weights: received " + std::to_string(weights_->num_items()) + " for " + std::to_string(ids_.num_items()) +
-             " ids, expected one per id");
     read_features(features.as<const int64_t>("features", num_features * kColumns), num_features);
     check_offsets({nullptr, 1, ids_.num_items(), offsets_.as<const int64_t>("offsets")}, num_offsets - 1);
   }
 
   template <typename Value>
   Job<Value> job() const {
-    return {layout_,       features_,        ids_.as<const int64_t>("ids"),
-            offsets_.as<const int64_t>("offsets"), num_samples_, ids_.num_items(),
-            width,         max_segments_,    is_pooled, as_or_null<Value>(weights_, "weights", ids_.num_items())};
+    return {layout_,      features_,        ids_.as<const int64_t>("ids"), offsets_.as<const int64_t>("offsets"),
+            num_samples_, ids_.num_items(), width,                         max_segments_,
+            is_pooled};
   }
 
   int64_t num_rows() const { return is_pooled ? num_samples_ : ids_.num_items(); }
-  int64_t num_ids() const { return ids_.num_items(); }
   int64_t num_out() const { return num_rows() * width; }
-  bool has_max() const { return has_max_ && is_pooled; }
 
   // Nothing outside of the array is read: it must hold the shared slots and all exact rows.
   template <typename Array>
@@ -63,27 +57,22 @@ class SharedLists {
  private:
   void read_features(const int64_t* row, int64_t num_features) {
     const int64_t* exact = exact_ids_.as<const int64_t>("exact_ids");
-    needed_ = static_cast<int64_t>(layout_.size);
+    needed_ = layout_.size;
     for (int64_t f = 0; f < num_features; ++f, row += kColumns) {
-      const int64_t dim = row[2], column = row[4], start = row[5], count = row[6], base = row[7], own = row[8];
+      const int64_t dim = row[1], column = row[3], start = row[4], count = row[5], base = row[6], own = row[7];
       if (dim < 1 || own < 1 || count < 0 || start < 0 || start + count > exact_ids_.num_items() || base < 0 ||
           column < 0 || (is_pooled ? column + dim : dim) > width)
         refuse("features: row " + std::to_string(f) + " does not fit the exact ids or the width");
-      features_.push_back({static_cast<uint64_t>(row[0]), static_cast<uint64_t>(row[1]), dim, row[3], column,
-                           exact + start, count, base, own});
+      features_.push_back({static_cast<uint64_t>(row[0]), dim, column, row[2] != 0, exact + start, count, base, own});
       if (count) needed_ = std::max(needed_, base + count * own);
-      has_max_ |= row[3] == kMax;
       max_segments_ = std::max(max_segments_, count_segments(layout_, features_.back()));
     }
   }
 
-  const Input ids_, offsets_;
-  const OptionalInput weights_;
-  const Input exact_ids_;
-  Layout layout_;
+  const Input ids_, offsets_, exact_ids_;
+  const Layout layout_;
   std::vector<Feature> features_;
   int64_t num_samples_, needed_, max_segments_ = 1;
-  bool has_max_ = false;
 
  public:
   const int64_t width;
@@ -91,20 +80,9 @@ class SharedLists {
 };
 
 template <typename Value>
-int count_threads(const Job<Value>& job, int requested) {
+int count_threads(const Job<Value>& job) {
   const int64_t row_bytes = job.width / std::max<int64_t>(1, job.is_pooled ? job.features.size() : 1) * sizeof(Value);
-  return choose_threads(requested, job.num_values * row_bytes, kBytesPerThread);
-}
-
-// Each thread's visitor, made by `make()`, walks its share of the samples.
-template <typename Value, typename Make>
-void walk_samples(const Job<Value>& job, int num_threads, bool allow_avx2, Make make) {
-  const int threads = count_threads(job, num_threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int thread = 0; thread < threads; ++thread) {
-    auto visit = make();
-    run(job, job.num_samples * thread / threads, job.num_samples * (thread + 1) / threads, visit, allow_avx2);
-  }
+  return choose_threads(job.num_values * row_bytes, kBytesPerThread);
 }
 
 // Calls run(Value{}, weights) with the array as float, double or, with exponents, packed bytes.
@@ -119,74 +97,44 @@ void with_weights(const SharedLists& lists, const Input& array, const OptionalIn
   });
 }
 
-void shared_lookup(const SharedLists& lists, const Input& array, const OptionalInput& exponents, const Output& out,
-                   const Output& winners, int num_threads, bool allow_avx2) {
-  int32_t* winners_out = winners.as<int32_t>("winners", lists.has_max() ? lists.num_out() : 0);
+void shared_lookup(const SharedLists& lists, const Input& array, const OptionalInput& exponents, const Output& out) {
   with_weights(lists, array, exponents, [&](auto value, auto weights) {
     using Value = decltype(value);
     const Job<Value> job = lists.job<Value>();
     Value* vectors = out.as<Value>("out", lists.num_out());
-    walk_samples(job, num_threads, allow_avx2,
-                 [&] { return Pool<Value, decltype(weights)>{job, weights, vectors, winners_out, {}}; });
-  });
-}
-
-void shared_weigh(const SharedLists& lists, const Input& array, const OptionalInput& exponents, const Input& gradient,
-                  const Output& out, int num_threads, bool allow_avx2) {
-  with_weights(lists, array, exponents, [&](auto value, auto weights) {
-    using Value = decltype(value);
-    const Job<Value> job = lists.job<Value>();
-    const Value* vectors = gradient.as<const Value>("gradient", lists.num_out());
-    Value* found = out.as<Value>("out", lists.num_ids());
-    walk_samples(job, num_threads, allow_avx2,
-                 [&] { return Weigh<Value, decltype(weights)>{job, weights, vectors, found, {}}; });
+    const int threads = count_threads(job);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int thread = 0; thread < threads; ++thread) {
+      Pool<Value, decltype(weights)> visit{job, weights, vectors, {}};
+      run(job, job.num_samples * thread / threads, job.num_samples * (thread + 1) / threads, visit);
+    }
   });
 }
 
 // target += scale * (gradient of the array): zeros give the gradient, the array itself with -lr a step of SGD.
-void shared_scatter(const SharedLists& lists, const Output& target, const Input& gradient, const OptionalInput& winners,
-                    const OptionalOutput& touched, double scale, int num_threads, bool allow_avx2) {
+void shared_scatter(const SharedLists& lists, const Output& target, const Input& gradient,
+                    const OptionalOutput& touched, double scale) {
   lists.check_size(target);
-  if (lists.has_max() && !winners) refuse("winners: expected those of the lookup with max");
   const int64_t num_slots = target.num_items(), num_lines = count_lines(num_slots);
   target.with_dtype<float, double>("array", [&](auto value) {
     using Value = decltype(value);
     const Job<Value> job = lists.job<Value>();
     const Scatter<Value> whole{job,
                                gradient.as<const Value>("gradient", lists.num_out()),
-                               lists.has_max() ? winners->as<const int32_t>("winners", lists.num_out()) : nullptr,
                                target.as<Value>("array"),
                                touched ? touched->as<uint8_t>("touched", num_lines) : nullptr,
                                static_cast<Value>(scale),
                                0,
                                num_slots};
-    const int threads = count_threads(job, num_threads);
+    const int threads = count_threads(job);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; ++thread) {
       Scatter<Value> part = whole;
       part.low = num_lines * thread / threads * kLine;
       part.high = std::min(num_slots, num_lines * (thread + 1) / threads * kLine);
-      run(job, 0, job.num_samples, part, allow_avx2);
+      run(job, 0, job.num_samples, part);
     }
   });
-}
-
-template <typename Value>
-RECMILL_INLINE void adagrad_line(Value* array, Value* momentum, Value* gradient, int64_t length, bool is_grouped, Value lr,
-                         Value eps) {
-  if (is_grouped) {
-    Value squares = 0;
-    for (int64_t i = 0; i < length; ++i) squares += gradient[i] * gradient[i];
-    *momentum += squares / static_cast<Value>(length);
-    const Value step = lr / (std::sqrt(*momentum) + eps);
-    for (int64_t i = 0; i < length; ++i) array[i] -= step * gradient[i];
-  } else {
-    for (int64_t i = 0; i < length; ++i) {
-      momentum[i] += gradient[i] * gradient[i];
-      array[i] -= lr * gradient[i] / (std::sqrt(momentum[i]) + eps);
-    }
-  }
-  std::fill(gradient, gradient + length, Value{0});
 }
 
 enum StepKind { kPlainStep, kAdagradStep, kGroupedStep };
@@ -195,8 +143,20 @@ enum StepKind { kPlainStep, kAdagradStep, kGroupedStep };
 template <typename Value>
 RECMILL_INLINE void step_line(StepKind kind, Value* weights, Value* momentum, Value* gradient, int64_t length, Value lr,
                               Value eps) {
-  if (kind != kPlainStep) return adagrad_line(weights, momentum, gradient, length, kind == kGroupedStep, lr, eps);
-  for (int64_t i = 0; i < length; ++i) weights[i] -= lr * gradient[i];
+  if (kind == kAdagradStep) {
+    for (int64_t i = 0; i < length; ++i) {
+      momentum[i] += gradient[i] * gradient[i];
+      weights[i] -= lr * gradient[i] / (std::sqrt(momentum[i]) + eps);
+    }
+  } else {
+    if (kind == kGroupedStep) {
+      Value squares = 0;
+      for (int64_t i = 0; i < length; ++i) squares += gradient[i] * gradient[i];
+      *momentum += squares / static_cast<Value>(length);
+      lr /= std::sqrt(*momentum) + eps;
+    }
+    for (int64_t i = 0; i < length; ++i) weights[i] -= lr * gradient[i];
+  }
   std::fill(gradient, gradient + length, Value{0});
 }
 
@@ -204,7 +164,7 @@ RECMILL_INLINE void step_line(StepKind kind, Value* weights, Value* momentum, Va
 // SGD, one element per slot Adagrad, one per line row-wise Adagrad with the mean of the line's squares. With exponents the
 // array is packed, and `key` determines this step's rounding.
 void shared_step(const Output& array, const OptionalOutput& exponents, const Output& momentum, const Output& gradient,
-                 const Output& touched, double lr, double eps, int64_t key, int num_threads) {
+                 const Output& touched, double lr, double eps, int64_t key) {
   const int64_t num_slots = array.num_items(), num_lines = count_lines(num_slots), num_momentum = momentum.num_items();
   if (num_momentum != 0 && num_momentum != num_slots && num_momentum != num_lines)
     refuse("momentum: has " + std::to_string(num_momentum) + " elements, expected 0, " + std::to_string(num_slots) +
@@ -219,7 +179,7 @@ void shared_step(const Output& array, const OptionalOutput& exponents, const Out
     Value* history = momentum.as<Value>("momentum");
     Value* weights = exponents ? nullptr : array.as<Value>("array");
     int8_t* codes = exponents ? array.as<int8_t>("array") : nullptr;
-    const int threads = choose_threads(num_threads, num_slots * static_cast<int64_t>(sizeof(Value)), kBytesPerThread);
+    const int threads = choose_threads(num_slots * static_cast<int64_t>(sizeof(Value)), kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t line = 0; line < num_lines; ++line) {
       if (!lines[line]) continue;
@@ -258,10 +218,10 @@ bool advise_huge_pages([[maybe_unused]] const Output& array) {
 
 void bind_shared_lookup(nb::module_& m) {
   nb::class_<SharedLists>(m, "SharedLists")
-      .def(nb::init<Input, Input, OptionalInput, Input, Input, std::vector<int64_t>, int64_t, bool>())
-      .def_prop_ro("num_rows", &SharedLists::num_rows);
+      .def(nb::init<Input, Input, Input, Input, std::pair<int64_t, int64_t>, int64_t, bool>())
+      .def_prop_ro("num_rows", &SharedLists::num_rows)
+      .def_ro("width", &SharedLists::width);
   add_function(m, "shared_lookup", &shared_lookup);
-  add_function(m, "shared_weigh", &shared_weigh);
   add_function(m, "shared_scatter", &shared_scatter);
   add_function(m, "shared_step", &shared_step);
   add_function(m, "advise_huge_pages", &advise_huge_pages);

@@ -1,4 +1,4 @@
-"""Shared lookups with their gradients."""
+"""Shared lookups with their gradients, called with tensors."""
 
 from __future__ import annotations
 
@@ -7,107 +7,94 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import _cpu
 from kernels.autograd import Op
-from kernels.shared_lookup import calls
 
 # What all ops take last: the lists, the features they belong to, and how to run.
 LISTS = (
-    "Tensor ids_N, Tensor offsets, Tensor? weights_N, Tensor features, Tensor exact_ids, int[] layout, int width, "
-    "bool is_pooled, str kernel, int num_threads"
+    "Tensor ids_N, Tensor offsets, Tensor features, Tensor exact_ids, int[] layout, int width, bool is_pooled, "
+    "str kernel"
 )
 
 
-def _shared_lookup(array: Tensor, exponents: Tensor | None, has_max: bool, *lists: Any) -> tuple[Tensor, Tensor]:
-    """(vectors, winners): for max, which id of its list gave each element."""
-    *described, kernel, num_threads = lists
+def check_lists(ids_N: Tensor, offsets: Tensor, *described: Any) -> _cpu.SharedLists:
+    """The lists of ids of a lookup and the features they belong to, checked once for forward and backward."""
+    if ids_N.dim() != 1:
+        raise ValueError(f"ids: shape is {tuple(ids_N.shape)}, expected one dimension")
+    return _cpu.SharedLists(ids_N.long().contiguous(), offsets.long().contiguous(), *described)
+
+
+def look_up(array: Tensor, exponents: Tensor | None, lists: _cpu.SharedLists) -> Tensor:
+    """The vectors of checked lists."""
+    out = torch.empty(lists.num_rows, lists.width, dtype=array.dtype if exponents is None else torch.float32)
+    _cpu.shared_lookup(lists, array.contiguous(), exponents, out)
+    return out
+
+
+def scatter(
+    target: Tensor, gradient: Tensor, lists: _cpu.SharedLists, *, touched: Tensor | None = None, scale: float = 1.0
+) -> None:
+    """target += scale * gradient of the array, noting where in `touched`."""
+    _cpu.shared_scatter(lists, target, gradient.to(target.dtype).contiguous(), touched, scale)
+
+
+def _shared_lookup(array: Tensor, exponents: Tensor | None, *lists: Any) -> Tensor:
+    *described, kernel = lists
     if kernel == "triton":
         from kernels.shared_lookup import triton_impl
 
-        return triton_impl.shared_lookup(array, *described, has_max=has_max)
-    dtype = array.dtype if exponents is None else torch.float32
-    how: dict[str, Any] = {"exponents": exponents, "kernel": kernel, "num_threads": num_threads}
-    return calls.look_up(array, calls.Lists(*described, dtype=dtype), has_max=has_max, **how)
+        return triton_impl.shared_lookup(array, *described)
+    return look_up(array, exponents, check_lists(*described))
 
 
-def _empty_lookup(array: Tensor, exponents: Tensor | None, has_max: bool, *lists: Any) -> tuple[Tensor, Tensor]:
-    ids_N, offsets, _, features, _, _, width, is_pooled, _, _ = lists
-    shape = ((offsets.shape[0] - 1) // features.shape[0] if is_pooled else ids_N.shape[0], width)
-    dtype = array.dtype if exponents is None else torch.float32
-    return array.new_empty(shape, dtype=dtype), array.new_empty(shape if has_max else (0,), dtype=torch.int32)
+def _empty_lookup(array: Tensor, exponents: Tensor | None, *lists: Any) -> Tensor:
+    ids_N, offsets, features, _, _, width, is_pooled, _ = lists
+    num_rows = (offsets.shape[0] - 1) // features.shape[0] if is_pooled else ids_N.shape[0]
+    return array.new_empty((num_rows, width), dtype=array.dtype if exponents is None else torch.float32)
 
 
-def _shared_gradient(gradient: Tensor, winners: Tensor | None, num_slots: int, *lists: Any) -> Tensor:
+def _shared_gradient(gradient: Tensor, num_slots: int, *lists: Any) -> Tensor:
     """The gradient of the whole array."""
     target = gradient.new_zeros(num_slots)
-    add_gradient(target, gradient, winners, None, 1.0, *lists)
+    add_gradient(target, gradient, *lists)
     return target
 
 
 def add_gradient(
-    target: Tensor, gradient: Tensor, winners: Tensor | None, touched: Tensor | None, scale: float, *lists: Any
+    target: Tensor, gradient: Tensor, *lists: Any, touched: Tensor | None = None, scale: float = 1
 ) -> None:
-    """target += scale * gradient of the array, noting where in `touched`."""
-    *described, kernel, num_threads = lists
-    if kernel == "triton":
-        from kernels.shared_lookup import triton_impl
-
-        none = torch.empty(0, dtype=torch.int32, device=target.device)
-        triton_impl.shared_scatter(target, gradient, none if winners is None else winners, scale, *described)
-        if touched is not None:
-            touched.fill_(1)
+    """As `scatter`, on any device."""
+    *described, kernel = lists
+    if kernel != "triton":
+        scatter(target, gradient, check_lists(*described), touched=touched, scale=scale)
         return
-    how: dict[str, Any] = {"kernel": kernel, "num_threads": num_threads}
-    lists_of_ids = calls.Lists(*described, dtype=target.dtype)
-    calls.scatter(target, gradient, lists_of_ids, winners=winners, touched=touched, scale=scale, **how)
+    from kernels.shared_lookup import triton_impl
+
+    triton_impl.shared_scatter(target, gradient, scale, *described)
+    if touched is not None:
+        touched.fill_(1)
 
 
-def _shared_weigh(array: Tensor, exponents: Tensor | None, gradient: Tensor, *lists: Any) -> Tensor:
-    """The gradient of the ids' weights."""
-    ids_N, offsets, _, *described, kernel, num_threads = lists
-    if kernel == "triton":
-        from kernels.shared_lookup import triton_impl
-
-        return triton_impl.shared_weigh(array, gradient, ids_N, offsets, *described)
-    dtype = array.dtype if exponents is None else torch.float32
-    how: dict[str, Any] = {"exponents": exponents, "kernel": kernel, "num_threads": num_threads}
-    return calls.weigh(array, gradient, calls.Lists(ids_N, offsets, None, *described, dtype=dtype), **how)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    array, exponents, has_max, ids_N, offsets, weights_N, features, exact_ids, *ctx.rest = inputs
-    ctx.mark_non_differentiable(output[1])
-    # Only the gradient of the weights reads the array again.
-    kept = (array, exponents) if weights_N is not None and weights_N.requires_grad else (None, None)
-    ctx.save_for_backward(*kept, output[1] if has_max else None, ids_N, offsets, weights_N, features, exact_ids)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    array, _, ids_N, offsets, features, exact_ids, *ctx.rest = inputs
+    ctx.save_for_backward(ids_N, offsets, features, exact_ids)
     ctx.num_slots = array.shape[0]
 
 
-def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    array, exponents, winners, *lists = ctx.saved_tensors
-    of_array = of_weights = None
-    if ctx.needs_input_grad[0]:
-        of_array = shared_gradient(gradient, winners, ctx.num_slots, *lists, *ctx.rest)
-    if ctx.needs_input_grad[5]:
-        of_weights = shared_weigh(array, exponents, gradient, *lists, *ctx.rest).to(lists[2].dtype)
-    return of_array, None, None, None, None, of_weights, *[None] * 7
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return shared_gradient(gradient, ctx.num_slots, *ctx.saved_tensors, *ctx.rest), *[None] * 9
 
 
 shared_gradient = Op(
     "shared_gradient",
     _shared_gradient,
-    schema=f"(Tensor gradient, Tensor? winners, SymInt num_slots, {LISTS}) -> Tensor",
-    fake=lambda gradient, winners, num_slots, *_: gradient.new_empty(num_slots),
-)
-shared_weigh = Op(
-    "shared_weigh",
-    _shared_weigh,
-    schema=f"(Tensor array, Tensor? exponents, Tensor gradient, {LISTS}) -> Tensor",
-    fake=lambda array, exponents, gradient, ids_N, *_: gradient.new_empty(ids_N.shape[0]),
+    schema=f"(Tensor gradient, SymInt num_slots, {LISTS}) -> Tensor",
+    fake=lambda gradient, num_slots, *_: gradient.new_empty(num_slots),
 )
 shared_lookup = Op(
     "shared_lookup",
     _shared_lookup,
-    schema=f"(Tensor array, Tensor? exponents, bool has_max, {LISTS}) -> (Tensor, Tensor)",
+    schema=f"(Tensor array, Tensor? exponents, {LISTS}) -> Tensor",
     fake=_empty_lookup,
     keep=_keep,
     backward=_backward,

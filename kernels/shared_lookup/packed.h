@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "shared_lookup/visitors.h"
+#include "shared_lookup/walk.h"
 
 namespace recmill::shared {
 
@@ -28,8 +28,6 @@ struct Packed {
   const int8_t* codes;
   const int8_t* exponents;  // one per line
 };
-
-RECMILL_INLINE const int8_t* first_slot(const Packed& array) { return array.codes; }
 
 // The weights of a segment, unpacked into `row`.
 RECMILL_INLINE const float* read_slots(const Packed& array, const Segment& segment, std::vector<float>& row) {

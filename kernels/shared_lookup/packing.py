@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.shared_lookup.layout import ID_FACTOR, signed
+from kernels.shared_lookup.layout import ID_FACTOR, LINE, count_lines, signed
 from kernels.shared_lookup.reference import adagrad, mix_bits, shift_right
 
-LINE = 16
 TOP = 127
 NOT_FINITE = -128  # the exponent of a line with an infinity or NaN; all of its weights read as NaN
 EXPONENTS = (-120, 120)
@@ -31,7 +30,7 @@ def unpack(codes: Tensor, exponents_L: Tensor) -> Tensor:
 
 def pack(values: Tensor, kept_L: Tensor | None = None, *, key: int | None = None) -> tuple[Tensor, Tensor]:
     """(codes, exponents). Rounds to the nearest without a key; lines of zeros keep their exponent in `kept_L`."""
-    num_slots, num_lines = len(values), -(-len(values) // LINE)
+    num_slots, num_lines = len(values), count_lines(len(values))
     lines = pad(values.float(), (0, num_lines * LINE - num_slots)).view(num_lines, LINE)
     kept_L = torch.zeros(num_lines, dtype=torch.int8) if kept_L is None else kept_L
     largest_L = lines.abs().max(1).values if num_lines else lines.new_empty(0)

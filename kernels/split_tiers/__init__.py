@@ -23,7 +23,6 @@ def split_tiers(
     num_rows: int,
     common_tier: int,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """`(tiers_N uint8, slots_N int64)` of ids (int64 or int32) into a table whose moved rows are marked in a bitmap.
 
@@ -52,7 +51,7 @@ def split_tiers(
         return triton_impl.split_tiers(ids_N, bits, ranks, moved_M, num_rows, common_tier)
     tiers_N, slots_N = torch.empty(ids_N.shape, dtype=torch.uint8), torch.empty(ids_N.shape, dtype=torch.int64)
     padded_M = moved_M if len(moved_M) else moved_M.new_zeros(1)
-    _cpu.split_tiers(ids_N, bits, ranks, padded_M, num_rows, common_tier, tiers_N, slots_N, num_threads)
+    _cpu.split_tiers(ids_N, bits, ranks, padded_M, num_rows, common_tier, tiers_N, slots_N)
     return tiers_N, slots_N
 
 

@@ -38,9 +38,9 @@ struct TierMap {
 };
 
 template <typename Id>
-void split_ids(const TierMap<Id>& map, const Id* ids, int64_t num_ids, uint8_t* tiers, int64_t* slots, int num_threads) {
+void split_ids(const TierMap<Id>& map, const Id* ids, int64_t num_ids, uint8_t* tiers, int64_t* slots) {
   FirstError error;
-  const int threads = choose_threads(num_threads, num_ids, kIdsPerThread);
+  const int threads = choose_threads(num_ids, kIdsPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t block = 0; block < (num_ids + kBlock - 1) / kBlock; ++block) {
     const int64_t begin = block * kBlock, end = std::min(num_ids, begin + kBlock);
@@ -63,7 +63,7 @@ void split_ids(const TierMap<Id>& map, const Id* ids, int64_t num_ids, uint8_t* 
 
 // `moved` has at least one entry.
 void split_tiers(const Input& ids, const Input& bits, const Input& ranks, const Input& moved, int64_t num_rows,
-                 int64_t common_tier, const Output& tiers, const Output& slots, int num_threads) {
+                 int64_t common_tier, const Output& tiers, const Output& slots) {
   const int64_t num_ids = ids.num_items(), num_words = (num_rows + 63) / 64;
   if (moved.num_items() < 1) refuse("moved: expected at least one entry");
   ids.with_dtype<int64_t, int32_t>("ids", [&](auto id) {
@@ -72,7 +72,7 @@ void split_tiers(const Input& ids, const Input& bits, const Input& ranks, const 
                           ranks.as<const int32_t>("ranks", num_words), moved.as<const int64_t>("moved"),
                           num_rows, common_tier};
     split_ids(map, ids.as<const Id>("ids"), num_ids, tiers.as<uint8_t>("tiers", num_ids),
-              slots.as<int64_t>("slots", num_ids), num_threads);
+              slots.as<int64_t>("slots", num_ids));
   });
 }
 

@@ -26,7 +26,7 @@ void copy_windows(Source source, const int64_t* lengths, int64_t num_windows, ch
                   int num_threads) {
   std::vector<int64_t> ends(num_windows + 1, 0);
   for (int64_t i = 0; i < num_windows; ++i) ends[i + 1] = ends[i] + lengths[i];
-  const int threads = choose_threads(num_threads, ends[num_windows] * item_bytes, kBytesPerThread);
+  const int threads = choose_threads(ends[num_windows] * item_bytes, kBytesPerThread, num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t i = 0; i < num_windows; ++i)
     copy_bytes(out + ends[i] * item_bytes, source(i), lengths[i] * item_bytes);

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.windows import window_rows_of
+
 
 def take_rows(values: Sequence[Tensor], offsets: Sequence[Tensor], rows_U: Tensor) -> tuple[Tensor, Tensor]:
     taken, lengths = [], []
@@ -20,7 +22,4 @@ def take_rows(values: Sequence[Tensor], offsets: Sequence[Tensor], rows_U: Tenso
 
 
 def take_windows(values: Tensor, starts_W: Tensor, lengths_W: Tensor) -> Tensor:
-    """Position i of the output reads values[i + start - place], with start and output place of its window."""
-    ends_W = torch.cumsum(lengths_W, 0)
-    moves = torch.repeat_interleave(starts_W - (ends_W - lengths_W), lengths_W)
-    return values[torch.arange(len(moves), device=values.device) + moves]
+    return values[window_rows_of(starts_W, lengths_W)]

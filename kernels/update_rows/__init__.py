@@ -44,7 +44,6 @@ def sum_bags(
     out: Tensor,
     is_mean: bool = False,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> None:
     """Fill `out` [U, D] with the gradients of the bags [B, D] of all features, added up by row.
 
@@ -66,7 +65,7 @@ def sum_bags(
         return
     # Gradients that are columns of a wide tensor are read in place; only expanded ones (of a sum, say) are copied.
     laid_out = [own if own.stride(1) == 1 else own.contiguous() for own in gradients]
-    _cpu.sum_bags(laid_out, offsets, inverse_N, is_mean, out, num_threads)
+    _cpu.sum_bags(laid_out, offsets, inverse_N, is_mean, out)
 
 
 def update_rows(
@@ -79,7 +78,6 @@ def update_rows(
     eps: float = 0.0,
     scale: float = 1.0,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> None:
     """One optimiser step of the rows in `blocks`, each of which is (int32 rows, their gradients [rows, D]).
 
@@ -103,4 +101,4 @@ def update_rows(
         return
     settings = _cpu.Optimiser(OPTIMISERS[optimiser], lr, eps, scale)
     of_blocks = [own for own, _ in blocks], [own for _, own in blocks]
-    _cpu.update_rows(weights_HD, state, settings, *of_blocks, num_threads)
+    _cpu.update_rows(weights_HD, state, settings, *of_blocks)

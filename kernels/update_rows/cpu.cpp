@@ -161,7 +161,7 @@ RECMILL_INLINE void step_rows(const Table& table, const std::vector<Chain>& chai
 
 // Without FMA: products are rounded before they are added, so all CPUs give the same bits.
 void sum_bags(const std::vector<Input>& gradients, const OptionalInput& offsets, const Input& inverse, bool is_mean,
-              const Output& out, int num_threads) {
+              const Output& out) {
   const int64_t num_distinct = out.dim(0), width = out.dim(1), num_ids = inverse.num_items();
   const int64_t num_features = static_cast<int64_t>(gradients.size());
   Bags bags{{}, {}, as_or_null<int64_t>(offsets, "offsets"), inverse.as<const int32_t>("inverse_N"),
@@ -177,7 +177,7 @@ void sum_bags(const std::vector<Input>& gradients, const OptionalInput& offsets,
   if (offsets) check_ends("offsets", bags.offsets, num_features * bags.num_bags, num_ids);
   float* sums = out.as<float>("out");
   const int64_t work = num_features * bags.num_bags * width * static_cast<int64_t>(sizeof(float));
-  const int threads = choose_threads(num_threads, work, kBytesPerThread);
+  const int threads = choose_threads(work, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread) {
     const int64_t begin = num_distinct * thread / threads, end = num_distinct * (thread + 1) / threads;
@@ -194,8 +194,7 @@ struct Optimiser {
 
 // Gradients of the same row are chained in the order in which they arrive, so that one thread steps a row once.
 void update_rows(const Output& weights, const OptionalOutput& state, const Optimiser& optimiser,
-                 const std::vector<Input>& rows_of_blocks, const std::vector<Input>& gradients_of_blocks,
-                 int num_threads) {
+                 const std::vector<Input>& rows_of_blocks, const std::vector<Input>& gradients_of_blocks) {
   const int64_t num_rows = weights.dim(0), width = weights.dim(1);
   const int64_t state_size[] = {0, num_rows * width, num_rows};
   if (optimiser.kind < kSgd || optimiser.kind > kRowWiseAdagrad || state.has_value() != (optimiser.kind != kSgd))
@@ -223,7 +222,7 @@ void update_rows(const Output& weights, const OptionalOutput& state, const Optim
   }
   const int64_t distinct = static_cast<int64_t>(firsts.size());
   const int64_t work = static_cast<int64_t>(chains.size()) * width * static_cast<int64_t>(sizeof(float));
-  const int threads = choose_threads(num_threads, work, kBytesPerThread);
+  const int threads = choose_threads(work, kBytesPerThread);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int thread = 0; thread < threads; ++thread) {
     std::vector<double> sum(width);

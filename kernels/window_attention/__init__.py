@@ -20,7 +20,6 @@ def window_attention(
     num_heads: int,
     num_values: int | None = None,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> Tensor:
     """The attention of each row of each window to the rows of its window: [T, D], window after window.
 
@@ -28,16 +27,17 @@ def window_attention(
     row is projected once, however many windows contain it. `num_values` is T, if known. float32 on the CPU runs
     compiled, and the bits of the gradient do not depend on the number of threads. All other tensors use the reference.
     """
+    from kernels.autograd import is_compiled_float
+
     check_windows(starts_W, lengths_W)
     if packed_NE.dim() != 2 or packed_NE.shape[1] % (3 * num_heads):
         raise ValueError(f"packed_NE: shape is {tuple(packed_NE.shape)}, expected [N, 3 * D] with {num_heads} heads")
     total = int(lengths_W.sum()) if num_values is None else num_values
-    backend = pick_backend(kernel, packed_NE)
-    if backend == "reference" or str(packed_NE.dtype) != "torch.float32":
+    if pick_backend(kernel, packed_NE) == "reference" or not is_compiled_float(packed_NE):
         from kernels.window_attention import reference
 
         return reference.window_attention(packed_NE, starts_W, lengths_W, num_heads, total)
     from kernels.window_attention import ops
 
-    attended_TD: Tensor = ops.window_attention(packed_NE, starts_W, lengths_W, num_heads, total, num_threads)[0]
+    attended_TD: Tensor = ops.WindowAttention.apply(packed_NE, starts_W, lengths_W, num_heads, total)  # type: ignore[no-untyped-call]
     return attended_TD

@@ -223,7 +223,7 @@ RECMILL_INLINE void attend_chunk_back(const Windows& windows, const int64_t* ord
 
 // Chunks of one cluster add to the same gradients, so one thread processes them in order; forward, each is a job.
 template <typename Io>
-void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t most_room, int num_threads) {
+void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t most_room) {
   constexpr bool kForward = std::is_same_v<Io, Forward>;
   const Clusters clusters(windows);
   std::vector<std::vector<Chunk>> jobs;
@@ -238,7 +238,7 @@ void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t m
       jobs.push_back(std::move(chunks));
   }
   const int64_t* order = clusters.order.data();
-  const int threads = choose_threads(num_threads, windows.work(shape.width), kWorkPerThread);
+  const int threads = choose_threads(windows.work(shape.width), kWorkPerThread);
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> room(most_room + Pairs::room(longest, shape), 0.0f);
@@ -270,7 +270,7 @@ Shape read_shape(const Input& packed, int64_t num_heads) {
 }
 
 void window_attention(const Input& packed, const Input& starts, const Input& lengths, const Output& out,
-                      const Output& log_sums, int num_threads) {
+                      const Output& log_sums) {
   const Windows windows(starts, lengths, packed.dim(0));
   const Shape shape = read_shape(packed, log_sums.dim(0));
   const int64_t total = windows.places[windows.count];
@@ -278,12 +278,11 @@ void window_attention(const Input& packed, const Input& starts, const Input& len
     refuse("num_values is " + std::to_string(out.dim(0)) + ", the windows hold " + std::to_string(total) + " rows");
   const Forward io{packed.as<const float>("packed"), out.as<float>("out", total * shape.width),
                    log_sums.as<float>("log_sums", total * shape.num_heads)};
-  run_all(windows, shape, io, forward_room(windows, shape), num_threads);
+  run_all(windows, shape, io, forward_room(windows, shape));
 }
 
 void window_attention_backward(const Input& packed, const Input& starts, const Input& lengths, const Input& out,
-                               const Input& log_sums, const Input& gradient, const Output& packed_gradient,
-                               int num_threads) {
+                               const Input& log_sums, const Input& gradient, const Output& packed_gradient) {
   const Windows windows(starts, lengths, packed.dim(0));
   const Shape shape = read_shape(packed, log_sums.dim(0));
   const int64_t total = windows.places[windows.count];
@@ -291,7 +290,7 @@ void window_attention_backward(const Input& packed, const Input& starts, const I
                     log_sums.as<const float>("log_sums", total * shape.num_heads),
                     gradient.as<const float>("gradient", total * shape.width),
                     packed_gradient.as<float>("packed_gradient", packed.num_items())};
-  run_all(windows, shape, io, backward_room(windows, shape), num_threads);
+  run_all(windows, shape, io, backward_room(windows, shape));
 }
 
 }  // namespace

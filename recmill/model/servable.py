@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kernels.shared_lookup.packing import LINE
+from kernels.shared_lookup.layout import LINE
 from kernels.shared_lookup.reference import find_slots
 from recmill.data.schema import Feature, Schema
 from recmill.model.ranker import Ranker
@@ -37,11 +37,11 @@ class SharedRows(nn.Module):
         self.numbers = {name: array.features([name]).rows[0].tolist() for name in array.tables}
 
     def forward(self, ids_BL: Tensor, table: str) -> Tensor:
-        slots_ND, signs_ND = find_slots(ids_BL.flatten(), self.numbers[table], self.exact_ids, self.layout)
+        slots_ND = find_slots(ids_BL.flatten(), self.numbers[table], self.exact_ids, self.layout)
         if self.exponents is None:
-            rows_ND = nn.functional.embedding(slots_ND, self.array[:, None]).squeeze(-1) * signs_ND
+            rows_ND = nn.functional.embedding(slots_ND, self.array[:, None]).squeeze(-1)
         else:  # int8 weights stay int8 at the server
-            rows_ND = self.array[slots_ND] * signs_ND * torch.exp2(self.exponents[slots_ND // LINE].float())
+            rows_ND = self.array[slots_ND] * torch.exp2(self.exponents[slots_ND // LINE].float())
         return rows_ND.view(*ids_BL.shape, rows_ND.shape[-1])
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dedup_rows, distinct_rows
+from tests.kernels.forced import forced
 
 # The package re-exports the function under the folder's name; this is the folder.
 module = importlib.import_module("kernels.dedup_rows")
@@ -44,8 +45,9 @@ def test_any_lists_match_the_reference_even_if_all_hashes_collide(first, seed, n
     features = [jagged(first), jagged(second, torch.int32), jagged(second, torch.float32)]
     values, offsets = zip(*features, strict=True)
     expected = dedup_rows(values, offsets, kernel="reference")
-    for allow_avx2 in (True, False):
-        found = module._dedup_on_cpu(values, offsets, len(first), num_threads, allow_avx2=allow_avx2, hash_mask=mask)
+    for is_portable in (True, False):
+        with forced(is_portable=is_portable, hash_mask=mask):
+            found = dedup_rows(values, offsets, num_threads=num_threads)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
 

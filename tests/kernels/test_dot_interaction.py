@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dot_interaction
+from tests.kernels.forced import forced
 
 
 def vectors_of(num_vectors, num_samples, width, seed=0, dtype=torch.float32):
@@ -41,7 +42,8 @@ def test_values_and_gradients_are_as_close_to_float64_as_those_of_torch(
     vectors, num_kept = vectors_of(num_vectors, num_samples, width), int(share_kept * num_vectors)
     exact_out, exact = run([vector.double() for vector in vectors], num_kept=num_kept)
     torch_out, by_torch = run(vectors, num_kept=num_kept, kernel="reference")
-    out, found = run(vectors, num_kept=num_kept, num_threads=num_threads)
+    with forced(threads=num_threads):
+        out, found = run(vectors, num_kept=num_kept)
     assert [own.shape for own in (out, *found)] == [own.shape for own in (exact_out, *exact)]
     flat, flat_torch, flat_exact = (
         torch.cat([own.flatten() for own in side])
@@ -54,7 +56,10 @@ def test_values_and_gradients_are_as_close_to_float64_as_those_of_torch(
 
 def test_any_number_of_threads_gives_the_same_bits():
     vectors = vectors_of(11, 301, 16)
-    (one, one_gradients), (three, three_gradients) = (run(vectors, num_kept=1, num_threads=n) for n in (1, 3))
+    with forced(threads=1):
+        one, one_gradients = run(vectors, num_kept=1)
+    with forced(threads=3):
+        three, three_gradients = run(vectors, num_kept=1)
     assert torch.equal(one, three)
     assert all(torch.equal(a, b) for a, b in zip(one_gradients, three_gradients, strict=True))
 

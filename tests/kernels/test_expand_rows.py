@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kernels import expand_jagged, expand_rows
 from kernels.expand_rows import ops, reference
+from tests.kernels.forced import forced
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -35,9 +36,10 @@ def test_forward_and_backward_match_the_reference_bit_for_bit(num_distinct, num_
     expected = reference.sum_rows(gradient, inverse, num_distinct)
     for num_threads in (1, 2, 3):
         leaf = distinct.clone().requires_grad_()
-        expanded = expand_rows(leaf, inverse, num_threads=num_threads)
+        with forced(threads=num_threads):
+            expanded = expand_rows(leaf, inverse)
+            expanded.backward(gradient)
         assert torch.equal(expanded, reference.expand_rows(distinct, inverse))
-        expanded.backward(gradient)
         assert torch.equal(leaf.grad, expected)
 
 
@@ -56,12 +58,12 @@ def test_gradients_that_are_not_contiguous_are_summed():
 
 def test_bfloat16_sums_are_rounded_once():
     gradient = torch.full((1000, 1), 1.0, dtype=torch.bfloat16)  # summed in bfloat16 this stops at 256
-    assert ops.sum_rows(gradient, torch.zeros(1000, dtype=torch.int64), 1, "cpu", 1).item() == 1000
+    assert ops.sum_rows(gradient, torch.zeros(1000, dtype=torch.int64), 1, "cpu").item() == 1000
 
 
 def test_bfloat16_keeps_infinities_and_nans():
     gradient = torch.tensor([float("inf"), float("nan"), -float("inf"), 3.4e38], dtype=torch.bfloat16)
-    summed = ops.sum_rows(gradient, torch.arange(4), 4, "cpu", 1)
+    summed = ops.sum_rows(gradient, torch.arange(4), 4, "cpu")
     assert torch.equal(summed.nan_to_num(7), gradient.nan_to_num(7))
 
 
@@ -89,13 +91,17 @@ def test_lists_are_expanded_by_hand():
 def test_jagged_forward_and_backward_match_the_reference(lengths, picks, width, dtype, num_threads):
     values, offsets, inverse = jagged_case(lengths, picks, width, dtype)
     leaf = values.clone().requires_grad_()
-    expanded, expanded_offsets = expand_jagged(leaf, offsets, inverse, num_threads=num_threads)
     expected, expected_offsets = expand_jagged(values, offsets, inverse, kernel="reference")
+    gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with forced(threads=num_threads):
+        plain, _ = expand_jagged(values, offsets, inverse)
+        expanded, expanded_offsets = expand_jagged(leaf, offsets, inverse)
+        expanded.backward(gradient)
+    assert torch.equal(plain, expected)
     assert torch.equal(expanded, expected)
     assert torch.equal(expanded_offsets, expected_offsets)
-    gradient = torch.randn(expanded.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expanded.backward(gradient)
-    assert torch.equal(leaf.grad, reference.sum_jagged(gradient, offsets, inverse, len(values)))
+    sources, _ = expand_jagged(torch.arange(len(values)), offsets, inverse, kernel="reference")
+    assert torch.equal(leaf.grad, reference.sum_rows(gradient, sources, len(values)))
 
 
 def test_values_outside_all_lists_get_no_gradient():
@@ -118,14 +124,8 @@ def test_gradients_of_both_orders_are_right():
 
 def test_the_ops_keep_the_rules_of_torch_library():
     distinct, inverse, gradient = make_case(4, 7, (3,), torch.float32)
-    torch.library.opcheck(ops.expand_rows.traced, (distinct.requires_grad_(), inverse, "cpu", 1))
-    torch.library.opcheck(ops.sum_rows.traced, (gradient.requires_grad_(), inverse, 4, "cpu", 1))
-    values, offsets, lists = jagged_case([2, 0, 3], [2, 0, 0], (2,), torch.float32)
-    expanded = reference.expand_offsets(offsets, lists)
-    arguments = (offsets, lists, expanded)
-    torch.library.opcheck(ops.expand_jagged.traced, (values.requires_grad_(), *arguments, int(expanded[-1]), "cpu", 1))
-    gradient = torch.randn(int(expanded[-1]), 2, requires_grad=True)
-    torch.library.opcheck(ops.sum_jagged.traced, (gradient, *arguments, len(values), "cpu", 1))
+    torch.library.opcheck(ops.expand_rows.traced, (distinct.requires_grad_(), inverse, "cpu"))
+    torch.library.opcheck(ops.sum_rows.traced, (gradient.requires_grad_(), inverse, 4, "cpu"))
 
 
 def test_both_stay_in_one_graph_when_compiled():
@@ -151,13 +151,11 @@ def test_bad_arguments_are_named():
         with pytest.raises(ValueError, match=r"inverse\[1\] is -?\d, expected a row in \[0, 2\)"):
             expand_rows(distinct, inverse)
     with pytest.raises(ValueError, match=r"inverse\[0\] is 5"):
-        ops.sum_rows(distinct, torch.tensor([5, 0]), 2, "cpu", 2)
+        ops.sum_rows(distinct, torch.tensor([5, 0]), 2, "cpu")
     with pytest.raises(ValueError, match="the windows hold 2 values, received 9"):
         expand_jagged(torch.ones(3), torch.tensor([0, 2, 3]), torch.tensor([0]), num_values=9)
     with pytest.raises(ValueError, match="dtype is float16"):
-        ops.sum_rows(distinct.half(), torch.tensor([0, 1]), 2, "cpu", 1)
-    with pytest.raises(ValueError, match="row 1: its expanded list has another length"):
-        ops.sum_jagged(torch.ones(3), torch.tensor([0, 2]), torch.tensor([0, 0]), torch.tensor([0, 2, 3]), 2, "cpu", 1)
+        ops.sum_rows(distinct.half(), torch.tensor([0, 1]), 2, "cpu")
     with pytest.raises(ValueError, match="kernel is 'gpu'"):
         expand_rows(distinct, torch.tensor([0]), kernel="gpu")
 

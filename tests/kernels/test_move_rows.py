@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import find_changed, move_rows
+from tests.kernels.forced import forced
 
 
 @given(
@@ -31,7 +32,8 @@ def test_rows_arrive_where_the_reference_puts_them(data, width, num_moved, threa
     expected = target.clone()
     rows = {"source_rows_N": source_rows, "target_rows_N": target_rows}
     move_rows(source, expected, **rows, kernel="reference")
-    move_rows(source, target, **rows, num_threads=threads)
+    with forced(threads=threads):
+        move_rows(source, target, **rows)
     assert torch.equal(target, expected)
 
 
@@ -48,10 +50,12 @@ def test_changed_rows_are_those_that_differ_in_a_bit_of_weights_or_state(data, n
         part = held[place % 3]
         part.view(torch.int32).view(num_rows, -1)[place, -1] ^= 1
     for kernel in ("cpu", "reference"):
-        found = find_changed(held, live, live_rows_N=rows, kernel=kernel, num_threads=threads)
+        with forced(threads=threads):
+            found = find_changed(held, live, live_rows_N=rows, kernel=kernel)
         assert found.tolist() == sorted(changed)
     backwards = torch.arange(num_rows).flip(0)
-    found = find_changed(held, live, held_rows_N=backwards, live_rows_N=rows.flip(0), num_threads=threads)
+    with forced(threads=threads):
+        found = find_changed(held, live, held_rows_N=backwards, live_rows_N=rows.flip(0))
     assert found.tolist() == sorted(num_rows - 1 - place for place in changed)
 
 

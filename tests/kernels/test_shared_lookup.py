@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import shared_adagrad, shared_lookup, shared_scatter
+from kernels import shared_lookup, shared_scatter, shared_step
 from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout, ops, reference
-from kernels.shared_lookup.calls import count_lines
-from kernels.shared_lookup.layout import mix_bits
+from kernels.shared_lookup.layout import count_lines, mix_bits
+from tests.kernels.forced import forced
 
 SIZE = 301
 EQUAL_PIECES = [(8, (8, 40)), (16, (16, 64)), (32, (32, 96)), (64, (64, 64)), (90, (64, 64))]  # block, dims
@@ -21,9 +21,7 @@ IDS = [0, 1, 7, 40, -1, -(2**63), 2**63 - 1, 2**40, 2**41 + 3, 123_456_789_012]
 def make_case(
     *,
     lengths=(3, 0, 2, 1, 4, 0),
-    mapping="robe",
     block=8,
-    sign=False,
     mode="sum",
     dims=(20, 9),
     exact=False,
@@ -32,12 +30,12 @@ def make_case(
     seed=0,
 ):
     """Two features over one array; the first may keep ids 1, 7 and 40 exactly."""
-    layout = SharedLayout(size=SIZE, mapping=mapping, block_size=block, sign=sign, seed=seed)
+    layout = SharedLayout(size=SIZE, block_size=block, seed=seed)
     first = {"exact_start": 0, "num_exact": 3, "exact_base": 304, "exact_width": exact_width} if exact else {}
     features = SharedFeatures.of(
         [
-            SharedFeature(key=layout.table_key(0), dim=dims[0], mode=mode, **first),
-            SharedFeature(key=layout.table_key(1), dim=dims[1], mode=mode, base=50 * dims[0]),
+            SharedFeature(key=layout.table_key(0), dim=dims[0], is_mean=mode == "mean", **first),
+            SharedFeature(key=layout.table_key(1), dim=dims[1], is_mean=mode == "mean"),
         ],
         torch.tensor([1, 7, 40]) if exact else None,
     )
@@ -48,14 +46,13 @@ def make_case(
     return layout, features, array, ids, offsets
 
 
-def gradients(array, ids, offsets, *, weights=None, **options):
-    """(vectors, gradient of the array, gradient of the weights) for a fixed gradient of the vectors."""
+def gradients(array, ids, offsets, **options):
+    """(vectors, gradient of the array) for a fixed gradient of the vectors."""
     array = array.clone().requires_grad_()
-    weights = None if weights is None else weights.clone().requires_grad_()
-    vectors = shared_lookup(array, ids, offsets, weights_N=weights, **options)
+    vectors = shared_lookup(array, ids, offsets, **options)
     generator = torch.Generator().manual_seed(5)
     vectors.backward(torch.randn(vectors.shape, generator=generator, dtype=torch.float64).to(array.dtype))
-    return [vectors.detach(), array.grad] + ([] if weights is None else [weights.grad])
+    return [vectors.detach(), array.grad]
 
 
 def assert_within_twice_the_error_of_torch(found, plain, exact):
@@ -70,40 +67,36 @@ def assert_within_twice_the_error_of_torch(found, plain, exact):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("sign", [False, True])
-@pytest.mark.parametrize("mapping", ["robe", "randomfold"])
-@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", True), ("max", False)])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("pooled", [True, False])
-def test_forward_and_backward_keep_the_2x_rule(mapping, sign, mode, weighted, exact, pooled):
+def test_forward_and_backward_keep_the_2x_rule(mode, exact, pooled):
     for block in (5, 32):
-        options = {"mapping": mapping, "block": block, "sign": sign, "mode": mode, "exact": exact}
+        options = {"block": block, "mode": mode, "exact": exact}
         if not pooled:
             options["dims"] = (20, 20)
         layout, features, array, ids, offsets = make_case(**options)
-        weights = torch.rand(len(ids), generator=torch.Generator().manual_seed(1)) if weighted else None
         common = {"layout": layout, "features": features, "is_pooled": pooled}
-        wide = None if weights is None else weights.double()
-        exactly = gradients(array.double(), ids, offsets, weights=wide, kernel="reference", **common)
-        plain = gradients(array, ids, offsets, weights=weights, kernel="reference", **common)
-        ours = gradients(array, ids, offsets, weights=weights, num_threads=1, **common)
+        exactly = gradients(array.double(), ids, offsets, kernel="reference", **common)
+        plain = gradients(array, ids, offsets, kernel="reference", **common)
+        ours = gradients(array, ids, offsets, **common)
         assert_within_twice_the_error_of_torch(ours, plain, exactly)
-        for other in ({"num_threads": 3}, {"kernel": "cpu_portable", "num_threads": 2}):
-            again = gradients(array, ids, offsets, weights=weights, **other, **common)
+        for how in ({"threads": 3}, {"threads": 2, "is_portable": True}):
+            with forced(**how):
+                again = gradients(array, ids, offsets, **common)
             assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
 
 
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=2, max_size=12).filter(lambda found: len(found) % 2 == 0),
-    mapping=st.sampled_from(["robe", "randomfold"]),
     block=st.integers(1, 40),
     dims=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    mode=st.sampled_from(["sum", "mean", "max"]),
+    mode=st.sampled_from(["sum", "mean"]),
     seed=st.integers(0, 2**40),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_shape_matches_the_reference(lengths, mapping, block, dims, mode, seed):
+def test_any_shape_matches_the_reference(lengths, block, dims, mode, seed):
     layout, features, array, ids, offsets = make_case(
-        lengths=lengths, mapping=mapping, block=block, dims=dims, mode=mode, dtype=torch.float64, seed=seed
+        lengths=lengths, block=block, dims=dims, mode=mode, dtype=torch.float64, seed=seed
     )
     common = {"layout": layout, "features": features}
     expected = gradients(array, ids, offsets, kernel="reference", **common)
@@ -121,38 +114,36 @@ def test_rows_in_equal_pieces_have_the_bits_of_the_general_walk(block, dims, dty
         lengths=(3, 0, 2, 700, 1, 1), block=block, dims=dims if pooled else dims[1:] * 2, mode=mode, dtype=dtype
     )
     common = {"layout": layout, "features": features, "is_pooled": pooled}
-    walked = gradients(array, ids, offsets, kernel="cpu_portable", num_threads=1, **common)
+    with forced(is_portable=True):
+        walked = gradients(array, ids, offsets, **common)
     for threads in (1, 3):
-        found = gradients(array, ids, offsets, kernel="cpu", num_threads=threads, **common)
+        with forced(threads=threads):
+            found = gradients(array, ids, offsets, **common)
         assert all(map(torch.equal, found, walked))
     touched = torch.zeros(2, count_lines(len(array)), dtype=torch.uint8)
     few = (ids[:1], torch.tensor([0, 1, 1]))
-    for kernel, lines in zip(("cpu", "cpu_portable"), touched, strict=True):
+    for is_portable, lines in zip((False, True), touched, strict=True):
         target, output = torch.zeros_like(array), torch.ones_like(walked[0][:1])
-        shared_scatter(target, output, *few, kernel=kernel, touched=lines, **common)
+        with forced(is_portable=is_portable):
+            shared_scatter(target, output, *few, touched=lines, **common)
     assert torch.equal(*touched)
     assert 0 < touched[0].sum() < len(touched[0])
 
 
 def test_gradients_are_right_in_float64():
-    for mapping, mode, exact in (("robe", "sum", True), ("randomfold", "mean", False), ("robe", "max", False)):
+    for mode, exact in (("sum", True), ("mean", False)):
         layout, features, array, ids, offsets = make_case(
-            mapping=mapping, mode=mode, exact=exact, sign=True, dims=(5, 3), block=2, dtype=torch.float64
+            mode=mode, exact=exact, dims=(5, 3), block=2, dtype=torch.float64
         )
-        array.requires_grad_()
-        weights = torch.rand(len(ids), dtype=torch.float64).requires_grad_() if mode != "max" else None
-        lookup = lambda a, w, of=(ids, offsets, layout, features): shared_lookup(  # noqa: E731
-            a, of[0], of[1], layout=of[2], features=of[3], weights_N=w
+        lookup = lambda a, of=(ids, offsets), own=(layout, features): shared_lookup(  # noqa: E731
+            a, *of, layout=own[0], features=own[1]
         )
-        assert torch.autograd.gradcheck(lookup, (array, weights))
+        assert torch.autograd.gradcheck(lookup, array.requires_grad_())
 
 
-@pytest.mark.parametrize("mapping", ["robe", "randomfold"])
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_narrow_exact_rows_repeat_over_the_row(mapping, mode):
-    layout, features, array, ids, offsets = make_case(
-        mapping=mapping, mode=mode, sign=True, exact=True, exact_width=6, dtype=torch.float64
-    )
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_narrow_exact_rows_repeat_over_the_row(mode):
+    layout, features, array, ids, offsets = make_case(mode=mode, exact=True, exact_width=6, dtype=torch.float64)
     one = shared_lookup(array, torch.tensor([7]), torch.tensor([0, 1, 1]), layout=layout, features=features)
     assert torch.equal(one[0, :20], array[310:316].repeat(4)[:20])
     common = {"layout": layout, "features": features}
@@ -163,7 +154,7 @@ def test_narrow_exact_rows_repeat_over_the_row(mapping, mode):
     assert torch.autograd.gradcheck(lookup, array.requires_grad_())
 
 
-def test_robe_is_the_formula_by_hand():
+def test_the_slots_are_the_formula_by_hand():
     layout, features, array, _, _ = make_case(block=8, seed=3)
     key, factor, step = layout.table_key(0), 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
     expected = []
@@ -177,37 +168,16 @@ def test_robe_is_the_formula_by_hand():
 def test_the_mapping_is_the_same_on_every_machine():
     layout = SharedLayout(size=1000, block_size=4, seed=1)
     rows = SharedFeatures.of([SharedFeature(key=layout.table_key(2), dim=8)]).rows[0].tolist()
-    slots, _ = reference.find_slots(torch.tensor([0, -5, 2**62]), rows, torch.empty(0).long(), layout.numbers())
+    slots = reference.find_slots(torch.tensor([0, -5, 2**62]), rows, torch.empty(0).long(), layout.numbers())
     assert slots[:, ::4].tolist() == [[29, 43], [414, 920], [23, 735]]
 
 
-def test_randomfold_at_1x_gives_every_weight_its_own_slot():
-    layout = SharedLayout(size=50 * 6 + 30 * 4, mapping="randomfold", block_size=1, seed=9)
-    features = SharedFeatures.of(
-        [SharedFeature(key=1, dim=6), SharedFeature(key=2, dim=4, base=300)],
-    ).rows.tolist()
-    none = torch.empty(0).long()
-    slots = [
-        reference.find_slots(torch.arange(rows), feature, none, layout.numbers())[0].flatten()
-        for rows, feature in zip((50, 30), features, strict=True)
-    ]
-    assert torch.equal(torch.cat(slots).sort().values, torch.arange(420))
-
-
-def test_randomfold_loads_all_slots_alike():
-    layout = SharedLayout(size=100, mapping="randomfold", block_size=1)
-    feature = SharedFeatures.of([SharedFeature(key=1, dim=8)]).rows[0].tolist()
-    slots, _ = reference.find_slots(torch.arange(50), feature, torch.empty(0).long(), layout.numbers())
-    assert torch.bincount(slots.flatten(), minlength=100).tolist() == [4] * 100
-
-
-def test_hashes_spread_evenly_and_signs_are_fair():
-    layout = SharedLayout(size=64, block_size=1, sign=True)
+def test_hashes_spread_evenly():
+    layout = SharedLayout(size=64, block_size=1)
     feature = SharedFeatures.of([SharedFeature(key=layout.table_key(0), dim=16)]).rows[0].tolist()
-    slots, signs = reference.find_slots(torch.arange(4000), feature, torch.empty(0).long(), layout.numbers())
+    slots = reference.find_slots(torch.arange(4000), feature, torch.empty(0).long(), layout.numbers())
     counts = torch.bincount(slots.flatten(), minlength=64).double()
     assert ((counts - 1000).square() / 1000).sum() < 120  # chi-square of 63 degrees: 1 in 100,000
-    assert abs(float(signs.double().mean())) < 0.02
 
 
 def test_tables_and_seeds_get_other_rows():
@@ -244,7 +214,7 @@ def test_adagrad_matches_the_reference_and_clears_up(num_slots, grouped):
     momentum = torch.rand(count_lines(num_slots) if grouped else num_slots, generator=generator)
     expected = reference.adagrad(array, momentum, gradient, group=16 if grouped else 1, lr=0.1, eps=1e-8)
     touched = torch.ones(count_lines(num_slots), dtype=torch.uint8)
-    shared_adagrad(array, momentum, gradient, touched, lr=0.1)
+    shared_step(array, momentum, gradient, touched, lr=0.1)
     torch.testing.assert_close(array, expected[0])
     torch.testing.assert_close(momentum, expected[1])
     assert not gradient.any()
@@ -253,7 +223,7 @@ def test_adagrad_matches_the_reference_and_clears_up(num_slots, grouped):
 
 @pytest.mark.parametrize("lengths", [(0, 0), (0, 0, 0, 0)])
 def test_empty_lists_give_zeros(lengths):
-    for mode in ("sum", "mean", "max"):
+    for mode in ("sum", "mean"):
         layout, features, array, ids, offsets = make_case(lengths=lengths, mode=mode)
         found = gradients(array, ids, offsets, layout=layout, features=features)
         assert not found[0].any()
@@ -264,13 +234,9 @@ def test_empty_lists_give_zeros(lengths):
 
 def test_the_ops_keep_the_rules_of_torch_library():
     layout, features, array, ids, offsets = make_case(exact=True)
-    weights = torch.rand(len(ids)).requires_grad_()
-    lists = (ids, offsets, weights, features.rows, features.exact_ids, layout.numbers(), features.width, True, "cpu", 1)
-    torch.library.opcheck(ops.shared_lookup.traced, (array.requires_grad_(), None, False, *lists))
-    output = torch.randn(3, features.width)
-    plain = (ids, offsets, weights.detach(), *lists[3:])
-    torch.library.opcheck(ops.shared_gradient.traced, (output, None, len(array), *plain))
-    torch.library.opcheck(ops.shared_weigh.traced, (array.detach(), None, output, *plain))
+    lists = (ids, offsets, *features.described(layout, is_pooled=True), "cpu")
+    torch.library.opcheck(ops.shared_lookup.traced, (array.requires_grad_(), None, *lists))
+    torch.library.opcheck(ops.shared_gradient.traced, (torch.randn(3, features.width), len(array), *lists))
 
 
 def test_it_stays_in_one_graph_when_compiled():
@@ -298,17 +264,10 @@ def test_bad_arguments_are_named():
         shared_lookup(array[:-1], ids, offsets, **common)
     with pytest.raises(ValueError, match="dtype is float16"):
         shared_lookup(array.half(), ids, offsets, **common)
-    with pytest.raises(ValueError, match="weights: received 1"):
-        shared_lookup(array, ids, offsets, weights_N=torch.ones(1), **common)
     with pytest.raises(ValueError, match="kernel is 'gpu'"):
         shared_lookup(array, ids, offsets, kernel="gpu", **common)
     with pytest.raises(ValueError, match="expected one width"):
         shared_lookup(array, ids, offsets, is_pooled=False, **common)
-    maxed = make_case(mode="max")[1]
-    with pytest.raises(ValueError, match="max does not take any"):
-        shared_lookup(array, ids, offsets, layout=layout, features=maxed, weights_N=torch.ones(len(ids)))
-    with pytest.raises(ValueError, match="expected one of robe, randomfold"):
-        SharedLayout(size=10, mapping="modulo")
     with pytest.raises(ValueError, match="at least one block of 16"):
         SharedLayout(size=10)
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from kernels import shared_lookup, shared_step_packed
+from kernels import shared_lookup, shared_step
 from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout, packing
-from kernels.shared_lookup.calls import count_lines
+from kernels.shared_lookup.layout import count_lines
+from tests.kernels.forced import forced
 
 
 def make_array(num_slots, *, seed=0):
@@ -12,12 +13,12 @@ def make_array(num_slots, *, seed=0):
     return torch.randn(num_slots, generator=generator) * spread.repeat_interleave(16)[:num_slots]
 
 
-def make_case(*, mapping="robe", block=5, mode="sum", exact_width=6):
-    layout = SharedLayout(size=300, mapping=mapping, block_size=block, sign=True, seed=4)
+def make_case(*, block=5, mode="sum", exact_width=6):
+    layout = SharedLayout(size=300, block_size=block, seed=4)
     kept = {"exact_start": 0, "num_exact": 3, "exact_base": 304, "exact_width": exact_width}
     features = [
-        SharedFeature(key=layout.table_key(1), dim=20, mode=mode, **kept),
-        SharedFeature(key=layout.table_key(2), dim=20, mode=mode, base=2_000),
+        SharedFeature(key=layout.table_key(1), dim=20, is_mean=mode == "mean", **kept),
+        SharedFeature(key=layout.table_key(2), dim=20, is_mean=mode == "mean"),
     ]
     ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(2))
     offsets = torch.tensor([0, 3, 3, 10, 18, 30, 40])
@@ -42,36 +43,18 @@ def test_random_rounding_is_right_on_average():
     assert len(found[:, 3].unique()) == 2
 
 
-@pytest.mark.parametrize("mapping", ["robe", "randomfold"])
-@pytest.mark.parametrize(
-    ("mode", "pooled", "weighted"), [("sum", True, True), ("mean", True, False), ("sum", False, True)]
-)
-def test_lookups_give_what_they_give_of_the_unpacked_array(mapping, mode, pooled, weighted):
+@pytest.mark.parametrize(("mode", "pooled"), [("sum", True), ("mean", True), ("sum", False)])
+def test_lookups_give_what_they_give_of_the_unpacked_array(mode, pooled):
     for block in (1, 5, 20):
-        layout, features, ids, offsets = make_case(mapping=mapping, block=block, mode=mode)
+        layout, features, ids, offsets = make_case(block=block, mode=mode)
         codes, exponents = packing.pack(make_array(330))
-        plain = packing.unpack(codes, exponents)
         common = {"layout": layout, "features": features, "is_pooled": pooled}
-        found = []
-        for array, how in ((plain, {}), (codes, {"exponents": exponents})):
-            weights = torch.linspace(0.5, 2, len(ids)).requires_grad_() if weighted else None
-            vectors = shared_lookup(array, ids, offsets, weights_N=weights, **common, **how)
-            if weighted:
-                vectors.square().sum().backward()
-            found.append((vectors.detach(), weights.grad if weighted else torch.zeros(1)))
-        assert all(map(torch.equal, *found))
-        for how in ({"num_threads": 3}, {"kernel": "cpu_portable"}, {"kernel": "reference"}):
-            with torch.no_grad():
-                again = shared_lookup(codes, ids, offsets, weights_N=weights, exponents=exponents, **common, **how)
-            torch.testing.assert_close(again, found[0][0])
-
-
-def test_max_finds_the_winners_of_the_unpacked_array():
-    layout, features, ids, offsets = make_case(mode="max")
-    codes, exponents = packing.pack(make_array(330))
-    common = {"layout": layout, "features": features}
-    expected = shared_lookup(packing.unpack(codes, exponents), ids, offsets, **common)
-    assert torch.equal(shared_lookup(codes, ids, offsets, exponents=exponents, **common), expected)
+        expected = shared_lookup(packing.unpack(codes, exponents), ids, offsets, **common)
+        for how in ({}, {"threads": 3}, {"is_portable": True}):
+            with forced(**how):
+                assert torch.equal(shared_lookup(codes, ids, offsets, exponents=exponents, **common), expected)
+        again = shared_lookup(codes, ids, offsets, exponents=exponents, kernel="reference", **common)
+        torch.testing.assert_close(again, expected)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
@@ -87,7 +70,8 @@ def test_a_step_has_the_bits_of_the_reference_on_any_number_of_threads(num_slots
     for threads in (1, 3):
         own = [tensor.clone() for tensor in (codes, exponents, momentum, gradient)]
         touched = torch.ones(num_lines, dtype=torch.uint8)
-        shared_step_packed(*own, touched, num_threads=threads, **how)
+        with forced(threads=threads):
+            shared_step(own[0], *own[2:], touched, exponents=own[1], **how)
         assert torch.equal(own[0], expected[0])
         assert torch.equal(own[1], expected[1])
         torch.testing.assert_close(own[2], expected[2])
@@ -100,7 +84,7 @@ def test_lines_that_were_not_touched_stay_and_steps_below_a_unit_add_up():
     before, touched = packing.unpack(codes, exponents), torch.tensor([1, 0, 1, 0], dtype=torch.uint8)
     for key in range(1_000):
         gradient = torch.full((64,), 1e-4)
-        shared_step_packed(codes, exponents, torch.empty(0), gradient, touched.clone(), lr=1.0, key=key * 12_345)
+        shared_step(codes, torch.empty(0), gradient, touched.clone(), lr=1.0, exponents=exponents, key=key * 12_345)
     after = packing.unpack(codes, exponents)
     assert torch.equal(after[16:32], before[16:32])
     assert torch.equal(after[48:], before[48:])
@@ -112,7 +96,7 @@ def test_what_is_not_finite_stays_visible():
     codes, exponents = packing.pack(torch.ones(32))
     gradient = torch.zeros(32)
     gradient[3] = torch.nan
-    shared_step_packed(codes, exponents, torch.empty(0), gradient, torch.ones(2, dtype=torch.uint8), lr=1.0)
+    shared_step(codes, torch.empty(0), gradient, torch.ones(2, dtype=torch.uint8), lr=1.0, exponents=exponents)
     after = packing.unpack(codes, exponents)
     assert after[:16].isnan().all()
     assert torch.equal(after[16:], torch.ones(16))
@@ -128,4 +112,4 @@ def test_bad_arguments_are_named():
         shared_lookup(codes, ids, offsets, layout=layout, features=features)
     touched = torch.ones(21, dtype=torch.uint8)
     with pytest.raises(ValueError, match="momentum: has 5"):
-        shared_step_packed(codes, exponents, torch.zeros(5), torch.zeros(330), touched, lr=0.1)
+        shared_step(codes, torch.zeros(5), torch.zeros(330), touched, lr=0.1, exponents=exponents)

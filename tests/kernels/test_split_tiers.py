@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import distinct_keys, split_tiers
+from tests.kernels.forced import forced
 
 COMMON, NODE, HOT = 0, 1, 2
 
@@ -56,7 +57,8 @@ def test_every_thread_count_matches_the_reference(num_ids, num_threads):
     moved = torch.randperm(5000, generator=generator)[:300].sort().values.tolist()
     bits, ranks, entries = make_map(5000, moved)
     ids = torch.randint(5000, (num_ids,), generator=generator)
-    found = split_tiers(ids, bits, ranks, entries, num_rows=5000, common_tier=COMMON, num_threads=num_threads)
+    with forced(threads=num_threads):
+        found = split_tiers(ids, bits, ranks, entries, num_rows=5000, common_tier=COMMON)
     wanted = split_tiers(ids, bits, ranks, entries, num_rows=5000, common_tier=COMMON, kernel="reference")
     assert torch.equal(found[0], wanted[0])
     assert torch.equal(found[1], wanted[1])

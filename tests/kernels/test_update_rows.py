@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import find_rows, sum_bags, update_rows
+from tests.kernels.forced import forced
 
 KINDS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -51,7 +52,8 @@ def test_bags_are_added_up_as_the_reference_does_at_any_number_of_threads(data, 
         sum_bags(gradients, offsets, inverse, out=expected, is_mean=is_mean, kernel="reference")
         found = [torch.full((5, width), 7.0) for _ in range(3)]
         for number, out in enumerate(found):
-            sum_bags(gradients, offsets, inverse, out=out, is_mean=is_mean, num_threads=number + 1)
+            with forced(threads=number + 1):
+                sum_bags(gradients, offsets, inverse, out=out, is_mean=is_mean)
             assert torch.equal(out, found[0])
         torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-6)
 
@@ -74,17 +76,9 @@ def test_a_step_is_the_reference_s_at_any_number_of_threads(blocks, width, optim
     results = []
     for kernel, num_threads in (("reference", 0), ("cpu", 1), ("cpu", 2), ("cpu", 3)):
         own, own_state = weights.clone(), None if state is None else state.clone()
-        update_rows(
-            own,
-            own_state,
-            given_blocks,
-            optimiser=optimiser,
-            lr=0.1,
-            eps=1e-8,
-            scale=0.5,
-            kernel=kernel,
-            num_threads=num_threads,
-        )
+        how = {"optimiser": optimiser, "lr": 0.1, "eps": 1e-8, "scale": 0.5, "kernel": kernel}
+        with forced(threads=num_threads):
+            update_rows(own, own_state, given_blocks, **how)
         results.append((own, own if own_state is None else own_state))
     for found in results[2:]:
         assert all(torch.equal(mine, first) for mine, first in zip(found, results[1], strict=True))

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from kernels import pool_windows, window_attention
 from kernels.windows import window_rows_of
+from tests.kernels.forced import forced
 
 WINDOWS = {
     "overlapping": ([0, 1, 1, 3], [4, 4, 4, 5]),
@@ -100,8 +101,10 @@ def test_gradients_do_not_depend_on_threads(starts, length, num_threads):
     lengths = torch.tensor([(length + start) % 20 for start in starts])
     packed = torch.randn(40, 24, generator=torch.Generator().manual_seed(0))
     options = {"num_heads": 2}
-    one = run(window_attention, packed, torch.tensor(starts), lengths, num_threads=1, **options)
-    many = run(window_attention, packed, torch.tensor(starts), lengths, num_threads=num_threads, **options)
+    with forced(threads=1):
+        one = run(window_attention, packed, torch.tensor(starts), lengths, **options)
+    with forced(threads=num_threads):
+        many = run(window_attention, packed, torch.tensor(starts), lengths, **options)
     assert torch.equal(one[0], many[0])
     assert torch.equal(one[1][0], many[1][0])
 

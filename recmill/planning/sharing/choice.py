@@ -112,7 +112,6 @@ def choose_sharing(
     exact_share: float | None = None,
     exact_width: int | None = None,
     block_size: int = DEFAULT_BLOCK_SIZE,
-    mapping: str = "robe",
     seed: int = 0,
     precision: str = "float32",
 ) -> SharedChoice:
@@ -152,7 +151,7 @@ def choose_sharing(
     parameters = SharedParameters(
         array_bytes=int(array_bytes),
         block_size=block_size,
-        mapping=mapping,
+        mapping="robe",
         seed=seed,
         exact_width=width,
         precision=precision,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kernels import _cpu, shared_lookup, shared_scatter
 from kernels.shared_lookup import SharedFeature, SharedFeatures, SharedLayout
-from kernels.shared_lookup.calls import LINE, count_lines
+from kernels.shared_lookup.layout import LINE, count_lines
 from kernels.shared_lookup.packing import pack, unpack
 from recmill.artifacts import InputError
 
@@ -92,7 +92,6 @@ class SharedArray(nn.Module):
         compression: float | None = None,
         memory_bytes: int | None = None,
         block_size: int | None = None,
-        mapping: str = "robe",
         seed: int = 0,
         std: float = 1.0,
         device: torch.device | str | None = None,
@@ -109,8 +108,8 @@ class SharedArray(nn.Module):
         item_bytes = slot_bytes(dtype)
         size = choose_size(self.num_logical, compression=compression, memory_bytes=memory_bytes, item_bytes=item_bytes)
         if block_size is None:
-            block_size = 1 if mapping == "randomfold" else min(MAX_BLOCK_SIZE, max(table.dim for table in tables))
-        self.layout = SharedLayout(size=size, mapping=mapping, block_size=min(block_size, size), seed=seed)
+            block_size = min(MAX_BLOCK_SIZE, max(table.dim for table in tables))
+        self.layout = SharedLayout(size=size, block_size=min(block_size, size), seed=seed)
         self._place_tables(tables)
         slots = _empty_slots(self.num_slots, device=device, dtype=dtype)
         self.weight = nn.Parameter(slots, requires_grad=not self.is_packed)
@@ -121,14 +120,13 @@ class SharedArray(nn.Module):
         self.reset_parameters()
 
     def _place_tables(self, tables: Sequence[SharedTable]) -> None:
-        """Where each table begins in the concatenation of all (randomfold) and where its exact rows are."""
-        base, exact_start = 0, 0
+        """Where the exact rows of each table are: first and number among all exact ids, first slot."""
+        exact_start = 0
         slot = -(-self.layout.size // LINE) * LINE  # exact rows begin on a new line
         kept, self._places = [], {}
         for table in tables:
             ids = table.exact_ids
-            self._places[table.name] = (base, exact_start, len(ids), slot)
-            base += table.num_rows * table.dim
+            self._places[table.name] = (exact_start, len(ids), slot)
             exact_start += len(ids)
             slot += len(ids) * table.own_width
             kept.append(ids)
@@ -136,15 +134,9 @@ class SharedArray(nn.Module):
         self.exact_ids = torch.cat(kept)
 
     @property
-    def share_count(self) -> float:
-        """Mean number of logical weights per shared slot."""
-        exact = sum(count * self.tables[name].dim for name, (_, _, count, _) in self._places.items())
-        return (self.num_logical - exact) / self.layout.size
-
-    @property
     def num_exact(self) -> int:
         """Number of slots that belong to one row only."""
-        return sum(count * self.tables[name].own_width for name, (_, _, count, _) in self._places.items())
+        return sum(count * self.tables[name].own_width for name, (_, count, _) in self._places.items())
 
     @property
     def num_bytes(self) -> int:
@@ -177,55 +169,49 @@ class SharedArray(nn.Module):
         generator = torch.Generator().manual_seed(self.layout.seed)
         self.take(torch.empty(self.num_slots, dtype=torch.float32).normal_(0.0, self.std, generator=generator))
 
-    def feature(self, table: str, *, mode: str = "sum") -> SharedFeature:
+    def feature(self, table: str, *, is_mean: bool = False) -> SharedFeature:
         """What the kernels need to find the rows of a table."""
-        base, exact_start, num_exact, exact_base = self._places[table]
+        exact_start, num_exact, exact_base = self._places[table]
         return SharedFeature(
             key=self.layout.table_key(self.tables[table].number),
             dim=self.tables[table].dim,
-            mode=mode,
-            base=base,
+            is_mean=is_mean,
             exact_start=exact_start,
             num_exact=num_exact,
             exact_base=exact_base,
             exact_width=self.tables[table].own_width,
         )
 
-    def features(self, tables: Sequence[str], modes: Sequence[str] | None = None) -> SharedFeatures:
+    def features(self, tables: Sequence[str]) -> SharedFeatures:
         """One feature per name, side by side."""
-        chosen = modes or ["sum"] * len(tables)
-        pairs = zip(tables, chosen, strict=True)
-        return SharedFeatures.of([self.feature(name, mode=mode) for name, mode in pairs], self.exact_ids)
+        return SharedFeatures.of([self.feature(name) for name in tables], self.exact_ids)
 
     def exact_slots(self, table: str) -> slice:
         """The slots of a table's exact rows, in ascending order of ids."""
-        _, _, count, slot = self._places[table]
+        _, count, slot = self._places[table]
         return slice(slot, slot + count * self.tables[table].own_width)
 
     def exact_rows(self, table: str) -> Tensor:
         """The ids of a table's exact rows, ascending."""
-        _, start, count, _ = self._places[table]
+        start, count, _ = self._places[table]
         return self.exact_ids[start : start + count]
 
     def materialise(self, table: str, rows_R: Tensor | range | Sequence[int]) -> Tensor:
         """[R, D]: rows of the logical table as lookups see them, with a gradient."""
         ids = torch.as_tensor(list(rows_R) if isinstance(rows_R, range) else rows_R, dtype=torch.int64).flatten()
-        ids = ids.to(self.weight.device)
-        offsets = torch.tensor([0, len(ids)], device=ids.device)
-        features = self.features([table]).to(ids.device)
-        how: dict[str, Any] = {"layout": self.layout, "features": features, "exponents": self.exponents}
-        return shared_lookup(self.weight, ids, offsets, is_pooled=False, **how)
+        return self.gather(self.weight, table, ids.to(self.weight.device), exponents=self.exponents)
 
-    def gather(self, slots: Tensor, table: str, rows_R: Tensor) -> Tensor:
+    def gather(self, slots: Tensor, table: str, rows_R: Tensor, *, exponents: Tensor | None = None) -> Tensor:
         """[R, D]: the values of a table's rows in any array of slots, such as an optimiser's state."""
-        how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]), "is_pooled": False}
-        return shared_lookup(slots, rows_R, torch.tensor([0, len(rows_R)]), **how)
+        how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]).to(slots.device)}
+        offsets = torch.tensor([0, len(rows_R)], device=slots.device)
+        return shared_lookup(slots, rows_R, offsets, is_pooled=False, exponents=exponents, **how)
 
     @torch.no_grad()
     def fold(self, slots: Tensor, table: str, rows_R: Tensor, values_RD: Tensor) -> None:
         """Write values of rows into any array of slots; a slot that several rows share becomes their mean.
 
-        Exact rows of full width, and all rows of an uncompressed array (randomfold at 1x), read back as written.
+        Exact rows of full width read back as written.
         """
         how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]), "is_pooled": False}
         offsets, values_RD = torch.tensor([0, len(rows_R)]), values_RD.to(slots.dtype)
@@ -239,7 +225,6 @@ class SharedArray(nn.Module):
         layout = self.layout
         return {
             "size": layout.size,
-            "mapping": layout.mapping,
             "block_size": layout.block_size,
             "seed": layout.seed,
             "tables": {name: [table.num_rows, table.dim] for name, table in self.tables.items()},
@@ -258,7 +243,7 @@ class SharedArray(nn.Module):
         layout = self.layout
         return (
             f"{len(self.tables)} tables, {self.num_logical:,} weights in {layout.size:,} slots, "
-            f"{layout.mapping}, blocks of {layout.block_size}, {self.num_exact:,} exact"
+            f"blocks of {layout.block_size}, {self.num_exact:,} exact"
         )
 
 

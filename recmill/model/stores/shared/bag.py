@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import embedding_bag, pad
 
 from kernels import shared_lookup
+from kernels.shared_lookup import SharedFeatures
 from recmill.artifacts import InputError
 from recmill.model.stores.shared.array import SharedArray, SharedTable
 
 # B = bags, N = ids of all bags, D = embedding width
+TABLE = "table"  # its name in the array: part of the hash
 
 
 class SharedEmbeddingBag(nn.Module):
@@ -23,13 +25,13 @@ class SharedEmbeddingBag(nn.Module):
     none can be renormalised alone), and ids may exceed `num_embeddings`: every int64 has a row. New arguments:
 
     compression, memory_bytes   logical weights per parameter (default 10), or the size of the array in bytes
-    block_size, mapping         how rows map to the array (kernels/shared_lookup/layout.py)
+    block_size                  weights that stay side by side in the array (kernels/shared_lookup/layout.py)
     seed                        seed of the mapping and of the initial weights, the same on every machine
-    gradient_scaling            gradients of shared slots are divided by share_count ** gradient_scaling: 0 is the plain
-                                gradient, 1 the mean over all weights that share a slot, which keeps SGD stable
     exact_rows, exact_width     ids that get their own rows, and the number of weights of each: if that is less than the
                                 width, they repeat over the row, so that many exact rows fit into little memory
-    array, table                a SharedArray of several tables, and the table that this bag reads
+
+    Sum and mean are pooled inside the lookup. With max, per_sample_weights or scale_grad_by_freq, torch pools rows that
+    are looked up one by one.
     """
 
     def __init__(
@@ -50,13 +52,9 @@ class SharedEmbeddingBag(nn.Module):
         compression: float | None = None,
         memory_bytes: int | None = None,
         block_size: int | None = None,
-        mapping: str = "robe",
         seed: int = 0,
-        gradient_scaling: float = 0.0,
         exact_rows: Tensor | Sequence[int] | None = None,
         exact_width: int | None = None,
-        array: SharedArray | None = None,
-        table: str = "table",
     ) -> None:
         super().__init__()
         if max_norm is not None:
@@ -66,32 +64,26 @@ class SharedEmbeddingBag(nn.Module):
         if mode == "max" and (scale_grad_by_freq or sparse):
             raise InputError("mode is 'max', which supports neither scale_grad_by_freq nor sparse")
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
-        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = (
-            None,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-        )
-        self.include_last_offset = include_last_offset
+        self.max_norm, self.norm_type, self.include_last_offset = None, norm_type, include_last_offset
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self.padding_idx = _check_padding(padding_idx, num_embeddings)
-        if array is None:
-            kept = None if exact_rows is None else torch.as_tensor(exact_rows, dtype=torch.int64)
-            own = SharedTable(
-                name=table, num_rows=num_embeddings, dim=embedding_dim, exact_rows=kept, exact_width=exact_width
-            )
-            options: dict[str, Any] = {"block_size": block_size, "mapping": mapping, "seed": seed}
-            array = SharedArray(
-                [own], compression=compression, memory_bytes=memory_bytes, device=device, dtype=dtype, **options
-            )
-        elif table not in array.tables or array.tables[table].dim != embedding_dim:
-            raise InputError(f"the array has no table {table!r} of width {embedding_dim}")
-        if array.is_packed:
+        kept = None if exact_rows is None else torch.as_tensor(exact_rows, dtype=torch.int64)
+        own: dict[str, Any] = {"num_rows": num_embeddings, "dim": embedding_dim}
+        self.array = SharedArray(
+            [SharedTable(name=TABLE, exact_rows=kept, exact_width=exact_width, **own)],
+            compression=compression,
+            memory_bytes=memory_bytes,
+            block_size=block_size,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+        )
+        if self.array.is_packed:
             raise InputError(
                 "dtype is torch.int8, which has no gradient: use SharedEmbeddingBagCollection to train int8 weights"
             )
-        self.array, self.table = array, table
-        self._scale = array.share_count**-gradient_scaling if gradient_scaling else 1.0
-        self._features = array.features([table], [mode])
+        feature = self.array.feature(TABLE, is_mean=mode == "mean")
+        self._features = SharedFeatures.of([feature], self.array.exact_ids)
         if _weight is not None:
             self._take(_weight)
 
@@ -147,7 +139,7 @@ class SharedEmbeddingBag(nn.Module):
         if tuple(weight.shape) == tuple(self.weight.shape):
             self.weight.copy_(weight)
         elif tuple(weight.shape) == (self.num_embeddings, self.embedding_dim):
-            self.array.fold(self.weight.data, self.table, torch.arange(self.num_embeddings), weight)
+            self.array.fold(self.weight.data, TABLE, torch.arange(self.num_embeddings), weight)
         else:
             raise InputError(
                 f"_weight: shape is {tuple(weight.shape)}, expected {tuple(self.weight.shape)} or "
@@ -159,7 +151,7 @@ class SharedEmbeddingBag(nn.Module):
 
     def materialise(self, rows: Tensor | range | Sequence[int] | None = None) -> Tensor:
         """[R, D]: rows of the logical table (default: all) as lookups see them."""
-        return self.array.materialise(self.table, range(self.num_embeddings) if rows is None else rows)
+        return self.array.materialise(TABLE, range(self.num_embeddings) if rows is None else rows)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """[B, D]: the bags of a 2-D `input` row by row, or of a 1-D one cut at `offsets`."""
@@ -168,19 +160,22 @@ class SharedEmbeddingBag(nn.Module):
         ids_N, offsets, weights_N = self._flatten(input, offsets, per_sample_weights)
         if self.padding_idx is not None:
             ids_N, offsets, weights_N = drop_padding(ids_N, offsets, weights_N, self.padding_idx)
-        slots = self.weight
-        if self._scale != 1 or self.sparse:
-            slots = _ScaledGradient.apply(slots, self._scale, self.array.layout.size, self.sparse)  # type: ignore[no-untyped-call]
-        if not self.scale_grad_by_freq:
-            return self._look_up(slots, ids_N, offsets, weights_N)
-        frequency_N = _frequency(ids_N).to(slots.dtype)
-        own_N = 1 / frequency_N if weights_N is None else weights_N.detach() / frequency_N
-        value = self._look_up(slots.detach(), ids_N, offsets, weights_N)
-        return _ValueOf.apply(value, self._look_up(slots, ids_N, offsets, own_N))  # type: ignore[no-untyped-call]
-
-    def _look_up(self, slots: Tensor, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
+        slots: Tensor = self.weight
+        if self.sparse:
+            slots = _SparseGradient.apply(slots)  # type: ignore[no-untyped-call]
         features = self._features if slots.device.type == "cpu" else self._features.to(slots.device)
-        return shared_lookup(slots, ids_N, offsets, layout=self.array.layout, features=features, weights_N=weights_N)
+        is_pooled = self.mode != "max" and weights_N is None and not self.scale_grad_by_freq
+        how: dict[str, Any] = {"layout": self.array.layout, "features": features, "is_pooled": is_pooled}
+        found = shared_lookup(slots, ids_N, offsets, **how)
+        return found if is_pooled else self._pool(found, ids_N, offsets, weights_N)
+
+    def _pool(self, rows_ND: Tensor, ids_N: Tensor, offsets: Tensor, weights_N: Tensor | None) -> Tensor:
+        """[B, D] from one row per id."""
+        if self.scale_grad_by_freq and rows_ND.requires_grad:
+            frequency_N = _frequency(ids_N)
+            rows_ND.register_hook(lambda gradient_ND: gradient_ND / frequency_N[:, None])  # type: ignore[no-untyped-call]
+        how: dict[str, Any] = {"mode": self.mode, "per_sample_weights": weights_N, "include_last_offset": True}
+        return embedding_bag(torch.arange(len(ids_N), device=ids_N.device), rows_ND, offsets, **how)
 
     def _flatten(
         self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None
@@ -234,29 +229,13 @@ def _frequency(ids_N: Tensor) -> Tensor:
     return counts[inverse_N]
 
 
-class _ScaledGradient(torch.autograd.Function):
-    """The same array with its gradient scaled in the shared slots, or made sparse."""
+class _SparseGradient(torch.autograd.Function):
+    """The same array, whose gradient becomes sparse."""
 
     @staticmethod
-    def forward(ctx: Any, slots: Tensor, scale: float, num_shared: int, is_sparse: bool) -> Tensor:
-        ctx.scale, ctx.num_shared, ctx.is_sparse = scale, num_shared, is_sparse
+    def forward(ctx: Any, slots: Tensor) -> Tensor:
         return slots.view_as(slots)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        gradient = gradients[0]
-        if ctx.scale != 1:
-            gradient = torch.cat([gradient[: ctx.num_shared] * ctx.scale, gradient[ctx.num_shared :]])
-        return gradient.to_sparse() if ctx.is_sparse else gradient, None, None, None
-
-
-class _ValueOf(torch.autograd.Function):
-    """Returns the first tensor; passes the gradient to both, so that the second determines the array's gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, stand_in: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        return gradients[0], gradients[0]
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].to_sparse()

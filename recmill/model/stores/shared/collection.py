@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from kernels.shared_lookup import SharedFeatures, calls
+from kernels import _cpu
+from kernels.shared_lookup import SharedFeatures, ops
+from kernels.shared_lookup.layout import LINE, mix_bits, signed
 from recmill.artifacts import InputError, module_name
 from recmill.model.stores.interface import InitialRows, TableOptimiser
 from recmill.model.stores.lookups import TableConfig, pooling_of
@@ -72,7 +74,6 @@ class SharedEmbeddingBagCollection(nn.Module):
         memory_bytes: int | None = None,
         compression: float | None = None,
         block_size: int | None = None,
-        mapping: str = "robe",
         seed: int = 0,
         optimiser: TableOptimiser | None = None,
         exact_rows: Mapping[str, Tensor] | None = None,
@@ -82,7 +83,6 @@ class SharedEmbeddingBagCollection(nn.Module):
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
-        num_threads: int = 0,
     ) -> None:
         super().__init__()
         if device is not None and device.type != "cpu":
@@ -95,14 +95,11 @@ class SharedEmbeddingBagCollection(nn.Module):
                 compression=compression,
                 memory_bytes=memory_bytes,
                 block_size=block_size,
-                mapping=mapping,
                 seed=seed,
                 std=0.01,
                 dtype=dtype,
             )
-            step = SharedStep(
-                array, optimiser or TableOptimiser(), process_group=process_group, num_threads=num_threads
-            )
+            step = SharedStep(array, optimiser or TableOptimiser(), process_group=process_group)
         else:
             step = shared.step
         # In a tuple, so that neither DDP nor state_dict() of the model sees the array.
@@ -114,11 +111,11 @@ class SharedEmbeddingBagCollection(nn.Module):
         self.anchor = torch.zeros((), requires_grad=True)  # not a Parameter: it only makes autograd call backward
 
     def _describe(self, tables: Sequence[TableConfig]) -> SharedFeatures:
-        names, modes = [], []
+        found = []
         for config in tables:
-            names += [self._names[config.name]] * len(config.feature_names)
-            modes += ["mean" if pooling_of(config) == "mean" else "sum"] * len(config.feature_names)
-        return self.array.features(names, modes)
+            feature = self.array.feature(self._names[config.name], is_mean=pooling_of(config) == "mean")
+            found += [feature] * len(config.feature_names)
+        return SharedFeatures.of(found, self.array.exact_ids)
 
     @property
     def step(self) -> SharedStep:
@@ -163,16 +160,13 @@ class SharedEmbeddingBagCollection(nn.Module):
             return vectors
         return self.read(self.check_lists(ids_N, offsets))
 
-    def check_lists(self, ids_N: Tensor, offsets: Tensor) -> calls.Lists:
-        features = self.kernel_features
-        width = features.width if self.is_pooled else features.unpooled_width()
-        tables = (features.rows, features.exact_ids, self.array.layout.numbers())
-        return calls.Lists(ids_N, offsets, None, *tables, width, self.is_pooled, dtype=self.array.value_dtype)
+    def check_lists(self, ids_N: Tensor, offsets: Tensor) -> _cpu.SharedLists:
+        described = self.kernel_features.described(self.array.layout, is_pooled=self.is_pooled)
+        return ops.check_lists(ids_N, offsets, *described)
 
-    def read(self, lists: calls.Lists) -> Tensor:
+    def read(self, lists: _cpu.SharedLists) -> Tensor:
         """The vectors of checked lists, without a gradient."""
-        how: dict[str, Any] = {"exponents": self.array.exponents, "num_threads": self.step.num_threads}
-        return calls.look_up(self.step.slots, lists, has_max=False, **how)[0]
+        return ops.look_up(self.step.slots, self.array.exponents, lists)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps that begin from now on, for all tables of the array."""
@@ -203,7 +197,9 @@ class SharedEmbeddingBagCollection(nn.Module):
         follow the shared ones); for int8 also the exponents and the number of steps. The same on all ranks.
         """
         array = self.array
-        layout = torch.tensor([*array.layout.numbers(), array.num_slots])
+        own = array.layout
+        # The zeros: checkpoints written when layouts could also be folded and signed have the same form.
+        layout = torch.tensor([own.size, signed(mix_bits(own.seed)), own.block_size, 0, 0, array.num_slots])
         shared = {"array": self.step.slots, "momentum": self.step.momentum, "layout": layout}
         if array.exponents is not None:
             shared |= {"exponents": array.exponents, "num_steps": self.step.num_steps}
@@ -258,13 +254,13 @@ class SharedEmbeddingBagCollection(nn.Module):
         spread = self._spread(momentum)
         wide = state["momentum1"][:, None].expand(-1, weights_RD.shape[1]).contiguous()
         array.fold(spread, table, rows_R, wide)
-        line_of = torch.arange(len(spread)) // calls.LINE
+        line_of = torch.arange(len(spread)) // LINE
         counts = torch.bincount(line_of, minlength=len(momentum))
         momentum.copy_(torch.zeros_like(momentum).index_add(0, line_of, spread) / counts)
 
     def _spread(self, momentum: Tensor) -> Tensor:
         """The momentum of a line, repeated for each of its slots."""
-        return momentum.repeat_interleave(calls.LINE)[: self.array.num_slots].contiguous()
+        return momentum.repeat_interleave(LINE)[: self.array.num_slots].contiguous()
 
 
 def logical_name(config_name: str) -> str:

@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels import shared_adagrad, shared_scatter, shared_step_packed
-from kernels.shared_lookup import SharedFeatures, calls
-from kernels.shared_lookup.calls import count_lines
-from kernels.shared_lookup.layout import ID_FACTOR, mix_bits, signed
+from kernels import _cpu, shared_scatter, shared_step
+from kernels.shared_lookup import SharedFeatures, ops
+from kernels.shared_lookup.layout import ID_FACTOR, count_lines, mix_bits, signed
 from recmill.artifacts import InputError
 from recmill.model.stores.collectives import gather_all, world_size
 from recmill.model.stores.interface import TableOptimiser
@@ -41,7 +40,7 @@ class LookupGradient:
     offsets: Tensor
     output: Tensor
     is_pooled: bool
-    lists: calls.Lists | None = None  # ids and offsets after their checks, if this rank looked them up
+    lists: _cpu.SharedLists | None = None  # ids and offsets after their checks, if this rank looked them up
 
     def tensors(self) -> list[Tensor]:
         """What other ranks need in order to add it: ids, offsets, gradient."""
@@ -52,17 +51,11 @@ class SharedStep:
     """The optimiser state of an array and the steps on it."""
 
     def __init__(
-        self,
-        array: SharedArray,
-        optimiser: TableOptimiser,
-        *,
-        process_group: dist.ProcessGroup | None = None,
-        num_threads: int = 0,
+        self, array: SharedArray, optimiser: TableOptimiser, *, process_group: dist.ProcessGroup | None = None
     ) -> None:
         if optimiser.kind not in ("sgd", "adagrad", "rowwise_adagrad"):
             raise InputError(f"optimiser is {optimiser.kind!r}, expected sgd, adagrad or rowwise_adagrad")
         self.array, self.optimiser, self.process_group = array, optimiser, process_group
-        self.num_threads = num_threads
         self.sync = "auto"  # or "dense" or "sparse", to force one of them
         num_slots = array.num_slots
         sizes = {"sgd": 0, "adagrad": num_slots, "rowwise_adagrad": count_lines(num_slots)}
@@ -118,17 +111,14 @@ class SharedStep:
 
     def _apply(self, target: Tensor, touched: Tensor) -> None:
         """Apply the gradient in `target` to the array and reset it to zero."""
-        lr, eps = self.optimiser.lr, self.optimiser.eps
-        if self.array.exponents is not None:
-            slots, key = (self.slots, self.array.exponents), self._rounding_key()
-            how = {"lr": lr, "eps": eps, "key": key, "num_threads": self.num_threads}
-            shared_step_packed(*slots, self.momentum, target, touched, **how)  # type: ignore[arg-type]
-        elif self.optimiser.kind == "sgd":
+        lr, exponents = self.optimiser.lr, self.array.exponents
+        if self.optimiser.kind == "sgd" and exponents is None:
             self.slots.add_(target, alpha=-lr)
             target.zero_()
             touched.zero_()
-        else:
-            shared_adagrad(self.slots, self.momentum, target, touched, lr=lr, eps=eps, num_threads=self.num_threads)
+            return
+        how: dict[str, Any] = {"exponents": exponents, "key": 0 if exponents is None else self._rounding_key()}
+        shared_step(self.slots, self.momentum, target, touched, lr=lr, eps=self.optimiser.eps, **how)
 
     def _rounding_key(self) -> int:
         """A new key for every step."""
@@ -145,13 +135,12 @@ class SharedStep:
     def _scatter(
         self, target: Tensor, gradient: LookupGradient, *, scale: float, touched: Tensor | None = None
     ) -> None:
-        how: dict[str, Any] = {"touched": touched, "scale": scale, "num_threads": self.num_threads}
         if gradient.lists is not None:
-            calls.scatter(target, gradient.output, gradient.lists, **how)
+            ops.scatter(target, gradient.output, gradient.lists, touched=touched, scale=scale)
             return
-        layout, features = self.array.layout, gradient.features
-        how |= {"layout": layout, "features": features, "is_pooled": gradient.is_pooled}
-        shared_scatter(target, gradient.output, gradient.ids, gradient.offsets, **how)
+        how: dict[str, Any] = {"features": gradient.features, "is_pooled": gradient.is_pooled, "touched": touched}
+        lists = (gradient.ids, gradient.offsets)
+        shared_scatter(target, gradient.output, *lists, layout=self.array.layout, scale=scale, **how)
 
     def _is_dense(self, gradients: list[LookupGradient]) -> bool:
         """Whether to all-reduce the array; the largest rank decides, so all ranks agree."""

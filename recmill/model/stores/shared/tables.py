@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmill.artifacts import module_name
+from recmill.artifacts import InputError, module_name
 from recmill.artifacts.plan import SharedParameters
 from recmill.model.embeddings import TableEmbeddings
 from recmill.model.stores.shared.collection import SharedEmbeddingBagCollection
@@ -23,6 +23,8 @@ def attach_shared_tables(
 
     The array does not depend on the shapes: its tables are ordered by name.
     """
+    if sharing.mapping != "robe":
+        raise InputError(f"the plan maps shared tables by {sharing.mapping!r}, expected 'robe': plan again")
     wanted = {module_name(table) for table in sharing.tables}
     shapes = {shape: [c for c in configs if c.name in wanted] for shape, configs in embeddings.configs.items()}
     every = sorted((config for configs in shapes.values() for config in configs), key=lambda config: config.name)
@@ -35,7 +37,6 @@ def attach_shared_tables(
             is_pooled=shape != "sequence",
             memory_bytes=sharing.array_bytes,
             block_size=sharing.block_size,
-            mapping=sharing.mapping,
             seed=sharing.seed,
             exact_rows={name: exact_rows[name] for name in sharing.tables if name in exact_rows},
             exact_width=sharing.exact_width,

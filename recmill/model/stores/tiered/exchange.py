@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels import distinct_keys
-from kernels.expand_rows.ops import sum_rows as sum_rows_op
+from kernels import distinct_keys, sum_rows
 
 # K = keys, D = columns of a row
 LEVELS = ("intra", "inter")
@@ -173,13 +172,6 @@ def unstripe(stripes: Sequence[SparseRows]) -> SparseRows:
     return SparseRows.merge(
         [SparseRows(keys_K=own.keys_K * count + stripe, rows_KD=own.rows_KD) for stripe, own in enumerate(stripes)]
     )
-
-
-def sum_rows(rows_ND: Tensor, inverse_N: Tensor, num_distinct: int) -> Tensor:
-    """[U, D]: rows with the same number summed, always first to last."""
-    backend = "cpu" if rows_ND.device.type == "cpu" else "triton"
-    summed: Tensor = sum_rows_op(rows_ND, inverse_N, num_distinct, backend, 0)
-    return summed
 
 
 def swap_rows(

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import distinct_keys
+from kernels import distinct_keys, sum_rows
 from recmill.model.stores.fbgemm import FusedTables
-from recmill.model.stores.tiered.exchange import SparseRows, sum_rows
+from recmill.model.stores.tiered.exchange import SparseRows
 from recmill.model.stores.tiered.layout import KeyLayout
 from recmill.model.stores.tiered.sync import GradientSync
 

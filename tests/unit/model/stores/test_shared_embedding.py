@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recmill.artifacts import InputError
-from recmill.model.stores.shared import SharedArray, SharedEmbeddingBag, SharedTable
+from recmill.model.stores.shared import SharedEmbeddingBag
 
 ROWS, DIM = 50, 12
 
@@ -67,7 +67,7 @@ def test_weights_of_samples_and_bags_of_equal_length_work():
 
 def test_gradients_are_divided_by_how_often_an_id_occurs():
     # By hand: torch's own CPU kernel divides by the count of another id.
-    bag = SharedEmbeddingBag(6, 1, mode="sum", scale_grad_by_freq=True, compression=1, mapping="randomfold")
+    bag = SharedEmbeddingBag(6, 1, mode="sum", scale_grad_by_freq=True, compression=1)
     ids = torch.tensor([[1, 1, 2], [1, 5, 2]])
     weights = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).requires_grad_()
     for given, expected in ((None, [0, 1, 1, 0, 0, 1]), (weights, [0, 7 / 3, 9 / 2, 0, 0, 5])):
@@ -142,11 +142,11 @@ def test_the_seed_decides_mapping_and_weights():
     assert not torch.equal(one.materialise(), other.materialise())
 
 
-def test_randomfold_at_1x_is_a_plain_table():
+def test_a_full_table_is_folded_into_the_array():
     table = torch.randn(ROWS, DIM)
-    bag = SharedEmbeddingBag.from_pretrained(table, compression=1, mapping="randomfold", mode="sum", freeze=False)
-    assert bag.weight.numel() == table.numel()
-    assert torch.equal(bag.materialise(), table)
+    bag = SharedEmbeddingBag.from_pretrained(table, exact_rows=[7, 30], mode="sum", freeze=False)
+    assert torch.equal(bag.materialise([7, 30]), table[[7, 30]])
+    assert bag.weight.requires_grad
 
 
 def test_exact_rows_are_nobody_elses():
@@ -176,19 +176,6 @@ def test_exact_rows_may_own_fewer_weights_than_they_are_wide():
         SharedEmbeddingBag(ROWS, DIM, exact_rows=[7], exact_width=0)
 
 
-def test_gradients_of_shared_slots_can_be_scaled_by_the_share_count():
-    plain, scaled = (
-        SharedEmbeddingBag(ROWS, DIM, mode="sum", exact_rows=[7], gradient_scaling=power) for power in (0.0, 1.0)
-    )
-    for bag in (plain, scaled):
-        bag(torch.tensor([[1, 7, 9]])).sum().backward()
-    shared = plain.array.layout.size
-    share = (ROWS - 1) * DIM / shared
-    assert plain.array.share_count == pytest.approx(share)
-    torch.testing.assert_close(scaled.weight.grad[:shared] * share, plain.weight.grad[:shared])
-    assert torch.equal(scaled.weight.grad[shared:], plain.weight.grad[shared:])
-
-
 def test_saving_and_loading_keeps_every_row(tmp_path):
     bag = SharedEmbeddingBag(ROWS, DIM, exact_rows=[3], seed=5)
     with torch.no_grad():
@@ -199,16 +186,6 @@ def test_saving_and_loading_keeps_every_row(tmp_path):
     assert torch.equal(again.materialise(), bag.materialise())
     with pytest.raises(InputError, match="seed 5 instead of 6"):
         SharedEmbeddingBag(ROWS, DIM, exact_rows=[3], seed=6).load_state_dict(torch.load(tmp_path / "bag.pt"))
-
-
-def test_several_bags_read_one_array():
-    tables = [SharedTable(name=name, num_rows=ROWS, dim=DIM) for name in ("a", "b")]
-    array = SharedArray(tables, compression=20)
-    bags = [SharedEmbeddingBag(ROWS, DIM, array=array, table=name) for name in ("a", "b")]
-    assert bags[0].weight is bags[1].weight
-    assert not torch.equal(bags[0].materialise(), bags[1].materialise())
-    with pytest.raises(InputError, match="no table 'c'"):
-        SharedEmbeddingBag(ROWS, DIM, array=array, table="c")
 
 
 def test_it_learns_a_table_ten_times_its_size():

@@ -13,6 +13,7 @@ from recmill.artifacts import InputError
 from recmill.model.servable import SharedRows
 from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.shared import SharedArray, SharedEmbeddingBag, SharedEmbeddingBagCollection, SharedTable
+from tests.kernels.forced import forced
 
 CONFIGS = [
     EmbeddingBagConfig(name="a", num_embeddings=400, embedding_dim=16, feature_names=["f"]),
@@ -79,9 +80,10 @@ def test_a_slot_takes_one_byte_and_a_sixteenth():
 
 
 def test_same_bits_on_one_and_three_threads():
-    one, three = make(num_threads=1), make(num_threads=3)
-    for collection in (one, three):
-        train(collection, 5)
+    one, three = make(), make()
+    for threads, collection in ((1, one), (3, three)):
+        with forced(threads=threads):
+            train(collection, 5)
     assert torch.equal(one.array.weight, three.array.weight)
     assert torch.equal(one.array.exponents, three.array.exponents)
 
