@@ -64,32 +64,8 @@ def merge_windows(values: Arrays, starts: Arrays, lengths: Arrays, parts: Array,
 def move_rows(
     source: Array, target: Array, source_rows: Array | None, target_rows: Array | None, count: int, /
 ) -> None: ...
-def pointwise_attention(
-    packed: Array,
-    bias: Array,
-    starts: Array,
-    lengths: Array,
-    out: Array,
-    num_heads: int,
-    scale: float,
-    is_last_only: bool,
-    num_threads: int,
-    /,
-) -> None: ...
-def pointwise_attention_backward(
-    packed: Array,
-    bias: Array,
-    starts: Array,
-    lengths: Array,
-    gradient: Array,
-    packed_gradient: Array,
-    bias_gradient: Array,
-    num_heads: int,
-    scale: float,
-    is_last_only: bool,
-    num_threads: int,
-    /,
-) -> None: ...
+def pointwise_attention(*arguments: Array | float) -> None: ...
+def pointwise_attention_backward(*arguments: Array | float) -> None: ...
 def pool_windows(
     rows: Array, scores: Array | None, starts: Array, lengths: Array, out: Array, log_sums: Array, /
 ) -> None: ...

@@ -12,7 +12,7 @@ through DLPack's C interface (kernels/arrays.h). "Registered op": every call goe
     pool_windows        14.6  113.8     8.7   95.3    15.0   137.1
     window_attention    15.6  114.6     8.9   94.7    16.5   144.5
 
-dot_interaction, pool_windows and window_attention are plain autograd.Functions: tracing uses their references.
+Attentions, pool_windows and dot_interaction are plain autograd.Functions: tracing uses their references.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "arrays.h"
 #include "vectors.h"
 
 namespace recmill {
@@ -41,6 +42,12 @@ RECMILL_INLINE void add_rows(const float* from, int64_t rows, const Shape& shape
                              int64_t step) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < shape.head_width; ++i) to[row * step + i] += from[row * shape.padded + i] * factor;
+}
+
+inline Shape read_shape(const Input& packed, int64_t num_heads) {
+  if (packed.ndim() != 2 || num_heads < 1 || packed.dim(1) % (3 * num_heads))
+    refuse("packed: expected [rows, 3 * width] for " + std::to_string(num_heads) + " heads");
+  return Shape(num_heads, packed.dim(1) / 3);
 }
 
 }  // namespace recmill

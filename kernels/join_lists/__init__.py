@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +27,6 @@ class ListBlock:
     values: tuple[IdArray, ...]
     offsets: tuple[npt.NDArray[np.integer], ...]
     num_rows: int
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without `compiled`, which is valid in this process only."""
-        return {name: value for name, value in vars(self).items() if name != "compiled"}
 
     @cached_property
     def compiled(self) -> _cpu.ListBlock:

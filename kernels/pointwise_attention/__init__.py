@@ -23,7 +23,6 @@ def pointwise_attention(
     is_last_only: bool = False,
     num_values: int | None = None,
     kernel: str | None = None,
-    num_threads: int = 0,
 ) -> Tensor:
     """Each row of each window sums the values of the rows up to itself: [T, D], window after window.
 
@@ -33,18 +32,19 @@ def pointwise_attention(
     empty window. `num_values` is T, if known. float32 on the CPU runs compiled, and the bits of the gradient do not
     depend on the number of threads. All other tensors use the reference.
     """
+    from kernels.autograd import is_compiled_float
+
     check_windows(starts_W, lengths_W)
     if packed_NE.dim() != 2 or packed_NE.shape[1] % (3 * num_heads):
         raise ValueError(f"packed_NE: shape is {tuple(packed_NE.shape)}, expected [N, 3 * D] with {num_heads} heads")
     if num_values is None or is_last_only:
         num_values = len(lengths_W) if is_last_only else int(lengths_W.sum())
     options = (num_heads, num_values, scale, is_last_only)
-    backend = pick_backend(kernel, packed_NE)
-    if backend == "reference" or str(packed_NE.dtype) != "torch.float32":
+    if pick_backend(kernel, packed_NE) == "reference" or not is_compiled_float(packed_NE):
         from kernels.pointwise_attention import reference
 
         return reference.pointwise_attention(packed_NE, bias_R, starts_W, lengths_W, *options)
     from kernels.pointwise_attention import ops
 
-    attended: Tensor = ops.pointwise_attention(packed_NE, bias_R, starts_W, lengths_W, *options, num_threads)
+    attended: Tensor = ops.PointwiseAttention.apply(packed_NE, bias_R, starts_W, lengths_W, *options)  # type: ignore[no-untyped-call]
     return attended

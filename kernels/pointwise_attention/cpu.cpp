@@ -229,14 +229,8 @@ struct Plan {
   }
 };
 
-Shape read_shape(const Input& packed, int64_t num_heads) {
-  if (packed.ndim() != 2 || num_heads < 1 || packed.dim(1) % (3 * num_heads))
-    refuse("packed: expected [rows, 3 * width] for " + std::to_string(num_heads) + " heads");
-  return Shape(num_heads, packed.dim(1) / 3);
-}
-
 void pointwise_attention(const Input& packed, const Input& bias, const Input& starts, const Input& lengths,
-                         const Output& out, int64_t num_heads, float scale, bool is_last_only, int num_threads) {
+                         const Output& out, int64_t num_heads, float scale, bool is_last_only) {
   const Windows windows(starts, lengths, packed.dim(0));
   const Shape shape = read_shape(packed, num_heads);
   const Plan plan(windows, bias.as<const float>("bias"), bias.num_items());
@@ -249,7 +243,7 @@ void pointwise_attention(const Input& packed, const Input& bias, const Input& st
   std::vector<Chunk> jobs;
   for (const auto& chunks : plan.chunks) jobs.insert(jobs.end(), chunks.begin(), chunks.end());
   const int64_t* order = plan.clusters.order.data();
-#pragma omp parallel num_threads(choose_threads(num_threads, windows.work(shape.width), kWorkPerThread))
+#pragma omp parallel num_threads(choose_threads(windows.work(shape.width), kWorkPerThread))
   {
     std::vector<float> room(Scratch::room(plan.longest, shape), 0.0f);
 #pragma omp for schedule(dynamic)
@@ -267,7 +261,7 @@ void pointwise_attention(const Input& packed, const Input& bias, const Input& st
 
 void pointwise_attention_backward(const Input& packed, const Input& bias, const Input& starts, const Input& lengths,
                                   const Input& gradient, const Output& packed_gradient, const Output& bias_gradient,
-                                  int64_t num_heads, float scale, bool is_last_only, int num_threads) {
+                                  int64_t num_heads, float scale, bool is_last_only) {
   const Windows windows(starts, lengths, packed.dim(0));
   const Shape shape = read_shape(packed, num_heads);
   const int64_t num_biases = bias.num_items();
@@ -280,7 +274,7 @@ void pointwise_attention_backward(const Input& packed, const Input& bias, const 
   const int64_t* order = plan.clusters.order.data();
   const int64_t num_clusters = plan.clusters.count();
   std::vector<float> partial(kSlabs * shape.num_heads * num_biases, 0.0f);
-#pragma omp parallel num_threads(choose_threads(num_threads, windows.work(shape.width), kWorkPerThread))
+#pragma omp parallel num_threads(choose_threads(windows.work(shape.width), kWorkPerThread))
   {
     std::vector<float> room(Scratch::room(plan.longest, shape), 0.0f);
 #pragma omp for schedule(dynamic)

@@ -263,12 +263,6 @@ void run_all(const Windows& windows, const Shape& shape, const Io& io, int64_t m
   }
 }
 
-Shape read_shape(const Input& packed, int64_t num_heads) {
-  if (packed.ndim() != 2 || num_heads < 1 || packed.dim(1) % (3 * num_heads))
-    refuse("packed: expected [rows, 3 * width] for " + std::to_string(num_heads) + " heads");
-  return Shape(num_heads, packed.dim(1) / 3);
-}
-
 void window_attention(const Input& packed, const Input& starts, const Input& lengths, const Output& out,
                       const Output& log_sums) {
   const Windows windows(starts, lengths, packed.dim(0));

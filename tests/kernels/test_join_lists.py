@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -55,17 +53,6 @@ def test_rows_of_several_blocks_join_as_in_the_reference(cuts):
 def test_a_block_without_features_joins():
     values, lengths, counts = join_lists([(ListBlock(values=(), offsets=(), num_rows=4), 1, 3)], num_values=0)
     assert (len(values), lengths.shape, counts) == (0, (0, 2), [])
-
-
-def test_a_block_from_another_process_reads_its_own_arrays():
-    block = make_block(20, seed=3)
-    before = block.compiled
-    sent = pickle.loads(pickle.dumps(block))
-    assert sent.compiled is not before
-    assert np.array_equal(
-        join_lists([(sent, 0, 20)], num_values=int(scan_lists(block)[0][-1]))[1],
-        join_lists([(block, 0, 20)], num_values=int(scan_lists(block)[0][-1]))[1],
-    )
 
 
 def test_what_does_not_fit_is_refused():

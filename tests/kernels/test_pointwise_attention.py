@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import pointwise_attention
+from tests.kernels.forced import forced
 from tests.kernels.test_window_attention import WINDOWS, assert_as_exact_as_torch, make_windows, run
 
 
@@ -46,8 +47,10 @@ def test_windows_that_overlap_anyhow_are_exact_on_any_number_of_threads(windows,
     packed, bias = inputs_of(52, 8, 40)
     options = {"num_heads": 2, "scale": 0.1, "is_last_only": is_last_only}
     exact, exact_gradients = run(pointwise_attention, packed.double(), bias.double(), starts, lengths, **options)
-    ours, gradients = run(pointwise_attention, packed, bias, starts, lengths, num_threads=1, **options)
-    many, many_gradients = run(pointwise_attention, packed, bias, starts, lengths, num_threads=num_threads, **options)
+    with forced(threads=1):
+        ours, gradients = run(pointwise_attention, packed, bias, starts, lengths, **options)
+    with forced(threads=num_threads):
+        many, many_gradients = run(pointwise_attention, packed, bias, starts, lengths, **options)
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=5e-6)
     assert torch.equal(ours, many)
     for mine, wanted, other in zip(gradients, exact_gradients, many_gradients, strict=True):
@@ -64,11 +67,3 @@ def test_what_does_not_fit_is_refused():
         pointwise_attention(packed, bias, one, 3 * one, num_heads=2, scale=1.0)
     with pytest.raises((ValueError, RuntimeError), match="outside of the 4 rows"):
         pointwise_attention(packed, bias, 3 * one, 2 * one, num_heads=2, scale=1.0)
-
-
-def test_torch_knows_its_shape_and_gradient():
-    starts, lengths = make_windows("overlapping")
-    packed, bias = inputs_of(8, 8, 8)
-    total = len(pointwise_attention(packed, bias, starts, lengths, num_heads=2, scale=0.1))
-    arguments = (packed.requires_grad_(), bias.requires_grad_(), starts, lengths, 2, total, 0.1, False, 1)
-    torch.library.opcheck(torch.ops.recmill.pointwise_attention.default, arguments)
