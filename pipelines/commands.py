@@ -139,26 +139,32 @@ def _run_tracked(
     workdir, run_id = arguments["workdir"], str(uuid.uuid4())
     log_path = _prepare_folder(arguments)
     is_off = no_tracking or tracking.is_tracking_off()
-    mlflow_run = tracking.RunReference()
+    replayer = None
     if not is_off:
-        mlflow_run = tracking.open_run(
-            tracking_uri=tracking.default_tracking_uri(workdir),
+        replayer = tracking.Replayer(
+            tracking.default_tracking_uri(workdir),
             name=workdir.rstrip("/").rsplit("/", 1)[-1],
             pipeline_run_id=run_id,
             url=Path(workdir, "report.html").as_uri(),
             params=arguments,
         )
-    tracking.write_run_record(
-        workdir, preset=arguments["preset"], pipeline_run_id=run_id, mlflow_run=mlflow_run, arguments=arguments
-    )
+    tracking_uri = replayer.tracking_uri if replayer else ""
     status, metrics = "FAILED", {}
     try:
+        tracking.write_run_record(
+            workdir,
+            preset=arguments["preset"],
+            pipeline_run_id=run_id,
+            mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
+            arguments=arguments,
+        )
         run_locally(
             build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
-            arguments | {"tracking_uri": mlflow_run.tracking_uri, "parent_run_id": mlflow_run.run_id},
+            arguments | {"tracking_uri": tracking_uri},
             steps=steps,
             log_path=log_path,
-            environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"},
+            environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"}
+            | (replayer.environment if replayer else {}),
             follow=Follower(workdir, steps, is_silent=as_json),
         )
         results = collect_results(workdir, steps)
@@ -167,8 +173,10 @@ def _run_tracked(
         status = "KILLED"
         raise
     finally:
-        tracking.close_run(mlflow_run, status=status, metrics=metrics)
-    return results
+        if replayer:
+            mlflow_run = replayer.close(status=status, metrics=metrics)
+            tracking.name_mlflow_run(workdir, mlflow_run)
+    return results | ({"mlflow": mlflow_run.to_json()} if replayer else {})
 
 
 def _prepare_folder(arguments: Mapping[str, Any]) -> Path:

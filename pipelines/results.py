@@ -35,7 +35,11 @@ def collect_results(workdir: str, steps: tuple[str, ...]) -> dict[str, Any]:
         "seconds": run["seconds"],
         "data": data,
         "metrics": {name: trained[name] for name in (*QUALITY, "samples_per_s") if name in trained},
-        "steps": {step: {"seconds": entry["seconds"], "metrics": entry["metrics"]} for step, entry in recorded.items()},
+        "startup_seconds": sum(entry["startup_seconds"] for entry in recorded.values()),
+        "steps": {
+            step: {name: entry[name] for name in ("seconds", "startup_seconds", "metrics")}
+            for step, entry in recorded.items()
+        },
     }
 
 
@@ -47,10 +51,9 @@ def _best_auc(workdir: str) -> dict[str, float]:
 
 def describe_results(results: Mapping[str, Any]) -> list[str]:
     """The results as lines for people."""
-    lines = ["", f"{'step':<16}{'seconds':>9}{'rows/s':>13}{'written':>12}"]
+    lines = ["", f"{'step':<16}{'seconds':>9}{'start-up':>10}{'rows/s':>13}{'written':>12}"]
     lines += [describe_step(step, entry) for step, entry in results["steps"].items()]
-    between = results["seconds"] - sum(entry["seconds"] for entry in results["steps"].values())
-    lines += [f"{'starting steps':<16}{between:>9.1f}", "-" * 50, f"{'whole run':<16}{results['seconds']:>9.1f}", ""]
+    lines += ["-" * 60, f"{'whole run':<16}{results['seconds']:>9.1f}{results['startup_seconds']:>10.1f}", ""]
     metrics = results["metrics"]
     lines += [f"{title:<22}{metrics[name]:.4f}" for name, title in QUALITY.items() if name in metrics]
     if "samples_per_s" in metrics:
@@ -70,7 +73,7 @@ def describe_step(step: str, entry: Mapping[str, Any]) -> str:
     rate = metrics.get("rows_per_s", metrics.get("samples_per_s"))
     size = metrics.get("written_bytes") or None  # 0: only a manifest was written
     return (
-        f"{step:<16}{entry['seconds']:>9.1f}"
+        f"{step:<16}{entry['seconds']:>9.1f}{entry['startup_seconds']:>10.1f}"
         f"{f'{rate:,.0f}' if rate is not None else '-':>13}{format_bytes(size) if size is not None else '-':>12}"
     )
 

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import psutil
+
 # progress(what, done, total): `what` names the work, `total` is 0 if unknown.
 Progress = Callable[[str, int, int], None]
 
@@ -38,3 +40,8 @@ def terminal_progress() -> Progress:
         sys.stderr.flush()
 
     return show
+
+
+def seconds_since_start(pid: int | None = None) -> float:
+    """The age of a process, by default of this one."""
+    return time.time() - float(psutil.Process(pid).create_time())

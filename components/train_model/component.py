@@ -42,6 +42,6 @@ def train_model(
         chosen = json.loads(settings) | variant
         result = run_training(step, inputs, settings=chosen, nproc=nproc, num_nodes=num_nodes)
         checkpoint = Checkpoint.load(step.path("train/checkpoint"))
-        export_checkpoint(checkpoint.path, out=step.path("model"))
+        export_checkpoint(checkpoint.path, out=step.path("model"), for_mlflow=not step.recorder)
         publish(model, step.wrote("checkpoint", checkpoint) | step.log_model(step.path("model")))
         show_training(step, result, metrics, roc)

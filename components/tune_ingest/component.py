@@ -21,7 +21,6 @@ def tune_ingest(
     from recmill.tracking import step_run
     from recmill.training.config import TrainConfig
     from recmill.tuning.allocation import tune_ingest as allocate_workers
-    from recmill.tuning.mlflow_writer import MlflowWriter
 
     inputs = {"dataset": path_of(dataset)}
     with step_run(
@@ -31,7 +30,7 @@ def tune_ingest(
             path_of(dataset),
             out=step.path("allocation"),
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
-            writers=(MlflowWriter(step.client, step.mlflow_run.run_id),) if step.client else (),
+            log=step.recorder.points if step.recorder else None,
             progress=step.progress,
         )
         step.record({"rows_per_s": allocated.rows_per_s, "memory_bytes": allocated.memory_bytes})

@@ -67,9 +67,12 @@ def training_note(run: Run) -> str:
 
 
 def steps_note(run: Run) -> str:
-    """The time spent in steps; the rest of the run is starting and stopping them."""
-    seconds = sum(number(step.get("seconds")) or 0.0 for step in run.steps.values())
-    return f"{format_seconds(seconds)} in {len(run.steps)} steps" if run.steps else ""
+    """The time spent in steps, and the time that their processes took to start."""
+    seconds, startup = (
+        sum(number(step.get(name)) or 0.0 for step in run.steps.values()) for name in ("seconds", "startup_seconds")
+    )
+    text = f"{format_seconds(seconds)} in {len(run.steps)} steps" if run.steps else ""
+    return text + (f", start-up {format_seconds(startup)}" if startup else "")
 
 
 def started(run: Run) -> str:
@@ -224,7 +227,9 @@ def stage_of(run: Run, step: str) -> Stage:
     record = run.steps.get(step, {})
     seconds = number(record.get("seconds"))
     total = sum(number(each.get("seconds")) or 0.0 for each in run.steps.values())
-    lines = [line for line in (stage_rate(run, step, seconds), stage_bytes(run, step)) if line]
+    startup = number(record.get("startup_seconds"))
+    begun = f"start-up {format_seconds(startup)}" if startup is not None else ""
+    lines = [line for line in (stage_rate(run, step, seconds), stage_bytes(run, step), begun) if line]
     return Stage(
         step=step,
         title=readable_name(step),

@@ -8,16 +8,19 @@ RECMILL_TRACKING=off.
 """
 
 from recmill.tracking.comparison import log_comparison
+from recmill.tracking.replay import Replayer
 from recmill.tracking.server import RunReference, close_run, default_tracking_uri, is_tracking_off, open_run
-from recmill.tracking.steps import StepRun, step_run, write_run_record
+from recmill.tracking.steps import StepRun, name_mlflow_run, step_run, write_run_record
 
 __all__ = [
+    "Replayer",
     "RunReference",
     "StepRun",
     "close_run",
     "default_tracking_uri",
     "is_tracking_off",
     "log_comparison",
+    "name_mlflow_run",
     "open_run",
     "step_run",
     "write_run_record",

@@ -30,25 +30,15 @@ from recmill.artifacts import (
     read_json,
     write_text_atomically,
 )
-from recmill.progress import Progress, describe
+from recmill.progress import Progress, describe, seconds_since_start
 from recmill.sizes import format_bytes
-from recmill.tracking.server import (
-    TAG_RUN_ID,
-    RunReference,
-    explain_tracking_errors,
-    find_run,
-    impatient,
-    is_tracking_off,
-    load_mlflow,
-    log_params,
-    log_points,
-)
+from recmill.tracking.recorder import JOURNAL_FOLDER, REFERENCE, Journal, MlflowRecorder, Recorder
+from recmill.tracking.server import RunReference, is_tracking_off
 from recmill.tracking.states import Ended, write_state
 
 QUALITY = ("auc", "log_loss", "normalised_entropy")
 REGISTERED_MODEL = "recmill-dlrm"
 PROGRESS_S = 0.5  # minimum time between two lines of progress
-SYSTEM_SAMPLING_S = 1.0  # with MLflow's default of 10 s, short steps would have no sample
 
 
 @dataclass(kw_only=True)
@@ -57,10 +47,11 @@ class StepRun:
 
     step: str
     workdir: str
-    client: Any = None  # mlflow.MlflowClient; None if tracking is off
+    recorder: Recorder | None = None  # None if tracking is off
     mlflow_run: RunReference = field(default_factory=RunReference)
     parent_run_id: str = ""
     began: float = 0.0  # time.monotonic() at the start of the work, after connecting to MLflow
+    startup_seconds: float = 0.0  # from the start of the process to the start of the work; training adds its ranks'
     inputs: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -95,19 +86,14 @@ class StepRun:
 
     def log_dataset(self, dataset: Dataset, *, context: str) -> None:
         """Link the dataset, by its content hash, to the step's MLflow run."""
-        if not self.client:
-            return
-        import mlflow
-        from mlflow.data.code_dataset_source import CodeDatasetSource
-        from mlflow.data.meta_dataset import MetaDataset
-
-        source = CodeDatasetSource(tags={"path": dataset.path, "num_rows": str(dataset.num_rows)})
-        digest = dataset.content_hash.removeprefix("sha256:")[:32]  # MLflow allows 36 characters
-        mlflow.log_input(MetaDataset(source=source, name=dataset.layout, digest=digest), context=context)
+        if self.recorder:
+            digest = dataset.content_hash.removeprefix("sha256:")[:32]  # MLflow allows 36 characters
+            tags = {"path": dataset.path, "num_rows": str(dataset.num_rows)}
+            self.recorder.dataset(name=dataset.layout, digest=digest, tags=tags, context=context)
 
     def log_training(self, result: Mapping[str, Any]) -> None:
         """Log settings, loss curve and evaluations of a `result.json`, by training step."""
-        if not self.client:
+        if not self.recorder:
             return
         end = time.time()
         begin = end - float(result["seconds"])
@@ -115,27 +101,18 @@ class StepRun:
         points += [
             (f"eval_{name}", entry[name], entry["step"], end) for entry in result["evaluations"] for name in QUALITY
         ]
-        log_points(self.client, self.mlflow_run.run_id, points)
-        log_params(self.client, self.mlflow_run.run_id, result["config"])
+        self.recorder.points(points)
+        self.recorder.params(result["config"])
 
     def log_model(self, folder: str | Path, *, name: str = REGISTERED_MODEL) -> dict[str, str]:
-        """Keep a model that `recmill export` wrote as a LoggedModel with a new registered version; gives both ids."""
-        if not self.client:
-            return {}
-        import mlflow
+        """Keep a model that `recmill export` wrote as a LoggedModel with a new registered version.
 
-        exported = Path(folder, "mlflow")
-        flavour = mlflow.models.Model.load(str(exported)).flavors["python_function"]
-        info = mlflow.pyfunc.log_model(
-            name=name,
-            python_model=str(exported / flavour["model_code_path"]),
-            artifacts={key: str(exported / entry["path"]) for key, entry in flavour["artifacts"].items()},
-            pip_requirements=str(exported / "requirements.txt"),
-            registered_model_name=name,
-        )
+        Returns both ids, unless the pipeline's process registers the model later.
+        """
+        if not self.recorder:
+            return {}
         quality = {key: value for key, value in self.metrics.items() if key in QUALITY}
-        mlflow.log_metrics(quality, model_id=info.model_id)
-        return {"model_id": info.model_id, "model_uri": info.model_uri, "version": str(info.registered_model_version)}
+        return self.recorder.model(folder=str(folder), name=name, quality=quality)
 
 
 @contextmanager
@@ -158,13 +135,14 @@ def step_run(
     running.began = time.monotonic()
     try:
         write_state(folder, step, "RUNNING")
-        _enter_mlflow(running, tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""), parent_run_id)
+        _open_recorder(running, tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""), parent_run_id)
         _ensure_run_record(running)
         started_at, running.began = time.time(), time.monotonic()
+        running.startup_seconds = seconds_since_start()
         yield running
         seconds = time.monotonic() - running.began
         _write_step(running, started_at=started_at, seconds=seconds)
-        _leave_mlflow(running, status="FINISHED", seconds=seconds)
+        _close_recorder(running, status="FINISHED", seconds=seconds)
         write_state(folder, step, "FINISHED")
     except BaseException as error:
         if isinstance(error, InputError):
@@ -173,7 +151,7 @@ def step_run(
             say(step, f"failed: {type(error).__name__}: {error}")
         status: Ended = "FAILED" if isinstance(error, Exception) else "KILLED"
         write_state(folder, step, status, error=str(error) or type(error).__name__)
-        _leave_mlflow(running, status=status, seconds=time.monotonic() - running.began)
+        _close_recorder(running, status=status, seconds=time.monotonic() - running.began)
         raise
     say(step, ": ".join(filter(None, (f"done in {seconds:.1f} s", describe_metrics(running.metrics)))))
 
@@ -233,10 +211,20 @@ def write_run_record(
     write_text_atomically(join_path(workdir, "run.json"), dump_json(record))
 
 
+def name_mlflow_run(workdir: str | Path, run: RunReference) -> None:
+    """Enter the MLflow run in RUN/run.json."""
+    record = read_json(join_path(workdir, "run.json"))
+    if record["mlflow"] != run.to_json():
+        write_text_atomically(join_path(workdir, "run.json"), dump_json(record | {"mlflow": run.to_json()}))
+
+
 def _ensure_run_record(running: StepRun) -> None:
-    """On a cluster the first step writes run.json."""
+    """On a cluster the first step writes run.json; of a local run, MLflow's part is known once MLflow is open."""
     try:
         read_json(running.path("run.json"))
+        opened = Path(os.environ.get(JOURNAL_FOLDER, ""), REFERENCE)
+        if JOURNAL_FOLDER in os.environ and opened.exists():
+            name_mlflow_run(running.workdir, RunReference(**read_json(opened)))
     except InputError:
         write_run_record(
             running.workdir,
@@ -251,6 +239,7 @@ def _write_step(running: StepRun, *, started_at: float, seconds: float) -> None:
         "step": running.step,
         "started_at": started_at,
         "seconds": seconds,
+        "startup_seconds": running.startup_seconds,
         "metrics": running.metrics,
         "inputs": running.inputs,
         "outputs": running.outputs,
@@ -262,44 +251,18 @@ def _write_step(running: StepRun, *, started_at: float, seconds: float) -> None:
     write_text_atomically(running.path("run.json"), dump_json(run))
 
 
-def _enter_mlflow(running: StepRun, tracking_uri: str, parent_run_id: str) -> None:
+def _open_recorder(running: StepRun, tracking_uri: str, parent_run_id: str) -> None:
     if is_tracking_off() or not tracking_uri:
         return
-    mlflow = load_mlflow()
-    mlflow.set_tracking_uri(tracking_uri)
-    mlflow.set_system_metrics_sampling_interval(SYSTEM_SAMPLING_S)
-    pipeline_run_id = os.environ.get("KFP_RUN_ID", "")
-    # Removed from the environment: otherwise start_run would resume that run instead of nesting a new one.
-    resumed = os.environ.pop("MLFLOW_RUN_ID", "")
-    with explain_tracking_errors(tracking_uri), impatient():
-        if not parent_run_id and not resumed and pipeline_run_id:
-            parent_run_id = find_run(tracking_uri, pipeline_run_id=pipeline_run_id).run_id
-        client = mlflow.MlflowClient(tracking_uri)
-        active = mlflow.start_run(
-            run_id=None if parent_run_id else resumed or None,
-            experiment_id=client.get_run(parent_run_id).info.experiment_id if parent_run_id else None,
-            run_name=running.step,
-            parent_run_id=parent_run_id or None,
-            log_system_metrics=True,
-        )
-        tags = {"recmill.step": running.step} | ({TAG_RUN_ID: pipeline_run_id} if pipeline_run_id else {})
-        mlflow.set_tags(tags)
-        log_params(client, active.info.run_id, running.inputs)
-    running.client, running.parent_run_id = client, parent_run_id
-    running.mlflow_run = RunReference(
-        tracking_uri=tracking_uri, experiment_id=active.info.experiment_id, run_id=active.info.run_id
-    )
-
-
-def _leave_mlflow(running: StepRun, *, status: str, seconds: float) -> None:
-    if not running.client:
+    if journals := os.environ.get(JOURNAL_FOLDER):
+        running.recorder = Journal(journals, step=running.step, inputs=running.inputs)
         return
-    import mlflow
+    opened = MlflowRecorder(running.step, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=running.inputs)
+    running.recorder, running.mlflow_run, running.parent_run_id = opened, opened.run, opened.parent_run_id
 
-    client, running.client = running.client, None  # only once, even if MLflow fails here
-    points = [(name, value, 0, time.time()) for name, value in (running.metrics | {"seconds": seconds}).items()]
-    with explain_tracking_errors(running.mlflow_run.tracking_uri):
-        try:
-            log_points(client, running.mlflow_run.run_id, points)
-        finally:
-            mlflow.end_run(status)
+
+def _close_recorder(running: StepRun, *, status: str, seconds: float) -> None:
+    if running.recorder:
+        recorder, running.recorder = running.recorder, None  # only once, even if MLflow fails here
+        times = {"seconds": seconds, "startup_seconds": running.startup_seconds}
+        recorder.leave(status=status, metrics=running.metrics | times)

@@ -11,7 +11,6 @@ __all__ = [
     "decisions",
     "evaluation",
     "processes",
-    "pyfunc",
     "rank",
     "serving",
     "switches",

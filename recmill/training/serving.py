@@ -14,6 +14,7 @@ from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
 from recmill.model.servable import ServableModel
 from recmill.progress import Progress, no_progress
+from recmill.tracking.models import package_model
 from recmill.training.checkpoint import load_trained_model
 from recmill.training.evaluation import measure_accuracy
 
@@ -45,10 +46,11 @@ def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -
         raise InputError(f"{where}: its features are not those the model was trained on ({', '.join(differing)})")
 
 
-def export_checkpoint(checkpoint: str | Path, *, out: str | Path) -> dict[str, Any]:
-    """Write OUT/model.pt2 (torch.export), OUT/signature.json and OUT/mlflow (an MLflow model around them)."""
-    import mlflow
+def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bool = True) -> dict[str, Any]:
+    """Write OUT/model.pt2 (torch.export), OUT/signature.json and OUT/mlflow (an MLflow model around them).
 
+    With `for_mlflow=False`, the last is left to whoever logs the model.
+    """
     model, loaded = load_trained_model(checkpoint)
     servable = ServableModel(model)
     program = servable.export()
@@ -56,12 +58,8 @@ def export_checkpoint(checkpoint: str | Path, *, out: str | Path) -> dict[str, A
     with write_folder(out, manifest_name="signature.json") as folder:
         torch.export.save(program, folder / "model.pt2")
         (folder / "signature.json").write_text(dump_json(signature), encoding="utf-8")
-        mlflow.pyfunc.save_model(
-            path=folder / "mlflow",
-            python_model=str(Path(__file__).with_name("pyfunc.py")),
-            artifacts={"program": str(folder / "model.pt2"), "signature": str(folder / "signature.json")},
-            pip_requirements=[f"torch=={torch.__version__.split('+')[0]}", "numpy", "pandas"],
-        )
+        if for_mlflow:
+            package_model(folder)
         files = sorted(path.name for path in folder.iterdir())
     return {"path": str(out), "checkpoint": loaded.content_hash, "files": files, "signature": signature}
 

@@ -28,7 +28,7 @@ from recmill.tuning.programme import solve_workers
 from recmill.tuning.simulation.stage_times import MAX_EPOCHS, ONE_WORKER, measure_stages, measure_throughput
 
 if TYPE_CHECKING:
-    from stable_baselines3.common.logger import KVWriter
+    from recmill.tuning.mlflow_writer import LogPoints
 
 __all__ = ["StageTime", "available_cores", "measure_stages", "measure_throughput", "split_evenly", "tune_ingest"]
 
@@ -46,12 +46,12 @@ def tune_ingest(
     memory_limit_bytes: int | None = None,
     batch_size: int = 4096,
     seconds: float = DEFAULT_SECONDS,
-    writers: tuple[KVWriter, ...] = (),
+    log: LogPoints | None = None,
     progress: Progress = no_progress,
 ) -> WorkerAllocation:
     """Choose the workers per stage on this machine in about `seconds` and write them with their measurements.
 
-    `writers` receive SB3's metrics of the agent's learning (see mlflow_writer.py).
+    `log` receives SB3's metrics of the agent's learning (see mlflow_writer.py).
     """
     dataset = data if isinstance(data, Dataset) else Dataset.load(data)
     cores = available_cores() if cores is None else cores
@@ -64,7 +64,7 @@ def tune_ingest(
     with write_folder(out, manifest_name=WorkerAllocation.manifest_name) as folder:
         times = measure_stages(dataset, batch_size=batch_size, progress=progress)
         history, settled = _tune_live(
-            dataset, folder, cores=cores, seconds=seconds / 2, writers=writers, progress=progress, **options
+            dataset, folder, cores=cores, seconds=seconds / 2, log=log, progress=progress, **options
         )
         candidates = {
             "one worker per stage": ONE_WORKER,
@@ -107,14 +107,16 @@ def _tune_live(
     seconds: float,
     batch_size: int,
     memory_limit_bytes: int,
-    writers: tuple[KVWriter, ...],
+    log: LogPoints | None,
     progress: Progress,
 ) -> tuple[list[TuningStep], dict[str, int]]:
     """Let the agent tune a pipeline whose consumer is never busy; returns the history and the best allocation."""
     from recmill.tuning.agent import Agent, load_policy
+    from recmill.tuning.mlflow_writer import MlflowWriter
     from recmill.tuning.online.learning import OnlineLearner
 
     policy = load_policy()
+    writers = (MlflowWriter(log),) if log else ()
     agent = Agent(learner=OnlineLearner(policy, writers=writers, decisions_per_update=8))
     interval_s = max(0.1, seconds / 24)
     history: list[TuningStep] = []

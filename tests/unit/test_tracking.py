@@ -11,7 +11,17 @@ import mlflow
 import pytest
 
 from recmill.artifacts import Dataset, InputError, read_json
-from recmill.tracking import RunReference, close_run, default_tracking_uri, open_run, step_run, write_run_record
+from recmill.tracking import (
+    Replayer,
+    RunReference,
+    close_run,
+    default_tracking_uri,
+    open_run,
+    step_run,
+    write_run_record,
+)
+from recmill.tracking.recorder import JOURNAL_FOLDER, Journal
+from recmill.tracking.replay import check_database
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +64,8 @@ def test_a_step_leaves_its_seconds_metrics_inputs_and_outputs(tmp_path: Path) ->
         step.record({"auc": 0.75, "unknown": None, "undefined": float("nan")})
         reference = step.wrote("dataset", dataset)
     record = read_json(tmp_path / "steps" / "generate_data.json")
-    assert set(record) == {"step", "started_at", "seconds", "metrics", "inputs", "outputs"}
+    assert set(record) == {"step", "started_at", "seconds", "startup_seconds", "metrics", "inputs", "outputs"}
+    assert 0 < record["startup_seconds"] == step.startup_seconds
     assert record["inputs"] == {"preset": "tiny"}
     assert (
         record["outputs"]
@@ -123,6 +134,46 @@ def test_steps_are_nested_runs_with_metrics_parameters_and_tags(
     (logged,) = run.inputs.dataset_inputs
     content_hash = read_json(data / "dataset.json")["content_hash"]
     assert content_hash.removeprefix("sha256:").startswith(logged.dataset.digest)
+
+
+def test_steps_of_a_local_run_reach_mlflow_through_their_journals(
+    tmp_path: Path, tracking_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayer = Replayer(tracking_uri, name="demo", pipeline_run_id="local", url="file:///report.html", params={"a": 1})
+    for name, value in replayer.environment.items():
+        monkeypatch.setenv(name, value)
+    inputs = {"preset": "tiny"}
+    with step_run("generate_data", workdir=str(tmp_path), tracking_uri=tracking_uri, inputs=inputs) as step:
+        data = tmp_path / "data"
+        data.mkdir()
+        step.log_dataset(make_dataset(data), context="training")
+        step.recorder.points([("agent/loss", 0.5, 3, 1_700_000_000.0)])
+        step.record({"auc": 0.8})
+    with pytest.raises(KeyError), step_run("plan_shards", workdir=str(tmp_path), tracking_uri=tracking_uri):
+        raise KeyError("x")
+    Journal(replayer.environment[JOURNAL_FOLDER], step="report", inputs={})  # killed: it leaves without a word
+    run = replayer.close(status="FAILED", metrics={"auc": 0.8})
+    client = mlflow.MlflowClient(tracking_uri)
+    parent = client.get_run(run.run_id)
+    assert (parent.info.status, parent.data.metrics, parent.data.params) == ("FAILED", {"auc": 0.8}, {"a": "1"})
+    below = client.search_runs([run.experiment_id], f"tags.mlflow.parentRunId = '{run.run_id}'")
+    steps = {entry.info.run_name: entry for entry in below}
+    assert {name: entry.info.status for name, entry in steps.items()} == {
+        "generate_data": "FINISHED",
+        "plan_shards": "FAILED",
+        "report": "KILLED",
+    }
+    first = steps["generate_data"]
+    assert first.data.params == {"preset": "tiny"}
+    assert {"auc", "seconds", "startup_seconds", "agent/loss"} <= set(first.data.metrics)
+    assert first.data.tags["kfp.pipeline_run_id"] == "local"
+    assert len(first.inputs.dataset_inputs) == 1
+
+
+def test_a_file_that_is_no_database_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("not a database, and long enough to be seen as none " * 20)
+    with pytest.raises(InputError, match=r"mlflow.db: file is not a database; .*--no-tracking"):
+        check_database(tmp_path / "mlflow.db")
 
 
 def test_the_parent_run_carries_the_plugin_tags_and_ends_with_its_status(tracking_uri: str) -> None:

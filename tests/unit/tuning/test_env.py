@@ -59,16 +59,6 @@ def test_the_programmes_own_answer_earns_about_one():
     assert abs(float(reward.mean()) - 1.0) < 0.03
 
 
-class RecordingClient:
-    """Keeps what would go to MLflow."""
-
-    def __init__(self):
-        self.batches = []
-
-    def log_batch(self, run_id, metrics):
-        self.batches.append((run_id, {metric.key: metric.value for metric in metrics}, metrics[0].step))
-
-
 def test_a_policy_trained_in_simulation_can_be_kept(tmp_path):
     policy = pretrain(steps=256, num_envs=8)
     policy.save(tmp_path / "policy.zip")
@@ -83,8 +73,8 @@ def test_the_agent_learns_from_a_running_pipeline():
     from recmill.tuning.simulation.scenarios import draw_worlds
     from recmill.tuning.simulation.simulator import Simulator
 
-    client = RecordingClient()
-    learner = OnlineLearner(load_policy(), writers=(MlflowWriter(client, "run"),), decisions_per_update=8)
+    logged = []
+    learner = OnlineLearner(load_policy(), writers=(MlflowWriter(logged.extend),), decisions_per_update=8)
     before = [parameter.clone() for parameter in learner.policy.policy.parameters()]
     world, _ = draw_worlds(np.random.default_rng(0), 1, kinds=("plain",), cores=(16,))
     simulator = Simulator(world)
@@ -97,6 +87,4 @@ def test_the_agent_learns_from_a_running_pipeline():
     assert any(
         not bool((old == new).all()) for old, new in zip(before, learner.policy.policy.parameters(), strict=True)
     )
-    run_id, figures, _ = client.batches[-1]
-    assert run_id == "run"
-    assert "agent/online/reward" in figures
+    assert "agent/online/reward" in {name for name, *_ in logged}
