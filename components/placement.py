@@ -51,10 +51,12 @@ class Toleration:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlacement:
-    """What the pod of one step gets. cpu and memory are both request and limit, so that they are guaranteed."""
+    """What the pod of one step gets: what it may use (cpu, memory) and what must be free for it to start (requests)."""
 
     cpu: str = "2"
     memory: str = "4Gi"
+    cpu_request: str = "250m"
+    memory_request: str = "1Gi"  # at least the peak of the demo: a pod above its request is evicted first
     gpus: int = 0
     shm: str = ""  # size of /dev/shm, where processes of one pod share memory; a container has 64 MiB by default
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -64,23 +66,32 @@ class StepPlacement:
 
     @property
     def cores(self) -> int:
-        """Whole cores, at least one."""
-        cores = float(self.cpu.removesuffix("m")) / (1000 if self.cpu.endswith("m") else 1)
-        return max(1, int(cores))
+        """Whole cores that it may use, at least one."""
+        return max(1, int(quantity(self.cpu)))
 
     @property
     def memory_mib(self) -> int:
-        number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", self.memory).groups()  # type: ignore[union-attr]
-        powers = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-        return int(float(number) * powers.get(unit, 1)) // 2**20
+        return int(quantity(self.memory)) // 2**20
+
+    @property
+    def resources(self) -> dict[str, dict[str, str]]:
+        """Requests and limits as a container's manifest writes them, without GPUs."""
+        return {
+            "requests": {"cpu": self.cpu_request, "memory": self.memory_request},
+            "limits": {"cpu": self.cpu, "memory": self.memory},
+        }
 
     def __post_init__(self) -> None:
-        for name in ("cpu", "memory", "shm"):
+        for name in ("cpu", "memory", "cpu_request", "memory_request", "shm"):
             value = getattr(self, name)
             if (value or name != "shm") and not (isinstance(value, str) and QUANTITY.fullmatch(value)):
                 raise InputError(
                     f'{name} is {value!r}, expected a quantity as Kubernetes writes it, in quotes: "2", 4Gi'
                 )
+        for name in ("cpu", "memory"):
+            request, limit = getattr(self, f"{name}_request"), getattr(self, name)
+            if quantity(request) > quantity(limit):
+                raise InputError(f"{name}_request is {request}, more than {name}, the limit, which is {limit}")
         for name in ("gpus", "retries"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected a whole number, 0 or more")
@@ -88,16 +99,41 @@ class StepPlacement:
             raise InputError(f"timeout_s is {self.timeout_s!r}, expected seconds, 1 or more")
 
 
-DEFAULT_STEPS: dict[str, StepPlacement] = {
+def quantity(text: str) -> float:
+    """The number that Kubernetes reads: "250m" is 0.25, "1Gi" is 2**30."""
+    number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text).groups()  # type: ignore[union-attr]
+    powers = {"m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+    return float(number) * powers.get(unit, 1)
+
+
+# Requests are what the demo's steps need to start; they leave room for Kubeflow, MLflow and PostgreSQL on one node with
+# 2 cores and 8 GiB, also with two trainer pods. Limits are what a step may use where the node has it.
+LAPTOP: dict[str, StepPlacement] = {
     "generate_data": StepPlacement(cpu="2", memory="6Gi"),
-    "merge_data": StepPlacement(cpu="1", memory="2Gi", timeout_s=3600),
-    "profile_access": StepPlacement(cpu="2", memory="4Gi"),
-    "plan_shards": StepPlacement(cpu="1", memory="2Gi", timeout_s=3600),
+    "merge_data": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=3600),
+    "profile_access": StepPlacement(cpu="2", memory="4Gi", memory_request="512Mi"),
+    "plan_shards": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=3600),
     "tune_ingest": StepPlacement(cpu="2", memory="4Gi", timeout_s=2 * 3600),
     "train_model": StepPlacement(cpu="2", memory="6Gi", shm="1Gi", timeout_s=24 * 3600, retries=3),
-    "report": StepPlacement(cpu="1", memory="2Gi", timeout_s=1800),
-    "compare_runs": StepPlacement(cpu="1", memory="2Gi", timeout_s=1800),
-    "close_run": StepPlacement(cpu="250m", memory="1Gi", timeout_s=600),
+    "report": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
+    "compare_runs": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
+    "close_run": StepPlacement(cpu="1", memory="1Gi", cpu_request="100m", memory_request="256Mi", timeout_s=600),
+}
+LARGE = {"cpu": "8", "memory": "32Gi", "cpu_request": "4", "memory_request": "16Gi"}
+SMALL = {"cpu": "4", "memory": "12Gi", "cpu_request": "2", "memory_request": "4Gi"}
+HEAVY_STEPS = ("generate_data", "profile_access", "tune_ingest", "train_model")
+
+
+def _enlarged(steps: Mapping[str, StepPlacement], names: tuple[str, ...], **changes: Any) -> dict[str, StepPlacement]:
+    return {name: replace(step, **changes) if name in names else step for name, step in steps.items()}
+
+
+PROFILES: dict[str, dict[str, StepPlacement]] = {
+    "laptop": LAPTOP,  # one node, 2 cores, 8 GiB
+    "small": _enlarged(LAPTOP, HEAVY_STEPS, **SMALL),  # nodes with 4 cores and 16 GiB
+    "gpu": _enlarged(  # nodes with 8 cores and 64 GiB, one of them with a GPU
+        _enlarged(LAPTOP, HEAVY_STEPS, **LARGE), ("train_model",), gpus=1, shm="8Gi"
+    ),
 }
 
 # Trainings whose speeds are compared get the same.
@@ -116,11 +152,12 @@ class ClusterPlacement:
     gpu_type: str = "nvidia.com/gpu"
     executors: int = 2  # of Spark, each with what generate_data has
     image: str = ""  # of pods that the step starts: its own
+    profile: str = "laptop"  # what steps get unless `steps` says otherwise
     steps: Mapping[str, StepPlacement] = field(default_factory=dict)
 
     def step(self, name: str) -> StepPlacement:
         name = PLACED_LIKE.get(name, name)
-        return self.steps.get(name, DEFAULT_STEPS[name])
+        return self.steps.get(name, PROFILES[self.profile][name])
 
     def with_step(self, name: str, **changes: Any) -> Self:
         """The same placement with one step changed."""
@@ -174,10 +211,11 @@ class ClusterPlacement:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, **changes: Any) -> Self:
+        """The placement in a YAML file; `changes` replace top-level keys of it."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-            return cls.from_body(yaml.safe_load(text) or {}, where=str(path))
+            body = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+            return cls.from_body(body | changes if isinstance(body, dict) else body, where=str(path))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise InputError(f"{path}: cannot be read as a placement ({error})") from None
 
@@ -192,24 +230,35 @@ class ClusterPlacement:
             raise InputError(f"{where}: expected a mapping of settings, received {type(body).__name__}")
         given = dict(body)
         steps = given.pop("steps", None) or {}
-        unknown = [name for name in steps if name not in DEFAULT_STEPS]
+        unknown = [name for name in steps if name not in LAPTOP]
         if unknown:
-            raise InputError(f"{where}: steps has {unknown[0]!r}, expected one of {', '.join(DEFAULT_STEPS)}")
+            raise InputError(f"{where}: steps has {unknown[0]!r}, expected one of {', '.join(LAPTOP)}")
         _check_names(given, cls, where)
+        profile = given.get("profile", "laptop")
+        if profile not in PROFILES:
+            raise InputError(f"{where}: profile is {profile!r}, expected one of {', '.join(PROFILES)}")
+        defaults = PROFILES[profile]
         try:
-            return cls(**given, steps={name: _read_step(name, entry or {}, where) for name, entry in steps.items()})
+            own = {
+                name: _read_step(defaults[name], entry or {}, f"{where}: steps.{name}") for name, entry in steps.items()
+            }
+            return cls(**given, steps=own)
         except TypeError as error:
             raise InputError(f"{where}: {error}") from None
 
 
-def _read_step(name: str, entry: Mapping[str, Any], where: str) -> StepPlacement:
+def _read_step(default: StepPlacement, entry: Mapping[str, Any], place: str) -> StepPlacement:
     given = dict(entry)
-    place = f"{where}: steps.{name}"
     _check_names(given, StepPlacement, place)
+    for name in ("cpu", "memory"):  # a lower limit lowers the default request too
+        limit = given.get(name)
+        request = getattr(default, f"{name}_request")
+        if isinstance(limit, str) and QUANTITY.fullmatch(limit) and quantity(limit) < quantity(request):
+            given.setdefault(f"{name}_request", limit)
     if "tolerations" in given:
         given["tolerations"] = tuple(Toleration(**taint) for taint in given["tolerations"])
     try:
-        return replace(DEFAULT_STEPS[name], **given)
+        return replace(default, **given)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
 

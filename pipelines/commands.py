@@ -212,11 +212,13 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
 @json_option
 def compile_pipeline(out: str, as_json: bool, **package: Any) -> None:
     """Write the pipeline as YAML for Kubeflow Pipelines; the same input gives the same bytes."""
+    from pipelines.requests import PipelineRequests
     from recmill.artifacts import hash_file
 
     path = _compile_to(Path(out), **package)
-    result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size}
-    emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)"], as_json=as_json)
+    asked = PipelineRequests.load(path).describe()
+    result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size, "requests": asked}
+    emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)", asked], as_json=as_json)
 
 
 def _compile_to(
@@ -226,6 +228,7 @@ def _compile_to(
     image_tag: str | None,
     registry: str,
     placement: str | None,
+    profile: str | None,
     gpus: int | None,
     gpu_type: str | None,
     with_baseline: bool,
@@ -244,7 +247,7 @@ def _compile_to(
         "ablations": build_ablations,
     }
     tag = TAG if image_tag is None else image_tag
-    site = Site(image_tag=tag, registry=registry, placement=_read_placement(placement, gpus, gpu_type))
+    site = Site(image_tag=tag, registry=registry, placement=_read_placement(placement, profile, gpus, gpu_type))
     pipeline = builders[kind](site)
     if folder.is_file():
         raise InputError(f"{folder}: is a file, expected a folder for --out")
@@ -257,10 +260,13 @@ def _compile_to(
     return path
 
 
-def _read_placement(path: str | None, gpus: int | None, gpu_type: str | None) -> ClusterPlacement:
+def _read_placement(path: str | None, profile: str | None, gpus: int | None, gpu_type: str | None) -> ClusterPlacement:
     from components.placement import ClusterPlacement
 
-    placement = ClusterPlacement.load(path) if path else ClusterPlacement()
+    changes = {"profile": profile} if profile else {}
+    placement = (
+        ClusterPlacement.load(path, **changes) if path else ClusterPlacement.from_body(changes, where="--profile")
+    )
     if gpu_type:
         placement = replace(placement, gpu_type=gpu_type)
     return placement if gpus is None else placement.with_step("train_model", gpus=gpus)
@@ -303,6 +309,7 @@ def submit(
     """
     import tempfile
 
+    from pipelines.requests import PipelineRequests
     from pipelines.server.client import open_server, submit_run
     from pipelines.server.keeping import check_cron, keep_version, schedule_runs
     from pipelines.server.parameters import parse_parameters
@@ -316,6 +323,7 @@ def submit(
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
         path = _compile_to(Path(scratch), **package)
         parameters = parse_parameters(flags, path)
+        asked = PipelineRequests.load(path, num_nodes=int(parameters.get("num_nodes", 1))).describe()
         server = open_server(host, namespace=namespace, token=token)
         name = run_name or default_run_name(parameters)
         version = keep_version(server, path, name=pipeline_name) if pipeline_name else None
@@ -327,7 +335,7 @@ def submit(
             return
         submitted = submit_run(server, path, parameters, experiment=experiment, name=name, version=version)
     if not as_json:
-        click.echo(f"run {submitted['run_id']}: {submitted['url']}", err=True)
+        click.echo(f"run {submitted['run_id']}: {submitted['url']}\n{asked}", err=True)
     if not wait:
         emit(submitted, [f"run {submitted['run_id']} submitted"], as_json=as_json)
         return

@@ -78,6 +78,12 @@ def package_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--placement", help="YAML file with resources, GPUs, nodes, volumes and timeouts (docs/kubernetes.md)."
             ),
             click.option(
+                "--profile",
+                type=click.Choice(["laptop", "small", "gpu"]),
+                help="Size of the steps: 'laptop' fits a node with 2 cores and 8 GiB, 'small' nodes with 4 cores and "
+                "16 GiB, 'gpu' trains on a GPU. Default: the placement's, else laptop.",
+            ),
+            click.option(
                 "--gpus",
                 type=click.IntRange(min=0),
                 help="GPUs per node of the training step. Default: the placement's, else 0.",

@@ -80,8 +80,8 @@ def field_of(item: Any, name: str) -> Any:
 
 def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: ClusterPlacement) -> None:
     given = placement.step(step)
-    task.set_cpu_request(given.cpu).set_cpu_limit(given.cpu)
-    task.set_memory_request(given.memory).set_memory_limit(given.memory)
+    task.set_cpu_request(given.cpu_request).set_cpu_limit(given.cpu)
+    task.set_memory_request(given.memory_request).set_memory_limit(given.memory)
     if given.gpus:
         task.set_accelerator_type(placement.gpu_type).set_accelerator_limit(given.gpus)
     if given.retries:

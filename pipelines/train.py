@@ -1,8 +1,7 @@
 """The pipeline: which step feeds which.
 
 generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
-               ├─ tune_ingest ───────────────────┤
-               └─ train_baseline ────────────────┘
+               └─ tune_ingest ── train_baseline ─┘
 
 train_baseline and train_shared are optional. Trainings run one after the other: on one machine they would slow each
 other down, and their speeds are compared. With partitions, generate_data runs once per partition, in parallel, and
@@ -111,7 +110,7 @@ def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
         budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget": hot_budget}
         with site.closing(where):
-            with dsl.ParallelFor(partitions, name="partitions") as partition:
+            with dsl.ParallelFor(partitions, name="partitions", parallelism=4) as partition:
                 source = {"preset": "parquet", "data": field_of(partition, "data"), "data_settings": "{}"}
                 folder = {"workdir": f"{workdir}/partitions", "subfolder": field_of(partition, "name")}
                 generated = site.place(
@@ -154,6 +153,7 @@ def steps_after_data(
     last = trained
     if baseline_data is not None:
         baseline = train_baseline(dataset=baseline_data, profile=profile, **memory, **how)
+        baseline.after(made["allocation"].task)  # tuning measures speed, too
         trained.after(site.place("train_baseline", baseline))
     if with_sharing:
         budgets = {**memory, "hot_budget": budgets["hot_budget"], "compress": COMPRESS}

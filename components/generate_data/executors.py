@@ -22,6 +22,7 @@ def spark_settings(master: str) -> dict[str, str]:
         num_executors=placement.executors,
         cores=given.cores,
         cpu=given.cpu,
+        cpu_request=given.cpu_request,
         memory_mib=given.memory_mib,
         claim=placement.claim,
         mount=placement.mount,

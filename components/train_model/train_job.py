@@ -39,9 +39,8 @@ def make_train_job(
     """The TrainJob of a run. Its name follows from the run's folder, so that a restarted step finds it."""
     step = placement.step("train_model")
     variables = rank_variables(job["config"]["threads"] or max(1, step.cores // num_local))
-    resources: dict[str, str] = {"cpu": step.cpu, "memory": step.memory}
-    if step.gpus:
-        resources[placement.gpu_type] = str(step.gpus)
+    gpus = {placement.gpu_type: str(step.gpus)} if step.gpus else {}
+    resources = {kind: amounts | gpus for kind, amounts in step.resources.items()}
     node = {"name": "node", "template": {"spec": {"template": placement.worker_pod()}}}
     patch = {"template": {"spec": {"replicatedJobs": [node]}}}
     return {
@@ -60,7 +59,7 @@ def make_train_job(
                 "command": ["torchrun"],
                 "args": rank_arguments(num_local, launch_folder(folder) / JOB),
                 "env": [{"name": name, "value": value} for name, value in variables.items()],
-                "resourcesPerNode": {"requests": resources, "limits": resources},
+                "resourcesPerNode": resources,
             },
             "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
         },

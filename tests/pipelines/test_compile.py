@@ -110,7 +110,7 @@ def tasks_of(text: bytes | str) -> dict[str, set[str]]:
 def test_the_default_pipeline_trains_a_baseline_and_then_the_model() -> None:
     tasks = tasks_of(GOLDEN.read_text(encoding="utf-8"))
     assert set(tasks) == {step.replace("_", "-") for step in DEFAULT_STEPS}
-    assert tasks["train-baseline"] == {"generate-data", "profile-access"}
+    assert tasks["train-baseline"] == {"generate-data", "profile-access", "tune-ingest"}
     assert "train-baseline" in tasks["train-model"]  # never both at a time: their speeds are compared
 
 

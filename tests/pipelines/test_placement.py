@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.placement import DEFAULT_STEPS, PLACED_LIKE, ClusterPlacement
+from components.placement import LAPTOP, PLACED_LIKE, PROFILES, ClusterPlacement, quantity
 from pipelines.ablations import VARIANTS
 from pipelines.commands import PIPELINES, compile_pipeline
 from pipelines.site import IMAGES
@@ -43,8 +43,9 @@ def test_no_task_of_any_pipeline_is_root_or_without_limits(tmp_path: Path, kind:
             "runAsNonRoot": True,
         }
         resources = executor["container"]["resources"]
-        assert resources["resourceMemoryLimit"] == resources["resourceMemoryRequest"]
-        assert resources["resourceCpuLimit"] == resources["resourceCpuRequest"]
+        for kind in ("Memory", "Cpu"):
+            request, limit = (quantity(resources[f"resource{kind}{bound}"]) for bound in ("Request", "Limit"))
+            assert 0 < request <= limit
         assert int(on_cluster[name]["activeDeadlineSeconds"]) > 0
         assert ":latest" not in executor["container"]["image"]
 
@@ -165,6 +166,11 @@ def test_the_placement_travels_to_the_steps_that_start_pods(tmp_path: Path) -> N
         ("steps: {train_model: {cpu: 2}}", "steps.train_model: cpu is 2, expected a quantity"),
         ("steps: {train_model: {memory: lots}}", "memory is 'lots', expected a quantity"),
         ("steps: {train_model: {gpus: -1}}", "gpus is -1"),
+        (
+            "steps: {train_model: {cpu: '1', cpu_request: '2'}}",
+            "cpu_request is 2, more than cpu, the limit, which is 1",
+        ),
+        ("profile: huge", "profile is 'huge', expected one of laptop, small, gpu"),
         ("steps: {train_model: {timeout_s: 0}}", "timeout_s is 0"),
         ("steps: {report: {tolerations: [{key: a, effect: Never}]}}", "effect is 'Never'"),
         ("- a", "expected a mapping"),
@@ -184,7 +190,8 @@ def test_a_placement_survives_its_journey() -> None:
 
 
 def test_every_step_has_an_image_and_a_default_placement() -> None:
-    assert set(IMAGES) == {*DEFAULT_STEPS, *PLACED_LIKE}
+    assert set(IMAGES) == {*LAPTOP, *PLACED_LIKE}
+    assert all(set(steps) == set(LAPTOP) for steps in PROFILES.values())
 
 
 def test_trainings_that_are_compared_get_the_same_resources() -> None:

@@ -83,7 +83,8 @@ class ExecutorPods:
     namespace: str = "default"
     num_executors: int = 2
     cores: int = 1  # concurrent tasks per executor
-    cpu: str = ""  # the pod's CPU request as Kubernetes writes it; defaults to the cores
+    cpu: str = ""  # the pod's CPU limit as Kubernetes writes it; defaults to the cores
+    cpu_request: str = ""  # defaults to the limit
     memory_mib: int = 4096  # per pod
     claim: str = ""  # a volume that holds log and dataset, mounted at `mount`
     mount: str = "/runs"
@@ -110,7 +111,7 @@ class ExecutorPods:
             # Half for Java, half for the Python workers, which write the Parquet files.
             "spark.executor.memory": f"{self.memory_mib // 2}m",
             "spark.executor.memoryOverhead": f"{self.memory_mib - self.memory_mib // 2}m",
-            f"{PREFIX}.executor.request.cores": self.cpu or str(self.cores),
+            f"{PREFIX}.executor.request.cores": self.cpu_request or self.cpu or str(self.cores),
             f"{PREFIX}.executor.limit.cores": self.cpu or str(self.cores),
             "spark.driver.bindAddress": "0.0.0.0",
             # Otherwise executors call the address that the driver binds to, 0.0.0.0.
