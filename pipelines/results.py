@@ -17,6 +17,9 @@ QUALITY = {
     "best_reachable_auc": "best reachable AUC",
     "log_loss": "log loss",
     "normalised_entropy": "normalised entropy",
+    "gauc": "GAUC",
+    "ndcg_at_10": "NDCG@10",
+    "calibration": "calibration",
 }
 
 

@@ -23,7 +23,9 @@ def ranking_schema(dim: int = 8) -> Schema:
             Feature(name="country", kind="sparse", num_rows=7, dim=dim),
             Feature(name="item", kind="sparse", table="items", num_rows=40, dim=dim),
             Feature(name="history", kind="sequence", table="items", num_rows=40, dim=dim),
-        )
+        ),
+        user="country",
+        item="item",
     )
 
 

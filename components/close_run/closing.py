@@ -9,7 +9,7 @@ from recmill.artifacts import InputError, join_path, read_json
 from recmill.tracking import RunReference, is_tracking_off
 from recmill.tracking.server import explain_tracking_errors, find_run, load_mlflow, log_points
 from recmill.tracking.states import LAST_STEPS, Outcome, judge_run, read_states
-from recmill.tracking.steps import QUALITY, say
+from recmill.tracking.steps import HEADLINE, say
 
 TAG_REASON = "recmill.failure"
 TAG_CACHED = "recmill.cached"  # every step came from Kubeflow's cache
@@ -47,7 +47,7 @@ def end_run(
 def headline(workdir: str) -> dict[str, float]:
     """Quality of the model and duration of the run, as far as they are known."""
     known: dict[str, float] = {}
-    for file, names in (("steps/train_model.json", (*QUALITY, "samples_per_s")), ("run.json", ("seconds",))):
+    for file, names in (("steps/train_model.json", (*HEADLINE, "samples_per_s")), ("run.json", ("seconds",))):
         try:
             record = read_json(join_path(workdir, file))
         except InputError:

@@ -13,6 +13,7 @@ from recmill.artifacts import Checkpoint, Dataset, InputError, join_path
 from recmill.planning.planner import Topology, plan_shards
 from recmill.tracking import StepRun
 from recmill.training.config import TrainConfig
+from recmill.training.metrics.catalogue import headline_numbers
 from recmill.training.switches import Switch
 from recmill.training.trainer import train
 
@@ -47,7 +48,8 @@ def run_training(
             launcher=launcher if num_nodes > 1 else None,
             progress=step.progress,
         )
-    step.record({**result["metrics"], **{name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}})
+    speed = {name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}
+    step.record(headline_numbers(result["metrics"]) | speed)
     step.log_training(result)
     return result
 

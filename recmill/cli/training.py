@@ -82,13 +82,27 @@ def train(
 @click.argument("checkpoint")
 @click.argument("data")
 @click.option("--split", help="Split to evaluate on. Default: the split that training holds out.")
+@click.option(
+    "--at",
+    "cutoffs",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="K",
+    help="List length K of NDCG@K, recall@K and hit rate@K; repeatable. Default: metric_cutoffs of the training.",
+)
 @json_option
-def evaluate(checkpoint: str, data: str, split: str | None, as_json: bool) -> None:
-    """Measure the model CHECKPOINT on the dataset DATA: AUC, log loss, normalised entropy."""
+def evaluate(checkpoint: str, data: str, split: str | None, cutoffs: tuple[int, ...], as_json: bool) -> None:
+    """Measure the model CHECKPOINT on the dataset DATA, with standard errors.
+
+    \b
+    AUC, GAUC (per user, or session if the schema names no user), log loss, normalised entropy,
+    calibration, ECE, MRR, NDCG@K, recall@K, hit rate@K, and new, rare and frequent users and items.
+    """
+    from recmill.cli.quality import quality_lines
     from recmill.training.serving import evaluate_checkpoint
 
-    result = evaluate_checkpoint(checkpoint, data, split=split, progress=progress_for(as_json))
-    emit(result, [f"{result['split']}: {_accuracy(result['metrics'])}"], as_json=as_json)
+    result = evaluate_checkpoint(checkpoint, data, split=split, cutoffs=cutoffs, progress=progress_for(as_json))
+    emit(result, quality_lines(result["split"], result["metrics"]), as_json=as_json)
 
 
 @click.command()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,12 +93,16 @@ class Table:
 class Schema:
     """The features of a log. Every log also has `session_id`, `timestamp` (ms) and `label`, which are not listed.
 
+    `user` and `item` name the sparse features that hold the one id of the user and of the item, if the log has them:
+    metrics are then also computed per user, and for new, rare and frequent users and items.
     `splits` maps the name of a held-out split to the time (ms) at which its first session starts:
     {"valid": 1700, "test": 1900} means train < 1700 <= valid < 1900 <= test. Empty means that the data names no split.
     `info` holds facts about the data for reports, such as the best reachable AUC of a synthetic log.
     """
 
     features: tuple[Feature, ...]
+    user: str = ""
+    item: str = ""
     splits: Mapping[str, int] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -128,6 +132,10 @@ class Schema:
             raise InputError(f"splits must map names other than 'train' to times in ms, received {dict(self.splits)}")
         if len(set(self.splits.values())) < len(self.splits):
             raise InputError(f"splits must start at different times, received {dict(self.splits)}")
+        for role in ("user", "item"):
+            named = getattr(self, role)
+            if named and named not in {feature.name for feature in self.sparse}:
+                raise InputError(f"{role} is {named!r}, expected the name of a sparse feature")
         # JSON objects have no order, so the times define it.
         object.__setattr__(self, "splits", dict(sorted(self.splits.items(), key=lambda entry: entry[1])))
 
@@ -162,6 +170,14 @@ class Schema:
     def sequence_tables(self) -> frozenset[str]:
         """Tables that some sequence feature reads: looked up row by row, not pooled in the lookup."""
         return frozenset(feature.table for feature in self.sequence)
+
+    def select(self, names: Iterable[str]) -> Schema:
+        """The schema with these features only; what names another feature is dropped."""
+        kept = list(names)
+        features = [self.feature(name) for name in kept]
+        features = [f if f.target in ("", *kept) else replace(f, target="") for f in features]
+        roles = {role: own for role in ("user", "item") if (own := getattr(self, role)) in kept}
+        return Schema(features=tuple(features), splits=self.splits, info=self.info, **roles)
 
     def feature(self, name: str) -> Feature:
         for feature in self.features:
@@ -205,6 +221,7 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"format_version": FORMAT_VERSION, "features": [_feature_json(f) for f in self.features]}
+        body |= {role: name for role in ("user", "item") if (name := getattr(self, role))}
         if self.splits:
             body["splits"] = dict(self.splits)
         if self.info:
@@ -237,8 +254,9 @@ class Schema:
         for key in ("splits", "info"):
             if not isinstance(loaded.get(key, {}), dict):
                 raise InputError(f"{where}: {key!r} must be an object, found {loaded[key]!r}")
+        optional = {key: loaded[key] for key in ("user", "item", "splits", "info") if key in loaded}
         try:
-            return cls(features=tuple(features), splits=loaded.get("splits", {}), info=loaded.get("info", {}))
+            return cls(features=tuple(features), **optional)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
 

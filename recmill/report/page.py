@@ -14,6 +14,7 @@ from recmill.report.ablation import MeasuredVariant, ablation_section
 from recmill.report.data import access_section, data_section
 from recmill.report.drawing.blocks import Section
 from recmill.report.overview import comparison_section, headline, lede, pipeline_section, started
+from recmill.report.quality import quality_section
 from recmill.report.runs import Run
 from recmill.report.setup import config_section, environment_section, notes_section, plan_section
 from recmill.report.training import ingestion_section, training_section
@@ -28,6 +29,7 @@ def page_sections(runs: Sequence[Run], variants: Sequence[MeasuredVariant] = ())
         *([comparison_section(runs)] if len(runs) > 1 else []),
         pipeline_section(runs),
         training_section(runs),
+        quality_section(runs),
         data_section(runs),
         access_section(runs),
         ingestion_section(runs),

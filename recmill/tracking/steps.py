@@ -36,7 +36,8 @@ from recmill.tracking.recorder import JOURNAL_FOLDER, REFERENCE, Journal, Mlflow
 from recmill.tracking.server import RunReference, is_tracking_off
 from recmill.tracking.states import Ended, write_state
 
-QUALITY = ("auc", "log_loss", "normalised_entropy")
+QUALITY = ("auc", "log_loss", "normalised_entropy")  # measured at every evaluation
+HEADLINE = (*QUALITY, "gauc", "ndcg_at_10", "recall_at_10", "mrr", "calibration", "ece")  # of the finished model
 REGISTERED_MODEL = "recmill-dlrm"
 PROGRESS_S = 0.5  # minimum time between two lines of progress
 
@@ -111,7 +112,7 @@ class StepRun:
         """
         if not self.recorder:
             return {}
-        quality = {key: value for key, value in self.metrics.items() if key in QUALITY}
+        quality = {key: value for key, value in self.metrics.items() if key in HEADLINE}
         return self.recorder.model(folder=str(folder), name=name, quality=quality)
 
 

@@ -77,6 +77,7 @@ class TrainConfig:
     # running
     shuffle: bool = True
     eval_batch_size: int = 8192
+    metric_cutoffs: tuple[int, ...] = (5, 10)  # k of NDCG@k, recall@k and hit rate@k
     eval_every: int = 0  # steps; 0: after every epoch
     patience: int = 0  # stop after this many evaluations without a better AUC, and keep the best weights; 0: never
     checkpoint_every: int = 500  # steps; a checkpoint is also written at the end
@@ -104,10 +105,10 @@ class TrainConfig:
                 raise InputError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is {self.dropout}, expected at least 0 and below 1")
-        for name in ("bottom_layers", "top_layers", "din_layers"):
+        for name in ("bottom_layers", "top_layers", "din_layers", "metric_cutoffs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             if not all(width > 0 for width in getattr(self, name)):
-                raise InputError(f"{name} is {getattr(self, name)}, expected widths of 1 or more")
+                raise InputError(f"{name} is {getattr(self, name)}, expected whole numbers of 1 or more")
 
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from recmill.artifacts import Checkpoint, Dataset, InputError, dump_json, write_folder
@@ -16,27 +15,35 @@ from recmill.model.servable import ServableModel
 from recmill.progress import Progress, no_progress
 from recmill.tracking.models import package_model
 from recmill.training.checkpoint import load_trained_model
-from recmill.training.evaluation import measure_accuracy
+from recmill.training.evaluation import PredictionCollector, measure_predictions, metric_features
+from recmill.training.metrics.summary import CUTOFFS
 
 EVALUATION_BATCH = 8192
 
 
 def evaluate_checkpoint(
-    checkpoint: str | Path, data: str | Path, *, split: str | None = None, progress: Progress = no_progress
+    checkpoint: str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    cutoffs: Sequence[int] = (),
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """AUC, log loss and normalised entropy of a checkpoint on a split of a dataset."""
+    """All metrics of a checkpoint on a split of a dataset; `cutoffs` of lists default to those it was trained with."""
     model, loaded = load_trained_model(checkpoint)
     dataset = Dataset.load(data)
-    check_same_features(loaded, Schema.load(dataset.path), where=str(data))
+    schema = Schema.load(dataset.path)
+    check_same_features(loaded, schema, where=str(data))
     split = split or evaluation_split(dataset)
-    logits, labels = [], []
-    with torch.no_grad(), IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False) as batches:
+    collector = PredictionCollector(features=metric_features(schema))
+    reader = IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False, keeps_sessions=True)
+    with torch.no_grad(), reader as batches:
         for done, batch in enumerate(batches):
-            logits.append(model(batch.dense_BF, batch.ids).numpy())
-            labels.append(batch.label_B.numpy())
+            collector.add(batch, model(batch.dense_BF, batch.ids))
             progress(f"evaluate {split}", done + 1, len(batches))
-    accuracy = measure_accuracy(np.concatenate(logits), np.concatenate(labels))
-    return {"checkpoint": str(checkpoint), "data": str(data), "split": split, "metrics": asdict(accuracy)}
+    cutoffs = cutoffs or loaded.config.get("metric_cutoffs", CUTOFFS)
+    metrics = measure_predictions(collector.gather(), dataset, schema, cutoffs=cutoffs)
+    return {"checkpoint": str(checkpoint), "data": str(data), "split": split, "metrics": metrics}
 
 
 def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -> None:

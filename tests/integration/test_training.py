@@ -17,6 +17,7 @@ import pytest
 from recmill.artifacts import Checkpoint, InputError
 from recmill.data.ingest import IngestPipeline
 from recmill.training.config import TrainConfig
+from recmill.training.metrics.catalogue import headline_numbers
 from recmill.training.serving import evaluate_checkpoint, export_checkpoint
 from recmill.training.trainer import train
 from tests.datasets import ranking_schema, write_dataset
@@ -144,6 +145,14 @@ def test_a_checkpoint_evaluates_to_the_metrics_of_its_run(dataset, finished):
     metrics = evaluate_checkpoint(out / "checkpoint", dataset.path)["metrics"]
     assert metrics["auc"] == pytest.approx(result["metrics"]["auc"], abs=1e-6)
     assert metrics["log_loss"] == pytest.approx(result["metrics"]["log_loss"], rel=1e-5)
+    numbers = headline_numbers(metrics)
+    assert numbers == pytest.approx(headline_numbers(result["metrics"]), rel=1e-4)
+    assert {"gauc", "ndcg_at_5", "recall_at_10", "hit_rate_at_5", "mrr", "calibration", "ece"} <= numbers.keys()
+    assert metrics["groups"] == result["metrics"]["groups"]
+    assert metrics["groups"]["kind"] == "user"
+    slices = [(entry["feature"], entry["kind"], entry["num_samples"]) for entry in metrics["slices"]]
+    assert slices == [(e["feature"], e["kind"], e["num_samples"]) for e in result["metrics"]["slices"]]
+    assert {feature for feature, _, _ in slices} == {"country", "item"}
 
 
 def test_an_exported_model_predicts_through_mlflow_what_the_checkpoint_predicts(dataset, finished, tmp_path):

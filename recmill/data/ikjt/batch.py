@@ -46,6 +46,7 @@ class Batch:
     ids: KeyedJaggedTensor | InverseKeyedJaggedTensor
     label_B: Tensor
     num_global: int  # samples of the same step over all ranks
+    session_B: Tensor | None = None  # only if the reader was told to keep sessions, as for evaluation; stays on the CPU
 
     def __len__(self) -> int:
         return int(self.label_B.shape[0])
@@ -87,6 +88,7 @@ class RowBlock:
     label_R: FloatArray
     lists: ListBlock
     num_values_R: IdArray  # number of ids of all features in the rows before r; one entry more than rows
+    session_R: IdArray | None = None
 
     @property
     def values(self) -> tuple[IdArray, ...]:
@@ -115,7 +117,14 @@ class RowBlock:
 BlockSlice = tuple[RowBlock | DistinctBlock, int, int]  # rows [start, stop) of a row group
 
 
-def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", checks_ranges: bool = True) -> RowBlock:
+def decode_block(
+    table: pa.Table,
+    schema: Schema,
+    *,
+    where: str = "table",
+    checks_ranges: bool = True,
+    keeps_sessions: bool = False,
+) -> RowBlock:
     """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
 
     A missing list is empty and a missing dense value is 0; a missing label or id is an error. Callers that check the
@@ -138,6 +147,7 @@ def decode_block(table: pa.Table, schema: Schema, *, where: str = "table", check
         label_R=_label_column(_column(table, "label", where), where),
         lists=lists,
         num_values_R=num_values_R,
+        session_R=_column(table, "session_id", where).to_numpy().astype(np.int64) if keeps_sessions else None,
     )
 
 
@@ -168,7 +178,13 @@ def expand_block(
     num_values_R, wrong = scan_lists(joined, bounds)
     if wrong is not None and schema is not None:
         check_ranges(block, schema, where=where)
-    return RowBlock(dense_RF=block.dense_RF, label_R=block.label_R, lists=joined, num_values_R=num_values_R)
+    return RowBlock(
+        dense_RF=block.dense_RF,
+        label_R=block.label_R,
+        lists=joined,
+        num_values_R=num_values_R,
+        session_R=block.session_R,
+    )
 
 
 def assemble_batch(
@@ -190,11 +206,13 @@ def assemble_batch(
     ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
     dense = [block.dense_RF[start:stop] for block, start, stop in slices]
     labels = [block.label_R[start:stop] for block, start, stop in slices]
+    sessions = [block.session_R[start:stop] for block, start, stop in slices if block.session_R is not None]
     return Batch(
         dense_BF=torch.from_numpy(join_arrays(dense)) if dense else torch.empty(0, len(schema.dense)),
         ids=ids,
         label_B=torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0),
         num_global=num_global,
+        session_B=torch.from_numpy(np.concatenate(sessions)) if sessions else None,
     )
 
 

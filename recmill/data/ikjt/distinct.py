@@ -81,6 +81,7 @@ class DistinctBlock:
     # that differ from the row before, one entry more than rows.
     row_bytes_R: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
     new_bytes_R: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
+    session_R: IdArray | None = None
 
     def __len__(self) -> int:
         return int(self.label_R.shape[0])
@@ -106,7 +107,7 @@ def find_distinct(block: RowBlock, keys: Sequence[str], groups: Sequence[Sequenc
     position_of = {key: position for position, key in enumerate(keys)}
     found = [_find_group(block, group, [position_of[key] for key in group]) for group in groups]
     found += [_plain_group(block, group, [position_of[group[0]]]) for group in group_keys(keys, groups)[len(groups) :]]
-    return DistinctBlock(dense_RF=block.dense_RF, label_R=block.label_R, groups=tuple(found))
+    return DistinctBlock(dense_RF=block.dense_RF, label_R=block.label_R, groups=tuple(found), session_R=block.session_R)
 
 
 def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -59,6 +59,7 @@ class IngestPipeline:
         dedup: Sequence[Sequence[str]] | None = None,
         windows: Sequence[str] = (),
         decodes_pages: bool = True,
+        keeps_sessions: bool = False,
         delays_s: Mapping[str, float] | None = None,
     ) -> None:
         """`batch_size` counts the samples of all ranks together, `prefetch` the batches that may wait for the consumer.
@@ -71,7 +72,8 @@ class IngestPipeline:
         InverseKeyedJaggedTensor, and features in no group as they are. `windows` names features whose distinct lists
         shift and should be windows of a shared buffer. Without `dedup`, batches are plain KeyedJaggedTensors.
 
-        Parquet pages are decoded by a kernel, or with `decodes_pages=False` by Arrow, into the same batches.
+        Parquet pages are decoded by a kernel, or with `decodes_pages=False` by Arrow, into the same batches. With
+        `keeps_sessions` batches carry the session of each sample, which metrics need and training does not.
         `delays_s` gives the seconds that a stage waits before each item, as storage far away or a slow service would.
         """
         _check_counts(
@@ -99,7 +101,12 @@ class IngestPipeline:
         self._delays_s: dict[str, float] = {}
         self.set_delays(delays_s or {})
         self._reader = RowGroupReader(
-            self.dataset, self.schema, dedup=dedup, windows=windows, decodes_pages=decodes_pages
+            self.dataset,
+            self.schema,
+            dedup=dedup,
+            windows=windows,
+            decodes_pages=decodes_pages,
+            keeps_sessions=keeps_sessions,
         )
         self._charges = self._reader.charges(self._groups)
         self._set_lanes(self.num_lanes)

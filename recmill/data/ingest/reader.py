@@ -42,7 +42,8 @@ class RowGroupReader:
     `time` and `session` store one record per sample; `deduplicated` stores one per row group, in which repeats are
     known already. With `dedup`, groups of features, the repeats of each group are found once per row group and batches
     hold distinct lists; those of the features `windows` as windows where that saves values. Parquet pages are decoded
-    by a kernel, or by Arrow unless `decodes_pages`.
+    by a kernel, or by Arrow unless `decodes_pages`. With `keeps_sessions` batches carry the session of each sample.
+    `only` names the features to read; the default is all of them.
     """
 
     def __init__(
@@ -53,15 +54,20 @@ class RowGroupReader:
         dedup: Sequence[Sequence[str]] | None = None,
         windows: Sequence[str] = (),
         decodes_pages: bool = True,
+        keeps_sessions: bool = False,
+        only: Sequence[str] | None = None,
     ) -> None:
         if dataset.layout not in LAYOUTS:
             raise InputError(
                 f"{dataset.path}: layout {dataset.layout!r} cannot be read, expected one of {', '.join(LAYOUTS)}"
             )
+        encoding = load_encoding(dataset, schema) if dataset.layout == "deduplicated" else None
+        if only is not None:
+            schema = schema.select(only)
         check_groups(dedup or (), windows, known=[feature.name for feature in schema.id_features])
         self._dataset, self._schema = dataset, schema
-        self._encoding = load_encoding(dataset, schema) if dataset.layout == "deduplicated" else None
-        self._dedup, self._decodes_pages = dedup, decodes_pages
+        self._encoding = encoding
+        self._dedup, self._decodes_pages, self._keeps_sessions = dedup, decodes_pages, keeps_sessions
         self._windows = tuple(windows) if dedup is not None else ()
         self._transforms = Transforms(schema)
         # Whether the ids of a row group stay in the columns they were decoded to.
@@ -75,6 +81,7 @@ class RowGroupReader:
 
     def _stored_columns(self) -> list[str]:
         names = ["label", *(feature.name for feature in self._schema.features)]
+        names += ["session_id"] if self._keeps_sessions else []
         if self._encoding is None:
             return names
         stored = (columns_of(name, self._schema, self._encoding) for name in names)
@@ -135,14 +142,14 @@ class RowGroupReader:
             raise InputError(f"{self.describe(group)}: cannot be decoded ({first_line(error)})") from error
 
     def transform(self, group: StoredGroup, table: pa.Table) -> RowBlock | DistinctBlock:
-        where = self.describe(group)
+        where, keeps = self.describe(group), self._keeps_sessions
         if self._keeps_columns:
-            return decode_block(table, self._schema, where=where)
+            return decode_block(table, self._schema, where=where, keeps_sessions=keeps)
         if self._encoding is None:
-            rows = decode_block(table, self._schema, where=where, checks_ranges=False)
+            rows = decode_block(table, self._schema, where=where, checks_ranges=False, keeps_sessions=keeps)
             block = find_windows(find_distinct(rows, self._keys, self._dedup or ()), self._windows)
         else:
-            block = decode_distinct(table, self._schema, self._encoding)
+            block = decode_distinct(table, self._schema, self._encoding, keeps_sessions=keeps)
             if self._dedup is not None:
                 block = regroup(block, group_keys(self._keys, self._dedup))
             elif not self._transforms and self._is_plain(block):

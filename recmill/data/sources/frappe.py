@@ -40,6 +40,8 @@ def convert_frappe(
         features.append(Feature(name=name, kind="sparse", num_rows=int(ids[name].max()) + 1, dim=DIM))
     schema = Schema(
         features=tuple(features),
+        user="user",
+        item="item",
         splits={"valid": int(first_row[1]), "test": int(first_row[2])},
         info={"source": "frappe", "num_sessions": table.num_rows},
     )

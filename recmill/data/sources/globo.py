@@ -192,5 +192,7 @@ def _schema(clicks: Clicks, *, num_articles: int) -> Schema:
             Feature(name="history", kind="sequence", table="article", num_rows=num_articles, dim=DIM, shift=True),
             Feature(name="article", kind="sparse", num_rows=num_articles, dim=DIM),
         ),
+        user="user",
+        item="article",
         info={"source": "globo"},
     )

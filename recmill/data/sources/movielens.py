@@ -98,6 +98,8 @@ def _schema(profiles: dict[str, IntArray], *, num_movies: int, num_genres: int) 
             Feature(name="movie", kind="sparse", num_rows=num_movies, dim=DIM),
             Feature(name="genres", kind="sparse", num_rows=num_genres, dim=DIM, pooling="mean"),
         ),
+        user="user",
+        item="movie",
         info={"source": "movielens"},
     )
 

@@ -46,14 +46,21 @@ from recmill.data.storage.session_encoder import NO_KEY
 IntArray = npt.NDArray[np.integer[Any]]
 
 
-def decode_distinct(table: pa.Table, schema: Schema, encoding: Encoding) -> DistinctBlock:
+def decode_distinct(
+    table: pa.Table, schema: Schema, encoding: Encoding, *, keeps_sessions: bool = False
+) -> DistinctBlock:
     """The record of a row group with every distinct list once, as the reader wants it."""
     decoder = _Decoder(table, schema, encoding)
     dense_RF = np.empty((decoder.num_rows, len(schema.dense)), np.float32)
     for position, feature in enumerate(schema.dense):
         dense_RF[:, position] = decoder.dense(feature.name)
     id_names = [feature.name for feature in schema.id_features]
-    return DistinctBlock(dense_RF=dense_RF, label_R=decoder.label_R, groups=decoder.groups(id_names))
+    return DistinctBlock(
+        dense_RF=dense_RF,
+        label_R=decoder.label_R,
+        groups=decoder.groups(id_names),
+        session_R=decoder.session_R() if keeps_sessions else None,
+    )
 
 
 def decode_rows(
@@ -69,7 +76,7 @@ def decode_rows(
         if field.name in lists:
             arrays.append(lists[field.name])
         elif field.name == "session_id":
-            arrays.append(pa.array(np.repeat(decoder.stream("session_id"), decoder.num_rows_S)))
+            arrays.append(pa.array(decoder.session_R()))
         elif field.name == "timestamp":
             arrays.append(pa.array(decoder.timestamp_R()))
         else:
@@ -107,6 +114,10 @@ class _Decoder:
         spread_R[is_other_R] = others
         spread_R[self.starts_S] = first
         return spread_R
+
+    def session_R(self) -> npt.NDArray[np.int64]:
+        session_R: npt.NDArray[np.int64] = np.repeat(self.stream("session_id"), self.num_rows_S)
+        return session_R
 
     def timestamp_R(self) -> npt.NDArray[np.int64]:
         since_R = np.cumsum(self._spread(self.stream("timestamp/gaps"), first=0))

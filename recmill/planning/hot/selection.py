@@ -7,7 +7,7 @@ needs the exchange. So the set is chosen on a sample of sessions (profiling/samp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +140,7 @@ def _without(schema: Schema, ignored: Collection[str]) -> Schema:
     kept = tuple(f for f in schema.features if f.kind == "dense" or f.table not in ignored)
     if all(feature.kind == "dense" for feature in kept):
         raise InputError("no table is left for hot rows: every rank holds all of them")
-    return replace(schema, features=kept)
+    return schema.select(feature.name for feature in kept)
 
 
 def _load_candidates(profile: AccessProfile, schema: Schema, state_bytes: int, budget_bytes: int) -> _Candidates:

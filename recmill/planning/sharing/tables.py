@@ -27,7 +27,7 @@ class Sharing:
     def others(self, schema: Schema) -> Schema | None:
         """The schema of the tables that keep their own parameters; None if there are none."""
         kept = tuple(f for f in schema.features if f.kind == "dense" or f.table not in self.tables)
-        return replace(schema, features=kept) if any(f.kind != "dense" for f in kept) else None
+        return schema.select(f.name for f in kept) if any(f.kind != "dense" for f in kept) else None
 
     def bytes_per_rank(self, schema: Schema) -> int:
         kept = sum(table_bytes(t) for t in schema.tables if t.name not in self.tables)

@@ -9,11 +9,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -36,7 +34,7 @@ from recmill.data.schema import Schema
 from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
-from recmill.training.evaluation import Accuracy, gather_on_rank_zero, measure_accuracy, roc_points, thin_curve
+from recmill.training.evaluation import PredictionCollector, Predictions, measure_predictions, metric_features
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.feed import Feed
 from recmill.training.rank.sharding import ShardedModel
@@ -105,6 +103,7 @@ class TrainingRun:
         epochs: int = 1,
         shuffle: bool = False,
         dataset: Dataset | None = None,
+        keeps_sessions: bool = False,
     ) -> IngestPipeline:
         return IngestPipeline(
             dataset or self.dataset,
@@ -118,6 +117,7 @@ class TrainingRun:
             workers=self.workers,
             dedup=self.dedup.groups or None,
             windows=self.dedup.windows,
+            keeps_sessions=keeps_sessions,
         )
 
     @property
@@ -246,8 +246,8 @@ class TrainingRun:
         """Evaluate the held-out split; keep the best weights and stop early if the config says so."""
         split = "valid" if "valid" in self.dataset.splits else evaluation_split(self.dataset)
         self.meter.stop()
-        accuracy, _ = self.evaluate(split)
-        shared = [asdict(accuracy) if accuracy else None]
+        predictions = self.predict(split)
+        shared = [predictions.accuracy() if predictions else None]
         dist.broadcast_object_list(shared, src=0)
         assert shared[0] is not None
         epoch = self.state.step / self.ingest.batches_per_epoch
@@ -266,27 +266,17 @@ class TrainingRun:
         self.meter.start()
 
     @torch.no_grad()
-    def evaluate(self, split: str) -> tuple[Accuracy | None, dict[str, list[float]]]:
-        """Accuracy on a split over all ranks, and its ROC curve; both on rank 0 only."""
+    def predict(self, split: str, *, keeps_sessions: bool = False) -> Predictions | None:
+        """The predictions of all ranks for a split, on rank 0; None on the others."""
         self.sharded.module.eval()
         self.sharded.write_hot_back()
-        logits, labels = [], []
-        with self._open(split, self.config.eval_batch_size) as batches:
+        collector = PredictionCollector(features=metric_features(self.schema) if keeps_sessions else ())
+        with self._open(split, self.config.eval_batch_size, keeps_sessions=keeps_sessions) as batches:
             for done, batch in enumerate(batches):
-                moved = batch.to(self.device)
-                logits.append(self._forward(moved).cpu())
-                labels.append(batch.label_B)
+                collector.add(batch, self._forward(batch.to(self.device)))
                 if self.rank == 0:
                     self.report(f"evaluate {split}", done + 1, len(batches))
-        all_logits = gather_on_rank_zero(torch.cat(logits).to(self.device))
-        all_labels = gather_on_rank_zero(torch.cat(labels).to(self.device))
-        if all_logits is None or all_labels is None:
-            return None, {}
-        scores = all_logits.cpu().numpy().astype(np.float64)
-        fpr, tpr, threshold = thin_curve(roc_points(scores, all_labels.cpu().numpy()))
-        probability = 1 / (1 + np.exp(-threshold))
-        roc = {"fpr": fpr.tolist(), "tpr": tpr.tolist(), "threshold": probability.tolist()}
-        return measure_accuracy(scores, all_labels.cpu().numpy()), roc
+        return collector.gather(self.device)
 
     @torch.no_grad()
     def _held_out_loss(self) -> float:
@@ -327,9 +317,10 @@ class TrainingRun:
         best = self.out / "checkpoints" / "best"
         if self.config.patience and best.exists():
             load_checkpoint(best, self.sharded)
-        accuracy, roc = self.evaluate(evaluation_split(self.dataset))
         usage = usage_of_all_ranks(self.meter)
-        metrics = asdict(accuracy) if accuracy else {}
+        predictions = self.predict(evaluation_split(self.dataset), keeps_sessions=True)
+        cutoffs, seed = self.config.metric_cutoffs, self.config.seed
+        metrics = measure_predictions(predictions, self.dataset, self.schema, cutoffs=cutoffs, seed=seed)
         self._save(self.out / "checkpoint", {"metrics": metrics})
         if self.rank != 0:
             return {}
@@ -347,7 +338,7 @@ class TrainingRun:
             "metrics": metrics,
             "curve": self.curve,
             "evaluations": self.state.evaluations,
-            "roc": roc,
+            "roc": predictions.roc() if predictions else {},
             "ingest": dict(ingest_stats),
             "tuning": tuning,
             "hot": self._describe_hot(),

@@ -200,3 +200,15 @@ def test_targets_that_cannot_be_are_refused() -> None:
         items("item", target="other", other_dim=8)
     with pytest.raises(InputError, match="only a sequence feature has a target"):
         Feature(name="item", kind="sparse", num_rows=9, dim=4, target="other")
+
+
+def test_user_and_item_name_sparse_features(tmp_path: Path) -> None:
+    features = (Feature(name="u", kind="sparse", num_rows=3, dim=4), Feature(name="age", kind="dense"))
+    schema = Schema(features=features, user="u")
+    schema.save(tmp_path)
+    assert Schema.load(tmp_path) == schema
+    assert "item" not in json.loads((tmp_path / "schema.json").read_text())
+    assert (schema.select(["u"]).user, schema.select(["age"]).user) == ("u", "")
+    for wrong in ("age", "unknown"):
+        with pytest.raises(InputError, match=f"item is '{wrong}', expected the name of a sparse feature"):
+            Schema(features=features, item=wrong)

@@ -227,7 +227,7 @@ def write_training(path: Path, *, speed: float, auc: float, num_steps: int, conf
         "seconds": 360_000 / samples_per_s,
         "samples_per_s": samples_per_s,
         "peak_memory_bytes": 612_000_000,
-        "metrics": {"auc": auc, "log_loss": 0.4412, "normalised_entropy": 0.8391, "num_samples": 40_000},
+        "metrics": {"auc": auc, "log_loss": 0.4412, "normalised_entropy": 0.8391, "num_samples": 40_000, **quality()},
         "curve": curve,
         "evaluations": evaluations,
         "roc": {
@@ -296,4 +296,42 @@ def ingest_statistics(*, seconds: float) -> dict[str, Any]:
     } | {
         "consumer": consumer | {"queue": 3, "queue_fill": 0.75},
         "memory": {"bytes": 9_000_000, "peak_bytes": 61_000_000, "limit_bytes": 512 * 2**20},
+    }
+
+
+def quality() -> dict[str, Any]:
+    """The detailed metrics of a result."""
+    slices = [
+        {
+            "feature": feature,
+            "kind": kind,
+            "low": low,
+            "high": high,
+            "num_samples": 1_000,
+            "auc": 0.71,
+            "log_loss": 0.5,
+            "standard_errors": {"auc": 0.011, "log_loss": 0.012},
+        }
+        for feature in ("user_id", "item_id")
+        for kind, low, high in (("new", 0, 1), ("rare", 1, 37), ("frequent", 37, None))
+    ]
+    return {
+        "gauc": 0.6842,
+        "ndcg_at_10": 0.5123,
+        "recall_at_10": 0.8123,
+        "mrr": 0.4444,
+        "calibration": 1.0321,
+        "ece": 0.0123,
+        "standard_errors": {"auc": 0.0021, "gauc": 0.0034, "ndcg_at_10": 0.0045, "calibration": 0.0067},
+        "groups": {
+            "kind": "user",
+            "num_groups": 3_000,
+            "num_one_class": 250,
+            "num_sessions": 5_000,
+            "num_without_positive": 700,
+        },
+        "slices": slices,
+        "reliability": [
+            {"predicted": position / 20, "observed": position / 21, "num_samples": 2_000} for position in range(1, 21)
+        ],
     }

@@ -11,7 +11,7 @@ from recmill.data.schema import Feature
 from recmill.report import build_report
 from tests.unit.report.report_runs import write_json, write_run
 
-SECTIONS = ["pipeline", "training", "data", "access", "ingestion", "plan", "config", "environment", "notes"]
+SECTIONS = ["pipeline", "training", "quality", "data", "access", "ingestion", "plan", "config", "environment", "notes"]
 VOID = {"meta", "link", "br", "img", "input", "hr", "line"}
 
 

@@ -21,7 +21,7 @@ def test_overrides_are_parsed_by_the_type_of_the_setting():
         ({"dropout": "1"}, "dropout is 1.0"),
         ({"model": "gpt"}, "expected one of dlrm, dcn"),
         ({"shuffle": "maybe"}, "expected true or false"),
-        ({"top_layers": "8,-4"}, "widths of 1 or more"),
+        ({"top_layers": "8,-4"}, "whole numbers of 1 or more"),
         ({"dense_lr": "nan"}, "dense_lr is nan"),
     ],
 )

@@ -114,4 +114,5 @@ def schema_of(config: SyntheticConfig) -> Schema:
         for history in config.histories
     ]
     features += [Feature(name=i.name, kind="sparse", num_rows=i.num_rows, dim=i.dim) for i in config.items]
-    return Schema(features=tuple(features), info={"source": "synthetic", "preset": config.name})
+    item = next((i.name for i in config.items if i.mean_length == 1), "")
+    return Schema(features=tuple(features), item=item, info={"source": "synthetic", "preset": config.name})

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import Dataset, InputError
+from recmill.data.dataset import read_table
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.ikjt.batch import assemble_batch
 from recmill.data.ingest import STAGES, IngestPipeline, split_groups
@@ -86,6 +87,22 @@ def test_deduplicated_batches_expand_to_the_plain_ones(
     assert len(batches) == max(0, len(plain) - resumed_at)
     for before, after in zip(plain[resumed_at:], batches, strict=True):
         assert_same(before, after)
+
+
+@pytest.mark.parametrize("dedup", [None, GROUPS])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_carry_the_session_of_each_sample_only_if_told_to(datasets, layout, dedup):
+    dense = SCHEMA.dense[0].name
+    rows = read_table(datasets[layout], columns=["session_id", "label", dense])
+    options = {"batch_size": 64, "shuffle": False, "dedup": dedup, "split": "all"}
+    batches = list(IngestPipeline(datasets[layout], **options, keeps_sessions=True))
+    found = [
+        torch.cat(part).tolist()
+        for part in zip(*((b.session_B, b.label_B, b.dense_BF[:, 0]) for b in batches), strict=True)
+    ]
+    stored = [rows[name].to_pylist() for name in rows.column_names]
+    assert sorted(zip(*found, strict=True)) == sorted(zip(*stored, strict=True))
+    assert all(batch.session_B is None for batch in IngestPipeline(datasets[layout], **options))
 
 
 def test_a_batch_holds_the_lists_of_a_session_once(datasets):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from recmill.training.evaluation import measure_accuracy, roc_points, thin_curve
+from recmill.training.metrics.pointwise import measure_accuracy, roc_points, thin_curve
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5).map(lambda n: n / 2), st.integers(0, 1)), min_size=2, max_size=200))

@@ -1,0 +1,69 @@
+"""The names of the metrics in tables and reports, and what each means in one phrase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricName:
+    """One metric as people read it; `key` is its name in result.json."""
+
+    key: str
+    title: str
+    meaning: str
+
+
+METRICS = (
+    MetricName(key="auc", title="AUC", meaning="chance that a positive scores above a negative; 0.5 is guessing"),
+    MetricName(key="gauc", title="GAUC", meaning="AUC within each group, weighted by its samples"),
+    MetricName(key="log_loss", title="Log loss", meaning="mean negative log likelihood of the labels; lower is better"),
+    MetricName(
+        key="normalised_entropy",
+        title="Normalised entropy",
+        meaning="log loss over that of predicting the base rate; below 1 is better",
+    ),
+    MetricName(
+        key="calibration",
+        title="Calibration",
+        meaning="predicted positives over observed ones; 1 is right, above 1 predicts too many",
+    ),
+    MetricName(
+        key="ece",
+        title="ECE",
+        meaning="distance of predicted and observed rates, mean over 20 bins of equal mass; 0 is right",
+    ),
+    MetricName(key="mrr", title="MRR", meaning="mean of 1 / rank of a session's first positive"),
+    MetricName(key="ndcg", title="NDCG@{k}", meaning="order of a session's first {k}, early positives count most"),
+    MetricName(key="recall", title="Recall@{k}", meaning="share of a session's positives among its first {k}"),
+    MetricName(key="hit_rate", title="Hit rate@{k}", meaning="share of sessions with a positive among their first {k}"),
+)
+AT_CUTOFF = ("ndcg", "recall", "hit_rate")
+COUNTS = ("base_rate", "num_samples")
+
+
+def metric_names(metrics: Mapping[str, Any]) -> list[MetricName]:
+    """The metrics that `metrics` (of result.json) holds, in the order of a table."""
+    found = []
+    for entry in METRICS:
+        if entry.key in metrics:
+            found.append(entry)
+        for k in cutoffs_of(entry.key, metrics):
+            title, meaning = entry.title.format(k=k), entry.meaning.format(k=k)
+            found.append(MetricName(key=f"{entry.key}_at_{k}", title=title, meaning=meaning))
+    return found
+
+
+def cutoffs_of(key: str, names: Sequence[str] | Mapping[str, Any]) -> list[int]:
+    """[5, 10] if `names` holds ndcg_at_5 and ndcg_at_10 and the key is ndcg."""
+    ends = (name.removeprefix(f"{key}_at_") for name in names if name.startswith(f"{key}_at_"))
+    return sorted(int(end) for end in ends if end.isdecimal())
+
+
+def headline_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The plain numbers among the metrics of a result, with the standard error of AUC: for trackers."""
+    numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+    errors = metrics.get("standard_errors", {})
+    return numbers | ({"auc_standard_error": errors["auc"]} if "auc" in errors else {})
