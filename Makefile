@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 OUT ?= runs/demo
 BENCHMARKS := recd flexshard fae fae_order pss intune together dedup_kernel generate profile_scale
-PRESET ?= tiny
+PRESET ?= demo
 # Index of CPU-only builds of torch, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # Linters of images and manifests have their own environment: checkov needs older versions of shared packages.
@@ -36,8 +36,8 @@ $(STAMP): $(SOURCES)
 	$(PIP) --no-deps torchrec
 	@touch $@
 
-demo: $(STAMP) ## Run the whole pipeline on synthetic data and print the results
-	$(BIN)/recmill run --preset $(PRESET) --out $(OUT)
+demo: $(STAMP) ## Train baseline, all switches and a compressed variant on synthetic traffic, and show what each gained
+	$(BIN)/recmill run --preset $(PRESET) --nproc 2 --with-sharing --out $(OUT)
 
 test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --ignore tests/cluster

@@ -129,8 +129,9 @@ def _run_tracked(
     arguments: dict[str, Any], variants: tuple[bool, bool], no_tracking: bool, as_json: bool
 ) -> dict[str, Any]:
     """Run the pipeline between the opening and the closing of its MLflow run."""
+    from pipelines.follower import Follower
     from pipelines.local import run_locally
-    from pipelines.results import Follower, collect_results
+    from pipelines.results import collect_results
     from pipelines.train import build_pipeline, steps_of
     from recmill import tracking
 
@@ -158,15 +159,16 @@ def _run_tracked(
             mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
             arguments=arguments,
         )
-        run_locally(
-            build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
-            arguments | {"tracking_uri": tracking_uri},
-            steps=steps,
-            log_path=log_path,
-            environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"}
-            | (replayer.environment if replayer else {}),
-            follow=Follower(workdir, steps, is_silent=as_json),
-        )
+        with Follower(steps=steps, is_silent=as_json) as follower:
+            run_locally(
+                build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
+                arguments | {"tracking_uri": tracking_uri},
+                steps=steps,
+                log_path=log_path,
+                environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"}
+                | (replayer.environment if replayer else {}),
+                follow=follower,
+            )
         results = collect_results(workdir, steps)
         status, metrics = "FINISHED", results["metrics"] | {"seconds": results["seconds"]}
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from recmill.report.drawing.blocks import (
 from recmill.report.drawing.charts import Axis, Bar
 from recmill.report.drawing.flow import Stage, flow_chart
 from recmill.report.drawing.svg import NUM_COLOURS, Legend
-from recmill.report.runs import STEPS, Run, mapping, number
+from recmill.report.runs import OPTIONAL_STEPS, STEPS, Run, mapping, number
 from recmill.report.units import (
     format_bytes,
     format_compact,
@@ -189,9 +189,9 @@ def time_chart(runs: Sequence[Run]) -> list[PageBlock]:
     return [bar_block(bars, title="Time per stage", description=told, legend=legend, axis=axis)]
 
 
-def pipeline_section(runs: Sequence[Run]) -> Section:
+def pipeline_section(runs: Sequence[Run], cards: Sequence[Cards] = ()) -> Section:
     timed = [run for run in runs if run.steps]
-    blocks = first_open(timed, "Pipeline", pipeline_blocks)
+    blocks = [*cards, *first_open(timed, "Pipeline", pipeline_blocks)]
     if untimed := [run.label for run in runs if not run.steps]:
         blocks.append(Note(text=f"No step times were recorded (steps/*.json): {', '.join(untimed)}."))
     return Section(
@@ -204,7 +204,9 @@ def pipeline_section(runs: Sequence[Run]) -> Section:
 
 def pipeline_blocks(run: Run) -> list[PageBlock]:
     stages = [
-        stage_of(run, step) for step in dict.fromkeys((*STEPS, *run.steps)) if step in run.steps or step != "report"
+        stage_of(run, step)
+        for step in dict.fromkeys((*STEPS, *run.steps))
+        if step in run.steps or step not in ("report", *OPTIONAL_STEPS)
     ]
     told = "; ".join(f"{stage.title}: {stage.time or 'not recorded'}" for stage in stages)
     flow = Chart(title="", svg=flow_chart(stages, title=f"Pipeline of {run.label}", description=told), is_wide=True)

@@ -12,7 +12,8 @@ from markupsafe import Markup
 import recmill
 from recmill.report.ablation import MeasuredVariant, ablation_section
 from recmill.report.data import access_section, data_section
-from recmill.report.drawing.blocks import Section
+from recmill.report.drawing.blocks import Cards, Section
+from recmill.report.gains import Trainings, find_trainings, gains_lede, gains_section
 from recmill.report.overview import comparison_section, headline, lede, pipeline_section, started
 from recmill.report.quality import quality_section
 from recmill.report.runs import Run
@@ -22,14 +23,18 @@ from recmill.report.training import ingestion_section, training_section
 FOLDER = Path(__file__).parent
 
 
-def page_sections(runs: Sequence[Run], variants: Sequence[MeasuredVariant] = ()) -> list[Section]:
-    """The sections of the page, top to bottom."""
+def page_sections(
+    runs: Sequence[Run], variants: Sequence[MeasuredVariant] = (), trainings: Trainings | None = None
+) -> list[Section]:
+    """The sections of the page, top to bottom; with a baseline beside the run, what it gained comes first."""
+    trained = trainings.labelled() if trainings else runs
     return [
+        *([gains_section(trainings)] if trainings else []),
         *([ablation_section(variants)] if variants else []),
         *([comparison_section(runs)] if len(runs) > 1 else []),
-        pipeline_section(runs),
-        training_section(runs),
-        quality_section(runs),
+        pipeline_section(runs, cards=[headline(runs)] if trainings else []),
+        training_section(trained),
+        quality_section(trained),
         data_section(runs),
         access_section(runs),
         ingestion_section(runs),
@@ -52,13 +57,14 @@ def render_page(runs: Sequence[Run], *, title: str | None = None, variants: Sequ
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    trainings = find_trainings(runs[0]) if len(runs) == 1 else None
     page = environment.get_template("page.html.j2").render(
         title=title or " / ".join(run.label for run in runs),
         runs=runs,
         started=started(runs[0]),
-        lede=lede(runs),
-        headline=headline(runs),
-        sections=page_sections(runs, variants),
+        lede=" ".join(filter(None, [lede(runs), gains_lede(trainings) if trainings else ""])),
+        headline=Cards(cards=[]) if trainings else headline(runs),
+        sections=page_sections(runs, variants, trainings),
         num_missing=sum(len(run.missing) for run in runs),
         version=recmill.__version__,
         made_at=f"{datetime.now(tz=UTC):%d %B %Y, %H:%M} UTC",

@@ -5,6 +5,7 @@ RUN/
   steps/<step>.json    seconds and metrics of each step
   dataset/  profile/  plan/  allocation/        the artifacts
   train/result.json    metrics, curves, ROC, ingestion
+  baseline/  shared/   trainings beside it, each with its plan/ and train/, and dataset/ if it read other data
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ import fsspec
 
 from recmill.artifacts import InputError, check_format_version, is_remote, join_path, read_json
 
-STEPS = ("generate_data", "profile_access", "plan_shards", "tune_ingest", "train_model", "report")
+STEPS = (
+    *("generate_data", "profile_access", "plan_shards", "tune_ingest"),
+    *("train_baseline", "train_model", "train_shared", "report"),
+)
+OPTIONAL_STEPS = ("train_baseline", "train_shared")
 INGEST_STAGES = ("read", "decode", "transform", "batch")
 PARTS = {
     "run": "run.json",
@@ -136,6 +141,15 @@ def load_run(path: str | Path) -> Run:
         raise InputError(f"{path}: not a run folder: it contains none of {', '.join(PARTS.values())}, steps/*.json")
     label = mapping(parts.get("run")).get("name") or Path(root).name
     return Run(path=str(path), label=str(label), parts=parts, steps=order_steps(steps))
+
+
+def load_beside(run: Run, folder: str) -> Run | None:
+    """A training beside that of a run, in RUN/folder; None if there is none. What it shares is taken from the run."""
+    filesystem, root = fsspec.core.url_to_fs(join_path(run.path, folder))
+    if not filesystem.exists(join_path(root, PARTS["training"])):
+        return None
+    own = load_run(join_path(run.path, folder))
+    return replace(own, label=folder, parts={**run.parts, **own.parts})
 
 
 def order_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -104,6 +104,9 @@ class StepRun:
         ]
         self.recorder.points(points)
         self.recorder.params(result["config"])
+        decided = {entry["switch"]: entry for entry in result.get("decisions", ())}
+        told = {name: f"{'on' if entry['is_on'] else 'off'}: {entry['reason']}" for name, entry in decided.items()}
+        self.recorder.params({f"decided.{name}": text for name, text in told.items()})
 
     def log_model(self, folder: str | Path, *, name: str = REGISTERED_MODEL) -> dict[str, str]:
         """Keep a model that `recmill export` wrote as a LoggedModel with a new registered version.

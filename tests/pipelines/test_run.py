@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from pipelines.commands import run
 from pipelines.train import STEPS
 from recmill.artifacts import InputError, read_json
+from recmill.training.switches import Switch
 
+pytestmark = pytest.mark.timeout(900)  # one fixture runs the whole pipeline; a busy machine takes minutes
 SMALL = (
     "--preset",
     "tiny",
@@ -35,7 +37,7 @@ def recmill(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ours = ("MLFLOW_", "RECMILL_", "KFP_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
-        [program, *args], capture_output=True, text=True, check=False, env=inherited | environment, timeout=280
+        [program, *args], capture_output=True, text=True, check=False, env=inherited | environment, timeout=800
     )
 
 
@@ -79,9 +81,27 @@ def test_the_results_are_those_of_the_training(finished: tuple[Path, dict[str, A
         results["steps"]["generate_data"]["metrics"]["num_rows"]
         == read_json(folder / "dataset/dataset.json")["num_rows"]
     )
+    assert [entry["switch"] for entry in results["decisions"]] == [switch.value for switch in Switch]
     record = read_json(folder / "run.json")
     assert record["kind"] == "run"
     assert record["seconds"] >= sum(step["seconds"] for step in results["steps"].values())
+
+
+def test_the_baseline_is_the_same_model_with_every_switch_off(finished: tuple[Path, dict[str, Any], str]) -> None:
+    folder, results, _ = finished
+    ours, baseline, shared = (read_json(folder / place / "train/result.json") for place in ("", "baseline", "shared"))
+    assert baseline["data"]["layout"] == "time"
+    assert {baseline["config"][switch] for switch in Switch} == {"false"}
+    assert not any(entry["is_on"] for entry in baseline["decisions"])
+    assert read_json(folder / "baseline/plan/plan.json")["strategy"] == "torchrec"
+    same = [name for name in ours["config"] if name not in set(Switch)]
+    for other in (baseline, shared):
+        assert [other["config"][name] for name in same] == [ours["config"][name] for name in same]
+        assert other["num_samples"] == ours["num_samples"]
+    assert [entry["is_on"] for entry in shared["decisions"] if entry["switch"] == "sharing"] == [True]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.index('id="gains"') < page.index('id="pipeline"')
+    assert results["steps"]["train_baseline"]["metrics"]["auc"] == baseline["metrics"]["auc"]
 
 
 def test_mlflow_holds_the_run_its_steps_and_the_model(finished: tuple[Path, dict[str, Any], str]) -> None:
@@ -97,6 +117,9 @@ def test_mlflow_holds_the_run_its_steps_and_the_model(finished: tuple[Path, dict
     training = next(step for step in below if step.info.run_name == "train_model")
     assert client.get_metric_history(training.info.run_id, "train_loss")
     assert training.inputs.dataset_inputs
+    for entry in results["decisions"]:
+        told = training.data.params[f"decided.{entry['switch']}"]
+        assert told == f"{'on' if entry['is_on'] else 'off'}: {entry['reason']}"
     version = client.get_model_version("recmill-dlrm", "1")
     assert version.run_id == training.info.run_id
     (model,) = client.search_logged_models([parent.info.experiment_id])

@@ -37,6 +37,7 @@ class Cell:
     sort: float | None = None  # sort key of the column; None: the text
     change: str = ""  # difference to the baseline
     tone: str = ""  # "good", "bad" or ""
+    note: str = ""  # a second line in small letters
     bar: float | None = None  # a share, drawn as a bar in the cell
 
 
@@ -51,6 +52,7 @@ class PageTable(PageBlock):
     numeric: frozenset[int] = frozenset()
     note: str = ""
     is_sortable: bool = True
+    is_prose: bool = False  # cells hold sentences: on a narrow page they stand below one another
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from recmill.report.drawing.svg import drawing, label, shorten, tag
 
-# Column and row of each step in the wide form: planning and tuning both feed the training step.
+# Column and row of each step in the wide form: planning, tuning and the baseline all come before the training step.
 PLACES: Mapping[str, tuple[float, float]] = {
     "generate_data": (0, 0),
     "profile_access": (1, 0),
@@ -24,7 +24,10 @@ ARROWS = (
     ("generate_data", "tune_ingest"),
     ("plan_shards", "train_model"),
     ("tune_ingest", "train_model"),
-    ("train_model", "report"),
+    ("generate_data", "train_baseline"),
+    ("train_baseline", "train_model"),
+    ("train_model", "train_shared"),
+    ("train_shared", "report"),
 )
 BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y = 178.0, 104.0, 42.0, 24.0
 
@@ -46,17 +49,29 @@ def flow_chart(stages: Sequence[Stage], *, title: str, description: str) -> Mark
     return wide + draw_tall(stages, title=title, description=description)
 
 
+def places_of(stages: Sequence[Stage]) -> dict[str, tuple[float, float]]:
+    """Where each stage is drawn; unknown steps follow at the end."""
+    steps = [stage.step for stage in stages]
+    known = dict(PLACES)
+    if "train_baseline" in steps:
+        known |= {"train_baseline": (2, 1), "tune_ingest": (1, 2)}
+    if "train_shared" in steps:
+        known |= {"train_shared": (4, 0), "report": (5, 0)}
+    last = max(column for column, _ in known.values())
+    others = [step for step in steps if step not in known]
+    return {step: known[step] if step in known else (last + 1 + others.index(step), 0) for step in steps}
+
+
 def draw_wide(stages: Sequence[Stage], *, title: str, description: str) -> Markup:
-    """Left to right, in the direction of the data; unknown steps follow at the end."""
-    places = {
-        stage.step: PLACES.get(stage.step, (len(PLACES) - 1 + position, 0)) for position, stage in enumerate(stages)
-    }
+    """Left to right, in the direction of the data."""
+    places = places_of(stages)
     corners = {
         step: (1 + column * (BOX_WIDTH + GAP_X), 1 + row * (BOX_HEIGHT + GAP_Y))
         for step, (column, row) in places.items()
     }
     boxes = [draw_box(stage, *corners[stage.step], BOX_WIDTH) for stage in stages]
-    arrows = [draw_arrow(corners[a], corners[b]) for a, b in ARROWS if a in corners and b in corners]
+    wires = [*ARROWS, *([] if "train_shared" in corners else [("train_model", "report")])]
+    arrows = [draw_arrow(corners[a], corners[b]) for a, b in wires if a in corners and b in corners]
     width = max(x for x, _ in corners.values()) + BOX_WIDTH + 1
     height = max(y for _, y in corners.values()) + BOX_HEIGHT + 1
     return drawing(
