@@ -163,34 +163,47 @@ def gains_section(trainings: Trainings) -> Section:
         id="gains",
         title="What the optimisations gained",
         blocks=[
-            figures_table(trainings, [trainings.run]),
+            figures_table(trainings),
             switches_table(trainings),
             speed_chart(trainings),
             auc_by_time(trainings),
-            *([figures_table(trainings, [trainings.run, trainings.shared])] if trainings.shared else []),
+            *([shared_table(trainings, trainings.shared)] if trainings.shared else []),
         ],
     )
 
 
-def figures_table(trainings: Trainings, compared: Sequence[Run]) -> PageTable:
-    """The figures of the baseline and of the trainings that are compared with it."""
-    runs = [trainings.baseline, *compared]
-    rows = [figure_cells(row, runs) for row in figure_rows(trainings)]
-    rows.insert(2, auc_cells(runs))
-    is_all = len(compared) > 1
+def figures_table(trainings: Trainings) -> PageTable:
     return PageTable(
-        title="The variant with shared parameters" if is_all else "Baseline against all switches",
-        columns=["", "Baseline", "All switches", "Shared parameters"][: len(runs) + 1],
-        rows=[row for row in rows if any(cell.text != DASH for cell in row[1:])],
-        numeric=frozenset(range(1, 4)),
-        is_wide=is_all,
+        title="Baseline against all switches",
+        columns=["", "Baseline", "All switches"],
+        rows=figures_of(trainings, [trainings.run]),
+        numeric=frozenset({1, 2}),
+        is_wide=False,
         is_sortable=False,
-        note=""
-        if is_all
-        else "The same log, model, seed, epochs and processes, each measured once: changes in grey may be noise. "
+        note="The same log, model, seed, epochs and processes, each measured once: changes in grey may be noise. "
         "Ratios above 1 are better. AUC with its standard error. The time to the baseline's AUC ends at the first "
         f"evaluation within {TOLERANCE:g} of it; a dash means never.",
     )
+
+
+def shared_table(trainings: Trainings, shared: Run) -> PageTable:
+    return PageTable(
+        title="Baseline against shared parameters",
+        columns=["", "Baseline", "Shared parameters"],
+        rows=figures_of(trainings, [shared]),
+        numeric=frozenset({1, 2}),
+        is_wide=False,
+        is_sortable=False,
+        note="Another model: its tables share one small array. The other switches are as above.",
+    )
+
+
+def figures_of(trainings: Trainings, compared: Sequence[Run]) -> list[list[Cell]]:
+    """The figures of the baseline and of the trainings that are compared with it, one row each."""
+    runs = [trainings.baseline, *compared]
+    rows = [figure_cells(row, runs) for row in figure_rows(trainings)]
+    rows.insert(2, auc_cells(runs))
+    return [row for row in rows if any(cell.text != DASH for cell in row[1:])]
 
 
 def figure_cells(row: _Row, runs: Sequence[Run]) -> list[Cell]:
@@ -378,7 +391,7 @@ def decision_lines(run: Run) -> list[str]:
 
 def gains_lines(trainings: Trainings) -> list[str]:
     """Baseline and run side by side for a terminal."""
-    table = figures_table(trainings, trainings.columns[1:])
-    rows = [[f"{cell.text}  {cell.change}" if cell.change else cell.text for cell in row] for row in table.rows]
-    rows.insert(0, list(table.columns))
+    compared = figures_of(trainings, trainings.columns[1:])
+    rows = [[f"{cell.text}  {cell.change}" if cell.change else cell.text for cell in row] for row in compared]
+    rows.insert(0, ["", *(name.capitalize() for name in variant_names(trainings))])
     return [line.replace(NBSP, " ") for line in text_table(rows)]

@@ -10,7 +10,16 @@ import pytest
 
 from recmill.artifacts import read_json
 from recmill.report import build_report
-from recmill.report.gains import auc_error, auc_of, figures_table, find_trainings, gains_lede, switches_table
+from recmill.report.gains import (
+    auc_error,
+    auc_of,
+    figures_table,
+    find_trainings,
+    gains_lede,
+    gains_lines,
+    shared_table,
+    switches_table,
+)
 from recmill.report.page import page_sections
 from recmill.report.runs import Run, load_run
 from recmill.training.switches import Switch
@@ -69,7 +78,7 @@ def test_a_run_without_a_baseline_has_no_such_section(run: Run, tmp_path: Path) 
 def test_figures_stand_beside_those_of_the_baseline(run: Run) -> None:
     trainings = find_trainings(run)
     assert trainings is not None
-    found = cells(figures_table(trainings, [trainings.run]))
+    found = cells(figures_table(trainings))
     assert found["Samples per second"] == ["8 k", "16 k 2.00×"]
     # Evaluations are 0.16 e^-part below the last AUC: the fifth is the first within 0.002.
     assert found["Time to the baseline's AUC"] == ["10 s", "5 s 2.00×"]
@@ -120,8 +129,8 @@ def test_a_variant_with_shared_parameters_gets_a_column_and_its_own_words(folder
     trainings = find_trainings(load_run(copy))
     assert trainings is not None
     assert trainings.shared is not None
-    table = figures_table(trainings, [trainings.run, trainings.shared])
-    assert list(table.columns) == ["", "Baseline", "All switches", "Shared parameters"]
+    assert cells(shared_table(trainings, trainings.shared))["Samples per second"] == ["8 k", "12 k 1.50×"]
+    assert gains_lines(trainings)[0].endswith(" Shared parameters")
     sharing = switches_table(trainings).rows[list(Switch).index(Switch.SHARING)]
     assert sharing[1].change == "variant"
     assert "AUC 0.7834 (−0.0100 against the baseline)." in sharing[2].text
