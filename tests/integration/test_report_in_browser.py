@@ -198,3 +198,34 @@ def test_the_page_can_be_printed(page: Path, tmp_path: Path) -> None:
     printed = paper.read_bytes()
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 3
+
+
+GAINS_PROBE = """
+<script>
+addEventListener("load", function () {
+  var tables = Array.from(document.querySelectorAll("#gains .scroll"));
+  var last = document.querySelector("#gains .prose tr:last-child").getBoundingClientRect();
+  var found = {
+    needed: document.documentElement.scrollWidth,
+    switches: document.querySelectorAll("#gains .prose tr td .change").length,
+    cut: tables.filter(function (t) { return t.scrollWidth > t.clientWidth; }).length, bottom: last.bottom
+  };
+  (parent === window ? window : parent).postMessage(JSON.stringify(found), "*");
+});
+</script>
+"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(480, 1600), (1280, 1000)])
+def test_a_baseline_and_every_switch_are_on_the_first_screen(tmp_path: Path, width: int, height: int) -> None:
+    write_variant = runpy.run_path(str(Path(__file__).parents[1] / "unit/report/test_report_gains.py"))["write_variant"]
+    write_variant(tmp_path / "run", speed=2.0, seconds_per_part=1.0)
+    write_variant(tmp_path / "run/baseline", seconds_per_part=2.0)
+    page = build_report([tmp_path / "run"], out=tmp_path / "report.html")
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", GAINS_PROBE + "</body>"), encoding="utf-8")
+    size = f'width="{width}" height="{height}" style="border:0"'
+    found = probe(browse(framed(tmp_path / "frame.html", f'src="{page.as_uri()}" {size}'), tmp_path))
+    assert found["needed"] <= width
+    assert found["cut"] == 0  # no table scrolls sideways
+    assert found["switches"] == 5
+    assert found["bottom"] < height
