@@ -40,6 +40,7 @@ SECTIONS = [
     "comparison",
     "pipeline",
     "training",
+    "quality",
     "data",
     "access",
     "ingestion",

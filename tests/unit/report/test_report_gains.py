@@ -12,7 +12,6 @@ from recmill.artifacts import read_json
 from recmill.report import build_report
 from recmill.report.gains import (
     auc_error,
-    auc_of,
     figures_table,
     find_trainings,
     gains_lede,
@@ -88,15 +87,15 @@ def test_figures_stand_beside_those_of_the_baseline(run: Run) -> None:
     assert found["AUC, held-out data"][1].startswith("0.7934 ± 0.00")
 
 
-def test_the_standard_error_is_the_measured_one_or_hanleys(run: Run) -> None:
-    auc, positives, negatives = auc_of(run), 8_000, 32_000
-    assert auc is not None
+def test_the_standard_error_is_the_measured_one_or_hanleys() -> None:
+    auc, positives, negatives = 0.7934, 8_000, 32_000
     q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
     by_hand = math.sqrt(
         (auc * (1 - auc) + (positives - 1) * (q1 - auc**2) + (negatives - 1) * (q2 - auc**2)) / positives / negatives
     )
-    assert auc_error(run) == pytest.approx(by_hand)
-    measured = {"auc": 0.79, "standard_errors": {"auc": 0.0123}}
+    metrics = {"auc": auc, "base_rate": 0.2, "num_samples": 40_000}
+    assert auc_error(Run(path="", label="", parts={"training": {"metrics": metrics}})) == pytest.approx(by_hand)
+    measured = metrics | {"standard_errors": {"auc": 0.0123}}
     assert auc_error(Run(path="", label="", parts={"training": {"metrics": measured}})) == 0.0123
 
 
