@@ -25,10 +25,9 @@ def train_model(
     import json
 
     from components.outputs import path_of, publish
-    from components.train_model.step import run_training, show_training
+    from components.train_model.step import export_model, run_training, show_training
     from recmill.artifacts import Checkpoint
     from recmill.tracking import step_run
-    from recmill.training.serving import export_checkpoint
 
     inputs = {"dataset": path_of(dataset), "plan": path_of(plan), "allocation": path_of(allocation)}
     with step_run(
@@ -40,8 +39,10 @@ def train_model(
         subfolder=subfolder,
     ) as step:
         chosen = json.loads(settings) | variant
-        result = run_training(step, inputs, settings=chosen, nproc=nproc, num_nodes=num_nodes)
+        result = run_training(
+            step, inputs, settings=chosen, nproc=nproc, num_nodes=num_nodes, export=step.path("model")
+        )
         checkpoint = Checkpoint.load(step.path("train/checkpoint"))
-        export_checkpoint(checkpoint.path, out=step.path("model"), for_mlflow=not step.recorder)
+        export_model(step, checkpoint)
         publish(model, step.wrote("checkpoint", checkpoint) | step.log_model(step.path("model")))
         show_training(step, result, metrics, roc)

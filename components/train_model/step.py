@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from components.memory import explain_memory_limit
@@ -12,6 +13,7 @@ from components.train_model.train_job import TrainJobLauncher
 from recmill.artifacts import Checkpoint, Dataset, InputError, join_path
 from recmill.planning.planner import Topology, plan_shards
 from recmill.tracking import StepRun
+from recmill.tracking.models import package_model
 from recmill.training.config import TrainConfig
 from recmill.training.metrics.catalogue import headline_numbers
 from recmill.training.switches import Switch
@@ -28,10 +30,12 @@ def run_training(
     nproc: int,
     num_nodes: int,
     folder: str = "",
+    export: str = "",
 ) -> dict[str, Any]:
     """Train in this pod or on several nodes, in RUN/folder/train; record and log what came out.
 
-    `inputs` are the paths of dataset, plan and, if there is one, allocation.
+    `inputs` are the paths of dataset, plan and, if there is one, allocation. Of ranks in this pod, the first writes the
+    servable model to `export`.
     """
     step.log_dataset(Dataset.load(inputs["dataset"]), context="training")
     launcher = TrainJobLauncher(
@@ -46,11 +50,13 @@ def run_training(
             nproc=num_nodes * nproc,
             config=TrainConfig.from_overrides(settings),
             launcher=launcher if num_nodes > 1 else None,
+            export=export if num_nodes == 1 else None,
             progress=step.progress,
         )
     speed = {name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}
     step.record(headline_numbers(result["metrics"]) | speed)
     step.log_training(result)
+    step.startup_seconds += result["usage"].get("startup_seconds", 0.0)
     return result
 
 
@@ -79,6 +85,17 @@ def train_beside(
     parts = {**inputs, "plan": planned.path}
     result = run_training(step, parts, settings=settings, nproc=nproc, num_nodes=num_nodes, folder=folder)
     return result, Checkpoint.load(step.path(f"{folder}/train/checkpoint"))
+
+
+def export_model(step: StepRun, checkpoint: Checkpoint) -> None:
+    """RUN/model, unless the first rank has written it; with its MLflow form if nobody will log the model."""
+    folder = step.path("model")
+    if not Path(folder, "signature.json").exists():
+        from recmill.training.serving import export_checkpoint  # loads TorchRec, in seconds
+
+        export_checkpoint(checkpoint.path, out=folder, for_mlflow=False)
+    if not step.recorder:
+        package_model(folder)
 
 
 def show_training(step: StepRun, result: Mapping[str, Any], metrics: Any, roc: Any) -> None:

@@ -63,9 +63,12 @@ def train(
     config: TrainConfig | None = None,
     port: int = 0,
     launcher: Launcher | None = None,
+    export: str | Path | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Train a model on a Dataset with `nproc` processes and return the content of OUT/result.json.
+
+    The first rank exports the model to `export`, which saves another process the loading of TorchRec.
 
     `launcher` starts the ranks; by default torchrun does, on this machine. The same call again resumes an interrupted
     run from its newest checkpoint, or returns the result of a finished one.
@@ -83,7 +86,7 @@ def train(
         write_text_atomically(folder / JOB, dump_json(job))
         if not (folder / "result.json").exists():
             launch = launcher or partial(launch_torchrun, port=port, progress=progress)
-            launch(lay_out_hot(job, folder, config, progress), folder, nproc)
+            launch(lay_out_hot(job, folder, config, progress) | {"export": str(export or "")}, folder, nproc)
         return read_json(folder / "result.json")
 
 

@@ -17,7 +17,7 @@ ALLOWED = {
     "components.merge_data.merging": (),
     "recmill.profiling.access": (),
     "recmill.planning.planner, recmill.training.config": (),
-    "recmill.training.trainer, recmill.training.switches": (),
+    "components.train_model.step, recmill.training.trainer": (),
     "recmill.report, components.compare_runs.folders": (),
 }
 

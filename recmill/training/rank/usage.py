@@ -33,6 +33,7 @@ class UsageMeter:
 
     def __init__(self) -> None:
         self.used = {"cpu_seconds": 0.0, "loopback_bytes": 0, "outside_bytes": 0}
+        self.startup_seconds = 0.0  # from the start of torchrun until the imports of this rank were done
         self._since: dict[str, float] | None = None
 
     def start(self) -> None:
@@ -59,7 +60,7 @@ def usage_of_all_ranks(meter: UsageMeter) -> dict[str, float]:
     or by its loopback if all ranks are in it.
     """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    own = (_namespace(), peak, meter.used)
+    own = (_namespace(), peak, {**meter.used, "startup_seconds": meter.startup_seconds})
     ranks = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)
     networks = {network: used for network, _, used in ranks}
@@ -67,6 +68,7 @@ def usage_of_all_ranks(meter: UsageMeter) -> dict[str, float]:
     return {
         "cpu_seconds": sum(used["cpu_seconds"] for _, _, used in ranks),
         "wire_bytes": sum(used[counted] for used in networks.values()),
+        "startup_seconds": max(used["startup_seconds"] for _, _, used in ranks),
         "peak_memory_bytes": max(rank_peak for _, rank_peak, _ in ranks),
     }
 

@@ -24,21 +24,28 @@ from recmill.artifacts import (
 )
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
+from recmill.progress import seconds_since_start
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
 from recmill.training.rank.dedup import choose_dedup_together
 from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
 from recmill.training.rank.sharding import shard_model
+from recmill.training.serving import export_checkpoint
 
 
 def main(job_path: str) -> None:
     """Run one rank; a failure is reported in the job's folder, where the launcher looks for it."""
+    startup_seconds = seconds_since_start(
+        os.getppid() or None
+    )  # of torchrun, which loads torch before it starts a rank
     die_with_parent()
     keep_freed_memory()
     job = read_json(job_path)
     rank = int(os.environ["RANK"])
     try:
-        run_rank(job)
+        run_rank(job, startup_seconds)
+        if rank == 0 and job.get("export"):
+            export_checkpoint(Path(job["out"]) / "checkpoint", out=job["export"], for_mlflow=False)
     except BaseException as error:
         kind = "input" if isinstance(error, InputError) else "crash"
         report = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
@@ -46,7 +53,7 @@ def main(job_path: str) -> None:
         raise
 
 
-def run_rank(job: dict[str, Any]) -> None:
+def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
     config = TrainConfig.from_json(job["config"])
     device = _device()
     # Launchers set the variable; a torchrun started by hand may not.
@@ -55,6 +62,7 @@ def run_rank(job: dict[str, Any]) -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
         run = open_run(job, device)
+        run.meter.startup_seconds = startup_seconds
         with frozen_objects():
             run.train()
     finally:
