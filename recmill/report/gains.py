@@ -161,7 +161,7 @@ def gains_section(trainings: Trainings) -> Section:
     """The section that opens the page of a run with a baseline."""
     return Section(
         id="gains",
-        title="What the optimisations gained",
+        title="Gains",
         blocks=[
             figures_table(trainings),
             switches_table(trainings),
