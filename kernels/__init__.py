@@ -16,6 +16,7 @@ from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_lookup, shared_scatter, shared_step
 from kernels.split_tiers import distinct_keys, split_tiers
 from kernels.take_rows import take_rows, take_windows
+from kernels.target_attention import target_attention
 from kernels.update_rows import find_rows, sum_bags, update_rows
 from kernels.window_attention import window_attention
 from kernels.window_rows import window_rows
@@ -45,6 +46,7 @@ __all__ = [
     "sum_rows",
     "take_rows",
     "take_windows",
+    "target_attention",
     "update_rows",
     "window_attention",
     "window_rows",

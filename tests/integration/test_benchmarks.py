@@ -57,6 +57,14 @@ def test_a_small_benchmark_writes_the_contract(name: str, tmp_path: Path) -> Non
     assert result["skipped"] == {}
 
 
+@pytest.mark.slow
+def test_encoders_are_measured_and_globo_is_skipped_without_data(tmp_path: Path) -> None:
+    result, printed = run_benchmark("encoders", tmp_path)
+    check_result(result, printed, "encoders")
+    assert {"transformer_recd", "standard_transformer_recd", "hstu_recd", "din_recd"} <= set(result["metrics"])
+    assert {name.rpartition("_")[2] for name in result["skipped"]} == {"globo"}
+
+
 def test_recd_measures_every_metric_that_needs_no_data_and_says_why_it_skips_the_others(tmp_path: Path) -> None:
     result, printed = run_benchmark("recd", tmp_path)
     check_result(result, printed, "recd")

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import expand_rows, pool_windows
+from kernels import expand_rows, pool_windows, target_attention
+from kernels.target_attention import LANES
 from kernels.windows import window_places, window_rows_of
 from recmill.model.encoders.pooling import valid_positions
 from recmill.model.encoders.windows import SequenceWindows
@@ -49,23 +50,50 @@ class TargetAttentionEncoder(nn.Module):
         The unit's first layer is linear in its four inputs. So the share of a history's element alone is computed once
         per row of the buffer, that of a target once per sample, and only that of their product once per pair.
         """
-        of_history_KD, of_target_KD, of_difference_KD, of_product_KD = self.first.weight.chunk(4, dim=1)
-        share_NK = functional.linear(windows.rows_ND, of_history_KD + of_difference_KD, self.first.bias)
-        share_BK = functional.linear(target_BD, of_target_KD - of_difference_KD)
         starts_B, lengths_B = windows.starts_U, windows.lengths_U
         if inverse_B is not None:
             starts_B, lengths_B = starts_B[inverse_B], lengths_B[inverse_B]
+        of_history_KD, of_target_KD, of_difference_KD, of_product_KD = self.first.weight.chunk(4, dim=1)
+        shares_KD = (of_history_KD + of_difference_KD, of_target_KD - of_difference_KD, of_product_KD)
+        if len(self.others) == 2 and not self.is_softmax:
+            return self._sum_in_place(windows.rows_ND, target_BD, starts_B, lengths_B, shares_KD)
+        share_NK = functional.linear(windows.rows_ND, shares_KD[0], self.first.bias)
         num_pairs = int(lengths_B.sum())
+        rows_P = window_rows_of(starts_B, lengths_B, num_values=num_pairs)
         samples_P = torch.repeat_interleave(lengths_B, output_size=num_pairs)
-        history_PD, hidden_PK = windows.rows_ND, share_NK
-        if inverse_B is not None or not windows.is_packed:
-            rows_P = window_rows_of(starts_B, lengths_B, num_values=num_pairs)
-            history_PD, hidden_PK = expand_rows(history_PD, rows_P), expand_rows(share_NK, rows_P)
-        products_PD = history_PD * expand_rows(target_BD, samples_P)
-        hidden_PK = hidden_PK + expand_rows(share_BK, samples_P) + products_PD @ of_product_KD.T
-        weights_P1 = self.others(hidden_PK)
+        history_PD = expand_rows(windows.rows_ND, rows_P)
+        products_PK = (history_PD * expand_rows(target_BD, samples_P)) @ shares_KD[2].T
+        target_PK = expand_rows(functional.linear(target_BD, shares_KD[1]), samples_P)
+        weights_P1 = self.others(expand_rows(share_NK, rows_P) + target_PK + products_PK)
         places_B = window_places(lengths_B)
         if self.is_softmax:
             return pool_windows(history_PD, weights_P1, places_B, lengths_B).squeeze(1)
         means_BD = pool_windows(history_PD * weights_P1, None, places_B, lengths_B).squeeze(1)
         return means_BD * lengths_B[:, None].to(means_BD.dtype)
+
+    def _sum_in_place(
+        self, rows_ND: Tensor, target_BD: Tensor, starts_B: Tensor, lengths_B: Tensor, shares_KD: tuple[Tensor, ...]
+    ) -> Tensor:
+        """With one hidden layer and without softmax: nothing is stored per pair.
+
+        Units that are always 0 fill the kernel's vectors, and one that is always 1 has the score's bias as its weight.
+        """
+        num_units = len(self.first.bias)
+        spare = LANES - num_units % LANES
+        ones_K = torch.zeros(num_units + spare, dtype=rows_ND.dtype, device=rows_ND.device)
+        ones_K[num_units] = 1.0
+        history_KD, of_target_KD, product_KD = (functional.pad(share, (0, 0, 0, spare)) for share in shares_KD)
+        slope, score = self.others
+        assert isinstance(slope, nn.PReLU)
+        assert isinstance(score, nn.Linear)
+        return target_attention(
+            rows_ND,
+            functional.linear(rows_ND, history_KD, functional.pad(self.first.bias, (0, spare))),
+            target_BD,
+            functional.linear(target_BD, of_target_KD, ones_K),
+            product_KD,
+            functional.pad(slope.weight, (0, spare)),
+            functional.pad(torch.cat([score.weight[0], score.bias]), (0, spare - 1)),
+            starts_B,
+            lengths_B,
+        )
