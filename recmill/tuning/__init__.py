@@ -12,7 +12,6 @@ __all__ = [
     "measurement",
     "mlflow_writer",
     "online",
-    "pretraining",
     "programme",
     "residual",
     "simulation",

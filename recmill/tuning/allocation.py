@@ -23,14 +23,13 @@ from recmill.data.ingest.splits import ALL_ROWS
 from recmill.progress import Progress, no_progress
 from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Limits
-from recmill.tuning.online.live import PipelineMeter, as_workers, default_slots
+from recmill.tuning.online.live import as_workers, default_slots
+from recmill.tuning.online.tuner import OnlineTuner
 from recmill.tuning.programme import solve_workers
 from recmill.tuning.simulation.stage_times import MAX_EPOCHS, ONE_WORKER, measure_stages, measure_throughput
 
 if TYPE_CHECKING:
     from recmill.tuning.mlflow_writer import LogPoints
-
-__all__ = ["StageTime", "available_cores", "measure_stages", "measure_throughput", "split_evenly", "tune_ingest"]
 
 AGENT_FILE = "agent.zip"
 DEFAULT_SECONDS = 7.0  # of measuring; on small data, starting pipelines takes about as long again
@@ -105,10 +104,9 @@ def _tune_live(
     *,
     cores: int,
     seconds: float,
-    batch_size: int,
-    memory_limit_bytes: int,
     log: LogPoints | None,
     progress: Progress,
+    **options: Any,
 ) -> tuple[list[TuningStep], dict[str, int]]:
     """Let the agent tune a pipeline whose consumer is never busy; returns the history and the best allocation."""
     from recmill.tuning.agent import Agent, load_policy
@@ -117,42 +115,23 @@ def _tune_live(
 
     policy = load_policy()
     writers = (MlflowWriter(log),) if log else ()
-    agent = Agent(learner=OnlineLearner(policy, writers=writers, decisions_per_update=8))
-    interval_s = max(0.1, seconds / 24)
-    history: list[TuningStep] = []
-    with IngestPipeline(
-        dataset,
-        split=ALL_ROWS,
-        batch_size=batch_size,
-        epochs=MAX_EPOCHS,
-        workers=ONE_WORKER,
-        memory_limit_bytes=memory_limit_bytes,
-    ) as pipeline:
-        meter, began, is_first = PipelineMeter(pipeline), time.monotonic(), True
+    agent = Agent(learner=OnlineLearner(policy, writers=writers))
+    pipeline = IngestPipeline(dataset, split=ALL_ROWS, epochs=MAX_EPOCHS, workers=ONE_WORKER, **options)
+    with pipeline, OnlineTuner(pipeline, agent=agent, cores=cores, interval_s=max(0.1, seconds / 24)) as tuner:
+        began = time.monotonic()
         for _ in pipeline:
             elapsed_s = time.monotonic() - began
             progress("tune a running pipeline", min(int(elapsed_s * 10), int(seconds * 10)), int(seconds * 10))
-            if elapsed_s >= seconds and history:
+            if elapsed_s >= seconds and tuner.history():
                 break
-            if time.monotonic() - meter.looked_at < interval_s:
-                continue
-            measured = meter.measure(cores=cores, slots=default_slots(cores))
-            if measured is None:
-                continue
-            if is_first:
-                agent.reset(measured)
-            is_first = False
-            history.append(
-                TuningStep(
-                    t=elapsed_s,
-                    workers=as_workers(measured.workers_BS),
-                    rows_per_s=float(measured.rows_per_s_B[0]),
-                    stall=float(measured.stall_B[0]),
-                )
-            )
-            pipeline.set_workers(as_workers(agent.decide(measured)))
     progress("tune a running pipeline", int(seconds * 10), int(seconds * 10))
+    if tuner.error:
+        raise tuner.error
     policy.save(folder / AGENT_FILE)
+    history = [
+        TuningStep(t=entry["t"], workers=entry["workers"], rows_per_s=entry["rows_per_s"], stall=entry["stall"])
+        for entry in tuner.history()
+    ]
     return history, _best_of(history)
 
 

@@ -68,8 +68,8 @@ class IngestTask:
     def is_over(self) -> bool:
         return self._age >= self.horizon
 
-    def step(self, action_BA: Ints) -> tuple[npt.NDArray[np.float32], Floats, dict[str, Floats]]:
-        """(observation, reward, figures of the interval)."""
+    def step(self, action_BA: Ints) -> tuple[npt.NDArray[np.float32], Floats]:
+        """(observation, reward)."""
         measured, simulator = self._measured, self._simulator
         wanted_BS = correct_workers(action_BA, self._watcher.profile, measured)
         workers_BS, is_clipped = clip_workers(wanted_BS, measured)
@@ -81,8 +81,7 @@ class IngestTask:
         reward_B = reward_B - MOVE_COST * moved_B / measured.cores_B - CLIP_COST * is_clipped
         self._watcher.update(self._measured)
         self._age += 1
-        what = {"rows_per_s": simulator.rate_B.copy(), "is_clipped": is_clipped.astype(np.float64)}
-        return self._watcher.observation, reward_B, what
+        return self._watcher.observation, reward_B
 
 
 class IngestEnv(gymnasium.Env[npt.NDArray[np.float32], npt.NDArray[np.int64]]):
@@ -104,6 +103,5 @@ class IngestEnv(gymnasium.Env[npt.NDArray[np.float32], npt.NDArray[np.int64]]):
         return self._task.reset(self._seed)[0], {}
 
     def step(self, action: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        observation, reward, what = self._task.step(np.asarray(action, dtype=np.int64)[None])
-        info = {name: float(value[0]) for name, value in what.items()}
-        return observation[0], float(reward[0]), False, self._task.is_over, info
+        observation, reward = self._task.step(np.asarray(action, dtype=np.int64)[None])
+        return observation[0], float(reward[0]), False, self._task.is_over, {}

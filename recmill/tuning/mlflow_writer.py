@@ -15,13 +15,13 @@ LogPoints = Callable[[list[tuple[str, float, int, float]]], None]
 class MlflowWriter(KVWriter):
     """Writes what SB3 logs to a run: `agent/train/loss`, `agent/rollout/ep_rew_mean`, ..."""
 
-    def __init__(self, log: LogPoints, *, prefix: str = "agent/") -> None:
+    def __init__(self, log: LogPoints) -> None:
         """`log` receives (name, value, step, unix seconds) of every metric."""
-        self._log, self._prefix = log, prefix
+        self._log = log
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         points = [
-            (self._prefix + key, float(value), step, time.time())
+            (f"agent/{key}", float(value), step, time.time())
             for key, value in key_values.items()
             if isinstance(value, int | float | np.number) and np.isfinite(value)
         ]

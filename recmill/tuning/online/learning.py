@@ -12,25 +12,23 @@ if TYPE_CHECKING:
     from stable_baselines3 import PPO
     from stable_baselines3.common.logger import KVWriter
 
-DECISIONS_PER_UPDATE = 32
+DECISIONS_PER_UPDATE = 8
 LEARNING_RATE = 1e-4  # a tenth of the rate in pretraining, so that a few noisy intervals do not undo it
 
 
 class OnlineLearner:
     """Collects the decisions of one pipeline and updates the policy with them."""
 
-    def __init__(
-        self, policy: PPO, *, writers: tuple[KVWriter, ...] = (), decisions_per_update: int = DECISIONS_PER_UPDATE
-    ) -> None:
+    def __init__(self, policy: PPO, *, writers: tuple[KVWriter, ...] = ()) -> None:
         from stable_baselines3.common.buffers import RolloutBuffer
         from stable_baselines3.common.logger import Logger
 
         self.policy, self.num_updates = policy, 0
         policy.set_logger(Logger(folder=None, output_formats=list(writers)))
         policy.lr_schedule = lambda _: LEARNING_RATE
-        policy.batch_size, policy.n_epochs = decisions_per_update, 3
+        policy.batch_size, policy.n_epochs = DECISIONS_PER_UPDATE, 3
         self._buffer = RolloutBuffer(
-            decisions_per_update,
+            DECISIONS_PER_UPDATE,
             policy.observation_space,
             policy.action_space,
             device="cpu",

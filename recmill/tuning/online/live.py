@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recmill.data.ingest import STAGES, IngestPipeline
-from recmill.tuning.measurement import Floats, Ints, Measured
+from recmill.tuning.measurement import Ints, Measured
 
 MIN_SLOTS = 64  # stages that wait for storage need more workers than cores
 SLOTS_PER_CORE = 4
@@ -50,26 +50,21 @@ class PipelineMeter:
             self._cpu_S[-1] = self._seconds_S[-1]
         consumer, old = stats["consumer"], before["consumer"]
         elapsed_s = consumer["seconds"] - old["seconds"]
-        held = np.full(len(STAGES), float(ITEMS_PER_WORKER * self._pipeline.item_bytes))
         limit_bytes = float(self._pipeline.memory_limit_bytes)
         return Measured(
-            workers_BS=self._row([stats[stage]["workers"] for stage in STAGES]).astype(np.int64),
+            workers_BS=np.array([[stats[stage]["workers"] for stage in STAGES]], dtype=np.int64),
             seconds_BS=self._seconds_S[None].copy(),
             cpu_BS=self._cpu_S[None].copy(),
-            queue_BS=self._row([stats[stage]["queue_fill"] for stage in STAGES]),
+            queue_BS=np.array([[float(stats[stage]["queue_fill"]) for stage in STAGES]]),
             rows_per_s_B=np.array([(consumer["rows"] - old["rows"]) / elapsed_s]),
             stall_B=np.clip([(consumer["stall_seconds"] - old["stall_seconds"]) / elapsed_s], 0.0, 1.0),
             cores_B=np.array([float(cores)]),
             slots_B=np.array([slots]),
-            item_bytes_BS=held[None],
+            item_bytes_BS=np.full((1, len(STAGES)), float(ITEMS_PER_WORKER * self._pipeline.item_bytes)),
             base_bytes_B=np.array([float(min(self._pipeline.least_bytes, limit_bytes))]),
             memory_bytes_B=np.array([float(stats["memory"]["bytes"])]),
             limit_bytes_B=np.array([limit_bytes]),
         )
-
-    @staticmethod
-    def _row(values: list[float]) -> Floats:
-        return np.array(values, dtype=np.float64)[None]
 
     def _update_times(self, before: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
         """Seconds per row of each stage; a stage that finished nothing keeps its last value.

@@ -32,10 +32,6 @@ class World(Limits):
     trainer_slowing_B: Floats  # share of its rate that the trainer loses when ingestion uses all cores
     trainer_knee_B: Floats  # load above which it slows down
 
-    def take(self, chosen: Ints | Bools) -> World:
-        """Some of the machines."""
-        return World(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Event:

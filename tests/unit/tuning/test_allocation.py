@@ -6,10 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts import Dataset, InputError, WorkerAllocation
+from recmill.artifacts.allocation import StageTime
 from recmill.cli import main
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.data.schema import Feature, Schema
-from recmill.tuning.allocation import StageTime, available_cores, measure_stages, split_evenly, tune_ingest
+from recmill.tuning.allocation import split_evenly, tune_ingest
+from recmill.tuning.cores import available_cores
+from recmill.tuning.simulation.stage_times import measure_stages
 
 SCHEMA = Schema(
     features=(Feature(name="x", kind="dense"), Feature(name="item", kind="sparse", num_rows=1_000, dim=4)),

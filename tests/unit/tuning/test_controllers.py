@@ -149,7 +149,8 @@ class Saboteur:
 def test_a_policy_that_does_worse_is_replaced_by_the_programme(exam):
     world, event, kinds = exam
     chosen = kinds == "plain"
-    plain = (world.take(chosen), type(event)(**{name: value[chosen] for name, value in vars(event).items()}), kinds)
+    plain = [type(own)(**{name: value[chosen] for name, value in vars(own).items()}) for own in (world, event)]
+    plain.append(kinds)
     programme, _ = run(plain, compared.LinearProgramme())
     agent, _ = run(plain, compared.TunedByAgent(Agent(Saboteur())))
     assert agent.sum() > 0.85 * programme.sum()

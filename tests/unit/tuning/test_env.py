@@ -1,3 +1,7 @@
+import sys
+from importlib import import_module
+from pathlib import Path
+
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
@@ -6,8 +10,10 @@ from recmill.tuning.agent import Agent, load_policy
 from recmill.tuning.env import IngestEnv
 from recmill.tuning.mlflow_writer import MlflowWriter
 from recmill.tuning.online.learning import OnlineLearner
-from recmill.tuning.pretraining import IngestVecEnv, pretrain
 from recmill.tuning.residual import NEUTRAL
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+pretraining = import_module("intune_pretraining")
 
 
 def test_gymnasium_and_sb3_accept_the_environment():
@@ -38,7 +44,7 @@ def test_an_episode_is_cut_off_at_its_horizon():
 
 
 def test_pipelines_that_end_are_replaced_by_others():
-    env = IngestVecEnv(4, seed=3, horizon=6)
+    env = pretraining.IngestVecEnv(4, seed=3, horizon=6)
     env.reset()
     for step in range(1, 8):
         env.step_async(np.full((4, 5), NEUTRAL))
@@ -50,7 +56,7 @@ def test_pipelines_that_end_are_replaced_by_others():
 
 
 def test_the_programmes_own_answer_earns_about_one():
-    env = IngestVecEnv(32, seed=3, kinds=("plain",), event_share=0.0)
+    env = pretraining.IngestVecEnv(32, seed=3, kinds=("plain",), event_share=0.0)
     env.reset()
     as_programme = np.tile([NEUTRAL] * 4 + [0], (32, 1))
     for _ in range(5):
@@ -60,7 +66,7 @@ def test_the_programmes_own_answer_earns_about_one():
 
 
 def test_a_policy_trained_in_simulation_can_be_kept(tmp_path):
-    policy = pretrain(steps=256, num_envs=8)
+    policy = pretraining.pretrain(steps=256, num_envs=8)
     policy.save(tmp_path / "policy.zip")
     observation = np.zeros((2, policy.observation_space.shape[0]), dtype=np.float32)
     again = load_policy(tmp_path / "policy.zip")
@@ -74,7 +80,7 @@ def test_the_agent_learns_from_a_running_pipeline():
     from recmill.tuning.simulation.simulator import Simulator
 
     logged = []
-    learner = OnlineLearner(load_policy(), writers=(MlflowWriter(logged.extend),), decisions_per_update=8)
+    learner = OnlineLearner(load_policy(), writers=(MlflowWriter(logged.extend),))
     before = [parameter.clone() for parameter in learner.policy.policy.parameters()]
     world, _ = draw_worlds(np.random.default_rng(0), 1, kinds=("plain",), cores=(16,))
     simulator = Simulator(world)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from recmill.artifacts import InputError
+from recmill.artifacts.allocation import StageTime
 from recmill.tuning.simulation.scenarios import EVENTS, KINDS, draw_events, draw_worlds
 from recmill.tuning.simulation.simulator import Event, Simulator, World, steady_rate
-from recmill.tuning.simulation.stage_times import StageTime
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
 calibration, compared, oracle = map(import_module, ("intune_calibration", "intune_controllers", "intune_oracle"))

@@ -1,4 +1,4 @@
-"""Trains the policy in simulation: `python -m recmill.tuning.pretraining OUT.zip` made the policy of the package."""
+"""Trains the policy in simulation: `python benchmarks/intune_pretraining.py OUT.zip` made the policy of the package."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class IngestVecEnv(VecEnv):
         self._actions = actions.astype(np.int64)
 
     def step_wait(self) -> VecEnvStepReturn:
-        observation, reward, _ = self._task.step(self._actions)
+        observation, reward = self._task.step(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         ended = np.full(self.num_envs, self._task.is_over)
         if self._task.is_over:
