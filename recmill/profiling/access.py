@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +39,6 @@ def profile_access(
     split: str | None = None,
     sample: float = 1.0,
     confidence: float = 0.999,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    max_array_rows: int = MAX_ARRAY_ROWS,
     progress: Progress = no_progress,
 ) -> AccessProfile:
     """Write the profile of a split ("train" where there are several, else all rows).
@@ -46,7 +46,7 @@ def profile_access(
     With `sample` < 1 a seeded choice of row groups is read: counts and curve are those of the sample, and `top_share`,
     the share of accesses of the most read rows, is an estimate with the half-width of its interval at `confidence`.
     Otherwise counts are exact, and `drift` says how far the most read rows change over time. Tables also have what
-    batches of each of `batch_sizes` read (`accesses_per_step`, `distinct_per_step`). All of this is about ids after the
+    batches of several sizes read (`accesses_per_step`, `distinct_per_step`). All of this is about ids after the
     transforms; `duplication` is about lists as stored, because those are compared.
     """
     if not 0 < sample <= 1 or not 0 < confidence < 1:
@@ -62,17 +62,14 @@ def profile_access(
     num_samples = sum(rows for _, _, rows in groups)
     with write_folder(out, manifest_name=AccessProfile.manifest_name) as folder:
         counter = AccessCounter(
-            dataset,
-            schema,
-            groups,
+            dataset=dataset,
+            schema=schema,
+            groups=groups,
             is_sample=len(groups) < len(every_group),
             confidence=confidence,
-            batch_sizes=batch_sizes,
         )
-        tables = counter.run(folder, max_array_rows=max_array_rows, progress=progress)
-        duplication = count_duplication(
-            dataset, split=split, groups=groups, sample=sample, batch_sizes=batch_sizes, progress=progress
-        )
+        tables = counter.run(folder, progress=progress)
+        duplication = count_duplication(dataset, split=split, groups=groups, sample=sample, progress=progress)
         num_sampled = write_samples(folder, dataset, schema, every_group)
         schema.save(folder)  # planning needs the features of a table, not only how its rows are read
         AccessProfile(
@@ -92,34 +89,30 @@ def profile_access(
     return AccessProfile.load(out)
 
 
+@dataclass(frozen=True, kw_only=True)
 class AccessCounter:
     """Counts the reads of every table over the given row groups and writes `counts/<table>.parquet`."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        schema: Schema,
-        groups: Sequence[Group],
-        *,
-        is_sample: bool,
-        confidence: float,
-        batch_sizes: Sequence[int],
-    ) -> None:
-        self.dataset, self.schema, self.groups = dataset, schema, groups
-        self.batch_sizes = batch_sizes
-        self.transforms = Transforms(schema)
-        self.is_sample, self.confidence = is_sample, confidence
+    dataset: Dataset
+    schema: Schema
+    groups: Sequence[Group]
+    is_sample: bool
+    confidence: float
 
-    def run(self, folder: Path, *, max_array_rows: int, progress: Progress) -> dict[str, TableProfile]:
+    @cached_property
+    def transforms(self) -> Transforms:
+        return Transforms(self.schema)
+
+    def run(self, folder: Path, *, progress: Progress) -> dict[str, TableProfile]:
         """The figures of every table."""
         (folder / "counts").mkdir()
-        small, large = choose_counting(self.schema.tables, max_array_rows)
+        small, large = choose_counting(self.schema.tables, MAX_ARRAY_ROWS)
         counters = {table.name: RowCounter(table.num_rows) for table in small}
         later: dict[str, RowCounter] = {}
         if not self.is_sample:  # a sample drifts by chance alone
             later = {table.name: RowCounter(table.num_rows) for table in small}
         estimates = self._count(small, counters, later, progress)
-        steps = distinct_per_step(self.dataset, self.schema, self.groups, self.batch_sizes, self._lists_read)
+        steps = distinct_per_step(self.dataset, self.schema, self.groups, BATCH_SIZES, self._lists_read)
         figures: dict[str, TableProfile] = {}
         for table in self.schema.tables:
             summary = SkewSummary(table.num_rows)
@@ -132,7 +125,7 @@ class AccessCounter:
             else:
                 counter = counters.pop(table.name)
                 if table.name in later:
-                    drift = drift_figures(counter, later[table.name], table.num_rows)
+                    drift = drift_figures(counter.counts, later[table.name].counts)
                     counter.counts += later.pop(table.name).counts
                 pieces = counter.ranked()
             write_counts(path, summarised(pieces, summary))

@@ -27,11 +27,6 @@ class RowCounter:
     def add(self, ids: np.ndarray) -> None:
         count_rows(self.counts, np.ascontiguousarray(ids))
 
-    def most_read(self, top: int) -> np.ndarray:
-        """The `top` rows that were read most, in no order; fewer if fewer were read."""
-        rows = np.argpartition(self.counts, -top)[-top:] if top < len(self.counts) else np.arange(len(self.counts))
-        return rows[self.counts[rows] > 0]
-
     def ranked(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The rows that were read and their counts, in pieces: most read first, ties by row.
 
@@ -63,17 +58,29 @@ def write_counts(path: Path, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -
 
 
 def count_out_of_core(ids: Iterable[np.ndarray], *, spill_parent: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ranked counts, in pieces, of a table too large for an array: DuckDB groups the ids and spills to disk."""
+    """Ranked counts, in pieces, of a table too large for an array."""
+    schema = pa.schema([pa.field("row", pa.int64())])
+    batches = (pa.record_batch([pa.array(own)], schema=schema) for own in ids)
+    query = "SELECT row, count(*) AS count FROM log GROUP BY row ORDER BY count DESC, row"
+    for batch in query_out_of_core(schema, batches, query, rows_per_batch=ROWS_PER_GROUP, spill_parent=spill_parent):
+        yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
+
+
+def query_out_of_core(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    query: str,
+    *,
+    rows_per_batch: int,
+    spill_parent: Path | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The answer to a query over these batches as table `log`; DuckDB spills to disk what memory cannot hold."""
     from recmill.data.cluster.duckdb_engine import connect  # imports Ibis, which few profiles need
 
-    schema = pa.schema([pa.field("row", pa.int64())])
-    reader = pa.RecordBatchReader.from_batches(schema, (pa.record_batch([pa.array(i)], schema=schema) for i in ids))
-    with tempfile.TemporaryDirectory(prefix=".spill-", dir=spill_parent) as spill:
+    with tempfile.TemporaryDirectory(prefix=".recmill-spill-", dir=spill_parent) as spill:
         connection: Any = connect(memory_limit_bytes=SPILL_MEMORY_BYTES, spill_folder=spill)
         try:
-            connection.con.register("ids", reader)
-            query = "SELECT row, count(*) AS count FROM ids GROUP BY row ORDER BY count DESC, row"
-            for batch in connection.con.sql(query).to_arrow_reader(ROWS_PER_GROUP):
-                yield batch.column(0).to_numpy(), batch.column(1).to_numpy()
+            connection.con.register("log", pa.RecordBatchReader.from_batches(schema, batches))
+            yield from connection.con.sql(query).to_arrow_reader(rows_per_batch)
         finally:
             connection.disconnect()

@@ -9,7 +9,6 @@ import numpy as np
 from recmill.artifacts import Dataset
 from recmill.artifacts.profile import Drift, DriftShare
 from recmill.data.dataset import read_rows
-from recmill.profiling.counting import RowCounter
 from recmill.profiling.sampling import Group, by_file
 from recmill.profiling.skew import top_ranks
 
@@ -27,18 +26,20 @@ def middle_time(dataset: Dataset, groups: Sequence[Group]) -> int:
     return int(np.partition(found, len(found) // 2)[len(found) // 2])
 
 
-def drift_figures(earlier: RowCounter, later: RowCounter, num_rows: int) -> Drift:
+def drift_figures(earlier: np.ndarray, later: np.ndarray) -> Drift:
     """How many of the later reads go to the most read rows of the later half, and to those of the earlier half.
 
     `lost` is the part of the first that the second misses: 0 if popularity is stable, 1 if nothing stays. Rows that are
     read a few times also change order by chance: `lost_by_chance` is the loss when the same reads are split at random.
     """
-    num_earlier, num_later = int(earlier.counts.sum()), int(later.counts.sum())
+    num_earlier, num_later = int(earlier.sum()), int(later.sum())
     if not num_earlier or not num_later:
         return Drift(num_earlier=num_earlier, num_later=num_later, top_share={})
     shares = {}
-    dealt_earlier, dealt_later = deal_out(earlier.counts + later.counts, num_earlier / (num_earlier + num_later))
-    for share, top in top_ranks(num_rows).items():
+    share_earlier = num_earlier / (num_earlier + num_later)
+    dealt_earlier = np.random.default_rng(SEED).binomial(earlier + later, share_earlier)
+    dealt_later = earlier + later - dealt_earlier
+    for share, top in top_ranks(len(later)).items():
         own, kept = covered(later, later, top), covered(later, earlier, top)
         dealt_own, dealt_kept = covered(dealt_later, dealt_later, top), covered(dealt_later, dealt_earlier, top)
         chance = 1 - dealt_kept / dealt_own if dealt_own else 0.0
@@ -46,14 +47,7 @@ def drift_figures(earlier: RowCounter, later: RowCounter, num_rows: int) -> Drif
     return Drift(num_earlier=num_earlier, num_later=num_later, top_share=shares)
 
 
-def covered(reads: RowCounter, chosen_by: RowCounter, top: int) -> float:
-    """The share of `reads` that go to the most read rows of `chosen_by`."""
-    return float(reads.counts[chosen_by.most_read(top)].sum() / max(1, int(reads.counts.sum())))
-
-
-def deal_out(counts: np.ndarray, share: float) -> tuple[RowCounter, RowCounter]:
-    """The reads split at random, with this share of them in the first counter."""
-    first, second = RowCounter(0), RowCounter(0)
-    first.counts = np.random.default_rng(SEED).binomial(counts, share)
-    second.counts = counts - first.counts
-    return first, second
+def covered(reads: np.ndarray, chosen_by: np.ndarray, top: int) -> float:
+    """The share of `reads` that go to the `top` rows with the highest counts in `chosen_by`, those above 0."""
+    rows = np.argpartition(chosen_by, -top)[-top:] if top < len(chosen_by) else np.arange(len(chosen_by))
+    return float(reads[rows[chosen_by[rows] > 0]].sum() / max(1, int(reads.sum())))

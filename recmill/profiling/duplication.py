@@ -12,26 +12,24 @@ reader compare, and lists that are equal stay equal. Access counts are of ids af
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from recmill.artifacts import Dataset, InputError
+from recmill.artifacts import Dataset
 from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.dataset import read_rows, row_schema
 from recmill.data.schema import Schema
 from recmill.data.storage.writer import cut_row_groups
-from recmill.profiling.list_compare import ListColumn, count_distinct, hash_lists, same_as_previous, shifted_by_one
+from recmill.profiling.counting import query_out_of_core
+from recmill.profiling.list_compare import ListColumn, shifted_by_one
 from recmill.profiling.sampling import Group, by_file
-from recmill.progress import Progress, no_progress
+from recmill.progress import Progress
 
 BATCH_SIZES = (1024, 4096, 16384)
 CHUNK_ROWS = 65_536
-MAX_CHUNK_ROWS = 1 << 20
-SORT_MEMORY_BYTES = 1_000_000_000
 
 
 class Duplication(NamedTuple):
@@ -47,9 +45,8 @@ def count_duplication(
     *,
     split: str | None,
     groups: Sequence[Group],
-    sample: float = 1.0,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    progress: Progress = no_progress,
+    sample: float,
+    progress: Progress,
 ) -> Duplication:
     """Sessions, and how much the lists of every feature repeat, over the given row groups.
 
@@ -60,7 +57,7 @@ def count_duplication(
     total = sum(rows for _, _, rows in groups)
     stored = read_rows(dataset, row_groups=by_file(groups))
     is_clustered = dataset.layout != "time"
-    counter = DuplicationCounter(schema, batch_sizes=batch_sizes, counts_sessions=is_clustered)
+    counter = DuplicationCounter(schema, batch_sizes=BATCH_SIZES, counts_sessions=is_clustered)
     counter.add_all(stored, progress, total)
     if is_clustered:
         return counter.figures(counter)
@@ -71,20 +68,12 @@ def count_duplication(
 
 def _session_order(dataset: Dataset, split: str | None, sample: float) -> Iterator[pa.RecordBatch]:
     """The rows of a share of the sessions, sorted by session and time."""
-    from recmill.data.cluster.duckdb_engine import connect  # imports Ibis, which few profiles need
-
     schema = row_schema(dataset)
     rows = (_keep_sessions(batch, sample) for batch in read_rows(dataset, split=split))
-    reader = pa.RecordBatchReader.from_batches(schema, rows)
-    with tempfile.TemporaryDirectory(prefix="recmill-spill-") as spill:
-        connection: Any = connect(memory_limit_bytes=SORT_MEMORY_BYTES, spill_folder=spill)
-        try:
-            connection.con.register("log", reader)
-            ordered = connection.con.sql("SELECT * FROM log ORDER BY session_id, timestamp").to_arrow_reader(CHUNK_ROWS)
-            for group in cut_row_groups(ordered, schema=schema, layout="session", rows_per_group=CHUNK_ROWS):
-                yield from group.rows.to_batches()
-        finally:
-            connection.disconnect()
+    query = "SELECT * FROM log ORDER BY session_id, timestamp"
+    ordered = query_out_of_core(schema, rows, query, rows_per_batch=CHUNK_ROWS)
+    for group in cut_row_groups(ordered, schema=schema, layout="session", rows_per_group=CHUNK_ROWS):
+        yield from group.rows.to_batches()
 
 
 def _keep_sessions(batch: pa.RecordBatch, sample: float) -> pa.RecordBatch:
@@ -97,17 +86,11 @@ def _keep_sessions(batch: pa.RecordBatch, sample: float) -> pa.RecordBatch:
 class DuplicationCounter:
     """Takes rows in order and counts repeats inside sessions and inside batches."""
 
-    def __init__(
-        self, schema: Schema, *, batch_sizes: Sequence[int], counts_sessions: bool, chunk_rows: int = CHUNK_ROWS
-    ) -> None:
+    def __init__(self, schema: Schema, *, batch_sizes: Sequence[int], counts_sessions: bool) -> None:
         self.schema, self.counts_sessions = schema, counts_sessions
         # Chunks end where batches of every size end; later rows wait for the next chunk.
         self.step = math.lcm(*batch_sizes)
-        if self.step > MAX_CHUNK_ROWS:
-            raise InputError(
-                f"batch sizes {', '.join(map(str, batch_sizes))} have no common multiple up to {MAX_CHUNK_ROWS}"
-            )
-        self.chunk_rows = max(chunk_rows, self.step)
+        self.chunk_rows = max(CHUNK_ROWS, self.step)
         self.num_rows = self.num_sessions = self.num_pairs = 0
         self.sums = {feature.name: _Sums(batch_sizes) for feature in schema.features}
         self._pending: list[pa.RecordBatch] = []
@@ -179,19 +162,14 @@ class _Sums:
         if len(lists) == 0:
             return
         self.num_values += int(lists.offsets[-1] - lists.offsets[first])
-        same = same_as_previous(lists)
-        hashes = None
+        same = lists.same_as_previous_N
         if counts_sessions:
             repeats = follows & same
             self.num_same += int(repeats[first:].sum())
             self.num_shifted += shifted_by_one(lists, np.flatnonzero(follows & ~same), first=first)
             heads = np.flatnonzero(~repeats)
-            hashes = hash_lists(lists)
-            self.num_distinct += count_distinct(lists, hashes, np.cumsum(~follows), heads[heads >= first])
+            self.num_distinct += lists.count_distinct(np.cumsum(~follows), heads[heads >= first])
         for size in self.num_distinct_batch:
-            if complete:
-                hashes = hash_lists(lists) if hashes is None else hashes
-                batch = np.arange(complete) // size
-                starts_batch = np.arange(complete) % size == 0
-                heads = np.flatnonzero(starts_batch | ~same[:complete])
-                self.num_distinct_batch[size] += count_distinct(lists, hashes, batch, heads)
+            starts_batch = np.arange(complete) % size == 0
+            heads = np.flatnonzero(starts_batch | ~same[:complete])
+            self.num_distinct_batch[size] += lists.count_distinct(np.arange(complete) // size, heads)

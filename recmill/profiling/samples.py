@@ -40,20 +40,12 @@ class SampledRows:
     offsets: IdArray
 
 
-def write_samples(
-    folder: Path,
-    dataset: Dataset,
-    schema: Schema,
-    groups: Sequence[Group],
-    *,
-    max_samples: int = MAX_SAMPLES,
-    seed: int = SEED,
-) -> int:
+def write_samples(folder: Path, dataset: Dataset, schema: Schema, groups: Sequence[Group]) -> int:
     """Write `samples.parquet` from random sessions of random row groups; returns the number of samples."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     filled = [group for group in groups if group[2]]
     chosen = [filled[place] for place in rng.permutation(len(filled))[:MAX_GROUPS].tolist()]
-    quota = -(-max_samples // max(1, len(chosen)))
+    quota = -(-MAX_SAMPLES // max(1, len(chosen)))
     tables = [_sample_group(dataset, schema, group, quota, rng) for group in chosen]
     form = pa.schema([("session_id", pa.int64()), *((table.name, pa.list_(pa.int64())) for table in schema.tables)])
     whole = pa.concat_tables(tables) if tables else form.empty_table()
@@ -106,9 +98,6 @@ def rows_read(transforms: Transforms, schema: Schema, name: str, lists: pa.Array
 
 def _join_lists(lists: Sequence[tuple[IdArray, npt.NDArray[np.int64]]]) -> pa.ListArray:
     """One list per sample from the lists of several features."""
-    if len(lists) == 1:
-        ids, lengths = lists[0]
-        return pa.ListArray.from_arrays(pa.array(_offsets(lengths), pa.int32()), pa.array(ids))
     owners = np.concatenate([np.repeat(np.arange(len(lengths)), lengths) for _, lengths in lists])
     order = np.argsort(owners, kind="stable")
     ids = np.concatenate([own for own, _ in lists])[order]

@@ -46,9 +46,12 @@ def written_counts(profile: AccessProfile, table: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("layout", ["session", "time"])
 @pytest.mark.parametrize("max_array_rows", [10**6, 25, 0])  # 25: only the items are counted in an array
-def test_counts_equal_an_independent_count(raw: Path, tmp_path: Path, layout: str, max_array_rows: int) -> None:
+def test_counts_equal_an_independent_count(
+    raw: Path, tmp_path: Path, layout: str, max_array_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmill.profiling.access.MAX_ARRAY_ROWS", max_array_rows)
     data = cluster_sessions(raw, out=tmp_path / "data", layout=layout, rows_per_group=64)
-    profile = profile_access(data, out=tmp_path / "profile", max_array_rows=max_array_rows, batch_sizes=BATCHES)
+    profile = profile_access(data, out=tmp_path / "profile")
     # The items' table is read by two features.
     assert written_counts(profile, "tags") == raw_counts(raw, "unnest(tags)")
     assert written_counts(profile, "items") == raw_counts(raw, "unnest(list_append(history, item))")
@@ -61,9 +64,12 @@ def test_counts_equal_an_independent_count(raw: Path, tmp_path: Path, layout: st
 
 
 @pytest.mark.parametrize("layout", ["session", "time"])
-def test_duplication_agrees_with_counting_row_by_row(raw: Path, tmp_path: Path, layout: str) -> None:
+def test_duplication_agrees_with_counting_row_by_row(
+    raw: Path, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmill.profiling.duplication.BATCH_SIZES", BATCHES)
     data = cluster_sessions(raw, out=tmp_path / "data", layout=layout, rows_per_group=64)
-    found = profile_access(data, out=tmp_path / "profile", batch_sizes=BATCHES)
+    found = profile_access(data, out=tmp_path / "profile")
     stored = read_table(data).to_pylist()
     sessions = defaultdict(list)
     by_session = read_table(cluster_sessions(raw, out=tmp_path / "sorted")).to_pylist()
@@ -107,13 +113,12 @@ def test_a_history_that_shifts_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 500])
-def test_chunks_do_not_change_the_figures(tmp_path: Path, batch_rows: int) -> None:
+def test_chunks_do_not_change_the_figures(tmp_path: Path, batch_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = write_log(tmp_path / "raw", random_log(500, num_sessions=11))  # sessions longer than a chunk
     rows = read_table(cluster_sessions(raw, out=tmp_path / "data"))
-    whole, pieces = (
-        DuplicationCounter(LOG_SCHEMA, batch_sizes=BATCHES, counts_sessions=True, chunk_rows=chunk_rows)
-        for chunk_rows in (10_000, 32)
-    )
+    whole = DuplicationCounter(LOG_SCHEMA, batch_sizes=BATCHES, counts_sessions=True)
+    monkeypatch.setattr("recmill.profiling.duplication.CHUNK_ROWS", 32)
+    pieces = DuplicationCounter(LOG_SCHEMA, batch_sizes=BATCHES, counts_sessions=True)
     whole.add_all(rows.to_batches(), no_progress, 500)
     pieces.add_all(rows.to_batches(max_chunksize=batch_rows), no_progress, 500)
     assert pieces.figures(pieces) == whole.figures(whole)

@@ -7,14 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmill.profiling.list_compare import (
-    ListColumn,
-    count_distinct,
-    hash_lists,
-    same_as_previous,
-    shifted_by_one,
-    spans_equal,
-)
+from recmill.profiling.list_compare import ListColumn, shifted_by_one, spans_equal
 
 columns = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=30)
 
@@ -27,7 +20,7 @@ def as_lists(rows: list[list[int]]) -> ListColumn:
 @given(columns)
 def test_same_as_previous(rows: list[list[int]]) -> None:
     expected = [i > 0 and rows[i] == rows[i - 1] for i in range(len(rows))]
-    assert same_as_previous(as_lists(rows)).tolist() == expected
+    assert as_lists(rows).same_as_previous_N.tolist() == expected
 
 
 def is_shift(before: list[int], now: list[int]) -> bool:
@@ -48,16 +41,7 @@ def test_shifted_by_one(rows: list[list[int]]) -> None:
 def test_distinct_lists_a_group(rows: list[list[int]], size: int) -> None:
     lists, group = as_lists(rows), np.arange(len(rows)) // size
     expected = len({(i // size, tuple(row)) for i, row in enumerate(rows)})
-    assert count_distinct(lists, hash_lists(lists), group, np.arange(len(rows))) == expected
-
-
-@given(columns, st.integers(1, 7), st.integers(0, 3))
-def test_a_hash_only_proposes(rows: list[list[int]], size: int, bits: int) -> None:
-    """With a hash that nearly always collides the count is the same."""
-    lists, group = as_lists(rows), np.arange(len(rows)) // size
-    poor = hash_lists(lists) & np.uint64(2**bits - 1)
-    expected = len({(i // size, tuple(row)) for i, row in enumerate(rows)})
-    assert count_distinct(lists, poor, group, np.arange(len(rows))) == expected
+    assert lists.count_distinct(group, np.arange(len(rows))) == expected
 
 
 @given(st.lists(st.integers(0, 1), min_size=8, max_size=20), st.data())
@@ -72,4 +56,4 @@ def test_spans_equal(values: list[int], data: st.DataObject) -> None:
 
 def test_floats_are_compared_by_their_bits() -> None:
     lists = ListColumn.from_arrow(pa.chunked_array([pa.array([0.0, 0.0, -0.0, 1.5], pa.float32())]))
-    assert same_as_previous(lists).tolist() == [False, True, False, False]
+    assert lists.same_as_previous_N.tolist() == [False, True, False, False]

@@ -29,10 +29,13 @@ def item_log(items: np.ndarray) -> pa.Table:
 
 
 @pytest.mark.parametrize("layout", ["session", "deduplicated"])
-def test_distinct_ids_of_a_step_are_those_of_batches_made_of_lanes(tmp_path: Path, layout: str) -> None:
+def test_distinct_ids_of_a_step_are_those_of_batches_made_of_lanes(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recmill.profiling.access.BATCH_SIZES", (64, 4096))
     raw = write_log(tmp_path / "raw", random_log(640))
     data = cluster_sessions(raw, out=tmp_path / "data", layout=layout, rows_per_group=64)
-    found = profile_access(data, out=tmp_path / "profile", batch_sizes=(64, 4096)).tables["items"]
+    found = profile_access(data, out=tmp_path / "profile").tables["items"]
     rows = read_table(data).to_pylist()
     # Four batches: of each of 8 lanes of 80 rows, 8 rows from the start, a quarter, half and three quarters of it.
     batches = [[rows[80 * lane + 20 * batch + k] for lane in range(8) for k in range(8)] for batch in range(4)]
@@ -72,10 +75,11 @@ def test_popularity_that_moves_is_seen_and_chance_is_told_apart(tmp_path: Path) 
         assert figures.lost == pytest.approx(figures.lost_by_chance, abs=0.05)
 
 
-def test_a_sample_has_no_drift(tmp_path: Path) -> None:
+def test_a_sample_has_no_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recmill.profiling.access.BATCH_SIZES", (64,))
     raw = write_log(tmp_path / "raw", random_log(640))
     data = cluster_sessions(raw, out=tmp_path / "data", rows_per_group=64)
-    tables = profile_access(data, out=tmp_path / "profile", sample=0.5, batch_sizes=(64,)).tables
+    tables = profile_access(data, out=tmp_path / "profile", sample=0.5).tables
     assert tables["items"].drift is None
     assert tables["items"].distinct_per_step[64] <= 20
 
