@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from recmill.report.drawing.blocks import (
     Card,
@@ -13,16 +14,13 @@ from recmill.report.drawing.blocks import (
     Cell,
     Details,
     Note,
-    PageBlock,
     PageTable,
     Section,
-    bar_block,
-    line_block,
     missing_notes,
     part_blocks,
     value_cell,
 )
-from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series
+from recmill.report.drawing.charts import Axis, Bar, PageBlock, Point, Reference, Series, bar_block, line_block
 from recmill.report.drawing.svg import NUM_COLOURS, Legend
 from recmill.report.runs import Run, mapping, number, records
 from recmill.report.units import (
@@ -192,10 +190,7 @@ def share_at(points: Sequence[Point], rows: float) -> float | None:
     """The share that the most read `rows` serve, interpolated linearly between the points of the curve."""
     if not points or rows < points[0][0]:
         return None
-    for (x1, y1), (x2, y2) in pairwise(points):
-        if x1 <= rows <= x2:
-            return y1 + (y2 - y1) * (rows - x1) / (x2 - x1) if x2 > x1 else y2
-    return points[-1][1]
+    return float(np.interp(rows, [x for x, _ in points], [y for _, y in points]))
 
 
 def tier_marks(run: Run, table: str, points: Sequence[Point]) -> list[tuple[float, float, str]]:
@@ -206,13 +201,8 @@ def tier_marks(run: Run, table: str, points: Sequence[Point]) -> list[tuple[floa
         rows += number(tier.get("num_rows")) or 0.0
         share = share_at(points, rows)
         if share is not None:
-            marks.append(
-                (
-                    rows,
-                    share,
-                    f"{table}: {tier.get('kind', 'tier')} ends at {format_count(rows)} rows, {format_share(share)}",
-                )
-            )
+            where = f"{format_count(rows)} rows, {format_share(share)}"
+            marks.append((rows, share, f"{table}: {tier.get('kind', 'tier')} ends at {where}"))
     return marks
 
 

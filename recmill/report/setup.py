@@ -14,15 +14,13 @@ from recmill.report.drawing.blocks import (
     Details,
     Facts,
     Note,
-    PageBlock,
     PageTable,
     Section,
-    bar_block,
     missing_notes,
     part_blocks,
     text_cells,
 )
-from recmill.report.drawing.charts import Axis, Bar
+from recmill.report.drawing.charts import Axis, Bar, PageBlock, bar_block
 from recmill.report.runs import Run, in_order, mapping, number, records
 from recmill.report.units import DASH, format_count, format_named, readable_name
 

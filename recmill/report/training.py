@@ -7,19 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recmill.report.data import best_auc
-from recmill.report.drawing.blocks import (
-    Cell,
-    Facts,
-    Note,
-    PageBlock,
-    PageTable,
-    Section,
-    bar_block,
-    first_open,
-    line_block,
-    missing_notes,
-)
-from recmill.report.drawing.charts import Axis, Bar, Point, Reference, Series
+from recmill.report.drawing.blocks import Cell, Facts, Note, PageTable, Section, first_open, missing_notes
+from recmill.report.drawing.charts import Axis, Bar, PageBlock, Point, Reference, Series, bar_block, line_block
 from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, in_order, mapping, number, records
 from recmill.report.units import format_compact, format_metric, format_named, format_number, format_share, readable_name

@@ -6,29 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from markupsafe import Markup
-
-from recmill.report.drawing.charts import HEIGHT, Axis, Bar, Reference, Series, bar_chart, line_chart
-from recmill.report.drawing.svg import Legend
+from recmill.report.drawing.charts import Chart as Chart
+from recmill.report.drawing.charts import PageBlock as PageBlock
+from recmill.report.drawing.charts import bar_block as bar_block
+from recmill.report.drawing.charts import line_block as line_block
 from recmill.report.runs import PARTS, Run
 from recmill.report.units import DASH
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageBlock:
-    kind: ClassVar[str]
-    is_wide: bool = True  # full width of the page, or half of it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart(PageBlock):
-    kind: ClassVar[str] = "chart"
-    title: str
-    svg: Markup
-    legend: Sequence[Legend] = ()
-    note: str = ""
-    has_bars: bool = False  # the legend shows areas instead of lines
-    is_wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,40 +92,6 @@ class Section:
     title: str
     blocks: Sequence[PageBlock]
     intro: str = ""
-
-
-def line_block(
-    series: Sequence[Series],
-    *,
-    title: str,
-    description: str,
-    x: Axis,
-    y: Axis,
-    references: Sequence[Reference] = (),
-    height: float = HEIGHT,
-    legend: Sequence[Legend] | None = None,
-    note: str = "",
-) -> Chart:
-    """A line chart with its legend (default: all lines, none for a single line)."""
-    lines = series if len(series) > 1 else ()
-    shown = [line.legend for line in lines] if legend is None else legend
-    axes = {"x": x, "y": y}
-    svg = line_chart(series, title=title, description=description, references=references, height=height, **axes)
-    return Chart(title=title, svg=svg, legend=shown, note=note)
-
-
-def bar_block(
-    bars: Sequence[Bar],
-    *,
-    title: str,
-    description: str,
-    axis: Axis,
-    legend: Sequence[Legend] = (),
-    reference: Reference | None = None,
-) -> Chart:
-    """A bar chart; the legend names the stacked parts."""
-    svg = bar_chart(bars, title=title, description=description, legend=legend, axis=axis, reference=reference)
-    return Chart(title=title, svg=svg, legend=legend, has_bars=True)
 
 
 def text_cells(values: Sequence[str]) -> list[Cell]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from markupsafe import Markup
 
@@ -23,6 +24,23 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 34.0, 46.0
 BAR_HEIGHT, BAR_GAP = 16.0, 10.0
 BAR_LABELS = 132.0  # width of the names to the left of the bars
 CHARACTER = 7.0  # approximate width of a letter or digit
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageBlock:
+    kind: ClassVar[str]
+    is_wide: bool = True  # full width of the page, or half of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(PageBlock):
+    kind: ClassVar[str] = "chart"
+    title: str
+    svg: Markup
+    legend: Sequence[Legend] = ()
+    note: str = ""
+    has_bars: bool = False  # the legend shows areas instead of lines
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +79,7 @@ class Reference:
     value: float = 0.0
 
 
-def line_chart(
+def line_block(
     series: Sequence[Series],
     *,
     title: str,
@@ -70,18 +88,22 @@ def line_chart(
     y: Axis,
     references: Sequence[Reference] = (),
     height: float = HEIGHT,
-) -> Markup:
-    """Lines with a common x axis."""
+    legend: Sequence[Legend] | None = None,
+    note: str = "",
+) -> Chart:
+    """Lines with a common x axis, and their legend (default: all lines, none for a single line)."""
+    lines = series if len(series) > 1 else ()
+    legend = [line.legend for line in lines] if legend is None else legend
     xs = [point[0] for line in series for point in line.points]
     ys = [point[1] for line in series for point in line.points]
     ys += [reference.value for reference in references if reference.points is None]
     if not xs:
-        return empty_chart(title)
+        return Chart(title=title, svg=empty_chart(title), legend=legend, note=note)
     x_low, x_high = x.range(xs, padded=False)
     y_low, y_high = y.range(ys, padded=True)
     x_scale = Scale(low=x_low, high=x_high, start=LEFT, end=WIDTH - RIGHT, is_log=x.is_log)
     y_scale = Scale(low=y_low, high=y_high, start=height - BOTTOM, end=TOP, is_log=y.is_log)
-    return drawing(
+    svg = drawing(
         *draw_axes(x_scale, y_scale, x, y),
         *(mark for reference in references for mark in draw_reference(reference, x_scale, y_scale, y)),
         *(draw_line(line, x_scale, y_scale, x, y) for line in series),
@@ -91,6 +113,7 @@ def line_chart(
         description=description,
         class_="chart lines",
     )
+    return Chart(title=title, svg=svg, legend=legend, note=note)
 
 
 def draw_axes(x_scale: Scale, y_scale: Scale, x: Axis, y: Axis) -> list[Markup]:
@@ -150,7 +173,7 @@ class Bar:
     colour: int | None = None  # overrides the colour of the legend
 
 
-def bar_chart(
+def bar_block(
     bars: Sequence[Bar],
     *,
     title: str,
@@ -158,14 +181,15 @@ def bar_chart(
     legend: Sequence[Legend] = (),
     axis: Axis,
     reference: Reference | None = None,
-) -> Markup:
-    """Horizontal bars from zero; the values of one bar are stacked."""
+) -> Chart:
+    """Horizontal bars from zero; the values of one bar are stacked, and the legend names them."""
     if not bars:
-        return empty_chart(title)
+        return Chart(title=title, svg=empty_chart(title), legend=legend, has_bars=True)
     high = axis.high or max(sum(bar.values) for bar in bars) or 1.0
     scale = Scale(low=0.0, high=high, start=BAR_LABELS, end=_bars_end([bar.text for bar in bars]))
     rows = [draw_bar(bar, top, scale, legend, axis) for bar, top in zip(bars, _tops(len(bars)), strict=True)]
-    return draw_rows(rows, scale, axis, reference=reference, title=title, description=description)
+    svg = draw_rows(rows, scale, axis, reference=reference, title=title, description=description)
+    return Chart(title=title, svg=svg, legend=legend, has_bars=True)
 
 
 def _bars_end(texts: Sequence[str]) -> float:
@@ -197,15 +221,16 @@ def draw_rows(
     return drawing(*marks, width=WIDTH, height=bottom + 44, title=title, description=description, class_="chart bars")
 
 
-def draw_name(name: str, middle: float) -> Markup:
+def draw_row(name: str, bars: Sequence[Markup], text: str, end: float, top: float) -> Markup:
+    """The name of a row, its bars, and a text where they end."""
+    middle = top + BAR_HEIGHT / 2 + 4
     how = {"x": BAR_LABELS - 8, "y": middle}
-    return tag("text", shorten(name, 17), tag("title", name), class_="name", text_anchor="end", **how)
+    named = tag("text", shorten(name, 17), tag("title", name), class_="name", text_anchor="end", **how)
+    return tag("g", named, *bars, label(text, end + 8, middle, class_="value"))
 
 
 def draw_bar(bar: Bar, top: float, scale: Scale, legend: Sequence[Legend], axis: Axis) -> Markup:
-    middle = top + BAR_HEIGHT / 2 + 4
-    marks = [draw_name(bar.name, middle)]
-    start = 0.0
+    marks, start = [], 0.0
     for position, value in enumerate(bar.values):
         end = min(start + value, scale.high)
         text = bar.titles[position] if bar.titles else f"{bar.name}: {axis.format(value)}"
@@ -215,8 +240,7 @@ def draw_bar(bar: Bar, top: float, scale: Scale, legend: Sequence[Legend], axis:
         shape = {"x": scale(start), "y": top, "width": width, "height": BAR_HEIGHT, "rx": 2.0}
         marks.append(tag("rect", tag("title", text), class_=f"bar c{colour}", **shape))
         start = end
-    marks.append(label(bar.text, scale(start) + 8, middle, class_="value"))
-    return tag("g", *marks)
+    return draw_row(bar.name, marks, bar.text, scale(start), top)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,11 +267,10 @@ def span_chart(spans: Sequence[Span], *, title: str, description: str, axis: Axi
 
 
 def draw_span(span: Span, top: float, scale: Scale) -> Markup:
-    middle = top + BAR_HEIGHT / 2 + 4
     left, right = sorted((scale(span.start), scale(span.end)))
     # Blue for totals, green and orange for steps up and down; the text says the same without colour.
     colour = {"good": 3, "bad": 2}.get(span.tone, 1)
     text = tag("title", f"{span.name}: {span.text}")
     shape = {"x": left, "y": top, "width": max(right - left, 1.5), "height": BAR_HEIGHT, "rx": 2.0}
     bar = tag("rect", text, class_=f"bar c{colour}", **shape)
-    return tag("g", draw_name(span.name, middle), bar, label(span.text, right + 8, middle, class_="value"))
+    return draw_row(span.name, [bar], span.text, right, top)

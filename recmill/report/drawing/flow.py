@@ -82,21 +82,18 @@ def draw_wide(stages: Sequence[Stage], *, title: str, description: str) -> Marku
 def draw_arrow(start: tuple[float, float], end: tuple[float, float]) -> Markup:
     """From one box to another: straight within a row, with a bend where the row changes."""
     (x1, y1), (x2, y2) = start, end
+    middle, head = y1 + BOX_HEIGHT / 2, (x2 - 1, y2 + BOX_HEIGHT / 2, 0)
     if y2 > y1:
-        corner_x, tip_x, tip_y = x1 + BOX_WIDTH / 2, x2, y2 + BOX_HEIGHT / 2
-        path = f"M{corner_x:g} {y1 + BOX_HEIGHT:g}V{tip_y - 8:g}q0 8 8 8H{tip_x - 6:g}"
-        return tag("g", tag("path", d=path, class_="wire"), draw_head(tip_x - 1, tip_y, 0))
-    if y2 < y1:
+        path = f"M{x1 + BOX_WIDTH / 2:g} {y1 + BOX_HEIGHT:g}V{y2 + BOX_HEIGHT / 2 - 8:g}q0 8 8 8H{x2 - 6:g}"
+    elif y2 < y1:
         corner_x, tip_y = x2 + BOX_WIDTH / 2, y2 + BOX_HEIGHT
-        path = f"M{x1 + BOX_WIDTH:g} {y1 + BOX_HEIGHT / 2:g}H{corner_x - 8:g}q8 0 8 -8V{tip_y + 6:g}"
-        return tag("g", tag("path", d=path, class_="wire"), draw_head(corner_x, tip_y + 1, -90))
-    middle = y1 + BOX_HEIGHT / 2
-    wire = tag("path", d=f"M{x1 + BOX_WIDTH:g} {middle:g}H{x2 - 6:g}", class_="wire")
-    return tag("g", wire, draw_head(x2 - 1, middle, 0))
-
-
-def draw_head(x: float, y: float, angle: int) -> Markup:
-    return tag("path", d="M0 0L-8 -4.5L-8 4.5Z", transform=f"translate({x:g} {y:g}) rotate({angle})", class_="head")
+        path = f"M{x1 + BOX_WIDTH:g} {middle:g}H{corner_x - 8:g}q8 0 8 -8V{tip_y + 6:g}"
+        head = (corner_x, tip_y + 1, -90)
+    else:
+        path = f"M{x1 + BOX_WIDTH:g} {middle:g}H{x2 - 6:g}"
+    place = "translate({:g} {:g}) rotate({})".format(*head)
+    tip = tag("path", d="M0 0L-8 -4.5L-8 4.5Z", transform=place, class_="head")
+    return tag("g", tag("path", d=path, class_="wire"), tip)
 
 
 def draw_tall(stages: Sequence[Stage], *, title: str, description: str) -> Markup:

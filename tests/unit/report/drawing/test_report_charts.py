@@ -3,13 +3,13 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from markupsafe import Markup
 
-from recmill.report.drawing.charts import Axis, Bar, Reference, Series, bar_chart, line_chart
+from recmill.report.drawing.charts import Axis, Bar, Chart, Reference, Series, bar_block, line_block
 from recmill.report.drawing.flow import Stage, flow_chart
 from recmill.report.drawing.svg import NUM_COLOURS, Legend, tag
 
 
-def parse(svg: Markup) -> ElementTree.Element:
-    return ElementTree.fromstring(str(svg))
+def parse(drawn: Markup | Chart) -> ElementTree.Element:
+    return ElementTree.fromstring(str(drawn.svg if isinstance(drawn, Chart) else drawn))
 
 
 def by_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
@@ -19,7 +19,7 @@ def by_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 def one_line(points: list[tuple[float, float]], **options: object) -> ElementTree.Element:
     series = [Series(legend=Legend.of("loss", 0), points=points)]
     return parse(
-        line_chart(
+        line_block(
             series, title="Loss", description="By samples.", x=Axis(name="samples"), y=Axis(name="loss"), **options
         )
     )
@@ -77,7 +77,7 @@ def test_a_reference_widens_the_axis_until_it_is_seen() -> None:
 
 def test_bars_are_as_long_as_their_values() -> None:
     bars = [Bar(name=name, values=[value], text=str(value)) for name, value in (("a", 4.0), ("b", 2.0), ("c", 0.0))]
-    root = parse(bar_chart(bars, title="T", description="D", legend=[Legend.of("x", 0)], axis=Axis(name="n")))
+    root = parse(bar_block(bars, title="T", description="D", legend=[Legend.of("x", 0)], axis=Axis(name="n")))
     widths = [float(bar.get("width", "")) for bar in by_class(root, "bar")]
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.02)
     assert widths[2] == 0
@@ -86,7 +86,7 @@ def test_bars_are_as_long_as_their_values() -> None:
 def test_stacked_parts_stand_side_by_side() -> None:
     bars = [Bar(name="history", values=[0.25, 0.5], text="75%")]
     legend = [Legend.of("unchanged", 0), Legend.of("shifted", 1)]
-    root = parse(bar_chart(bars, title="T", description="D", legend=legend, axis=Axis(name="share", high=1.0)))
+    root = parse(bar_block(bars, title="T", description="D", legend=legend, axis=Axis(name="share", high=1.0)))
     first, second = by_class(root, "bar")
     end = float(first.get("x", "")) + float(first.get("width", ""))
     assert float(second.get("x", "")) == pytest.approx(end + 2, abs=0.02)
