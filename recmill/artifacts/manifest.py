@@ -100,11 +100,9 @@ class Artifact:
             if size != entry.bytes:
                 raise InputError(f"{self.path}/{entry.name}: has {size} bytes, {self.manifest_name} says {entry.bytes}")
             if verify:
-                digest = hashlib.sha256()
                 with filesystem.open(name, "rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-                if f"sha256:{digest.hexdigest()}" != entry.sha256:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if f"sha256:{digest}" != entry.sha256:
                     raise InputError(f"{self.path}/{entry.name}: its content is not what {self.manifest_name} recorded")
 
 

@@ -86,7 +86,8 @@ def _read(kind: Any, found: Any, where: str, key: str) -> Any:
             raise _unexpected(found, "an object", where, key)
         if inner[0] is int and not all(map(str.isdecimal, found)):
             raise _unexpected(found, "whole numbers as keys", where, key)
-        return {inner[0](name): _read(inner[1], value, where, f"{key}.{name}") for name, value in found.items()}
+        paths = {name: f"{key}.{name if name.isprintable() else repr(name)}" for name in found}  # stays one line
+        return {inner[0](name): _read(inner[1], value, where, paths[name]) for name, value in found.items()}
     is_fine = type(found) is kind or (kind is float and type(found) is int)
     if not is_fine or (kind is int and found < 0) or (kind is float and not math.isfinite(found)):
         raise _unexpected(found, _SCALARS[kind], where, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
@@ -27,6 +27,7 @@ class Bicycle:
     is_sold: bool
     owner: str | None
     extra: Mapping[str, Any]
+    seats: Mapping[str, str] = field(default_factory=dict)
 
 
 BICYCLE = {
@@ -37,6 +38,7 @@ BICYCLE = {
     "is_sold": False,
     "owner": None,
     "extra": {"colour": ["red"]},
+    "seats": {"front": "leather"},
 }
 
 
@@ -65,6 +67,7 @@ def test_optional_keys_may_be_missing_and_unknown_ones_are_ignored() -> None:
         ({"position": [1.0]}, "b.json: position is [1.0], expected a list of 2 values"),
         ({"prices": {"now": 1.0}}, "b.json: prices is {'now': 1.0}, expected whole numbers as keys"),
         ({"prices": {"2024": None}}, "b.json: prices.2024 is None, expected a finite number"),
+        ({"seats": {"a\nb": 1}}, r"b.json: seats.'a\nb' is 1, expected a string"),
         ({"is_sold": 0}, "b.json: is_sold is 0, expected true or false"),
         ({"owner": 3}, "b.json: owner is 3, expected a string"),
         ({"extra": []}, "b.json: extra is [], expected an object"),
