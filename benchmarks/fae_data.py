@@ -18,6 +18,7 @@ from recmill.data.sources.synthetic.config import IdList, SyntheticConfig, UserG
 from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.hot.selection import HotChoice, choose_hot_set
 from recmill.planning.planner import Topology, default_plan
+from recmill.planning.tiers.row_files import write_slots
 from recmill.profiling.access import profile_access
 
 DIM = 64
@@ -104,6 +105,6 @@ def prepare(
 def write_plan(out: Path, schema: Schema, choice: HotChoice, topology: Topology) -> ShardPlan:
     """TorchRec's table-wise plan with the hot set added."""
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
-        choice.write_rows(folder)
+        write_slots(folder / "hot", choice.rows)
         replace(default_plan(schema, topology), hot_set=choice.hot_set).seal(folder)
     return ShardPlan.load(out)

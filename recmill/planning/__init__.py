@@ -4,14 +4,4 @@
 parameters), `dedup` (which lists are trained once) and `ingest` (initial worker counts) into one plan.
 """
 
-__all__ = [
-    "dedup",
-    "explain",
-    "hot",
-    "ingest",
-    "measure",
-    "planner",
-    "sharing",
-    "tiers",
-    "torchrec_plan",
-]
+__all__ = ["dedup", "explain", "hot", "ingest", "measure", "planner", "sharing", "tiers", "torchrec_plan"]

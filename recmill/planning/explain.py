@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recmill.artifacts import ShardPlan
-from recmill.planning.tiers.costs import KINDS, STATE_BYTES_PER_ROW, WEIGHT_BYTES, row_bytes, row_memory
-from recmill.planning.tiers.entries import binding_seconds, placements
+from recmill.planning.tiers.costs import KINDS, WEIGHT_BYTES, held_bytes, row_bytes, row_memory
+from recmill.planning.tiers.entries import TablePlacement, binding_seconds, placements
 from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.solution import Solved, table_rows
 from recmill.sizes import format_bytes
@@ -99,18 +99,11 @@ def _step(plan: ShardPlan) -> str:
 def explain_tables(problem: TierProblem, solved: Solved) -> dict[str, str]:
     """A few sentences per table: how it is read, what every alternative sends, and what decided the last row."""
     seconds_P = binding_seconds(problem, solved.prediction)
-    placed = placements(problem, solved)
-    return {
-        table.name: " ".join(
-            (
-                _reading(problem, t),
-                _alternatives(problem, t),
-                _choice(problem, t, placed[table.name].rows, placed[table.name].rank),
-                *_marginal(problem, solved, t, placed[table.name].rows, placed[table.name].rank, seconds_P),
-            )
-        )
-        for t, table in enumerate(problem.tables)
-    }
+    reasons = {}
+    for t, (name, own) in enumerate(placements(problem, solved).items()):
+        told = [_reading(problem, t), _alternatives(problem, t), _choice(problem, t, own)]
+        reasons[name] = " ".join([*told, *_marginal(problem, solved, t, own, seconds_P)])
+    return reasons
 
 
 def _reading(problem: TierProblem, t: int) -> str:
@@ -136,9 +129,10 @@ def _alternatives(problem: TierProblem, t: int) -> str:
     return f"Bytes per rank: {named}; if kept whole, its owner would serve {format_bytes(float(owner[t].sum()))}."
 
 
-def _choice(problem: TierProblem, t: int, rows: tuple[int, int, int], rank: int | None) -> str:
-    if rank is not None:
-        return f"Kept whole on rank {rank}: pooled vectors are fewer than its distinct rows."
+def _choice(problem: TierProblem, t: int, placed: TablePlacement) -> str:
+    rows = placed.rows
+    if placed.rank is not None:
+        return f"Kept whole on rank {placed.rank}: pooled vectors are fewer than its distinct rows."
     parts = [f"{number:,} {kind}" for kind, number in zip(KINDS, rows, strict=True) if number]
     if not rows[0] and not rows[1]:
         return "Every row is global."
@@ -155,16 +149,10 @@ def _reads_at(problem: TierProblem, t: int, position: int) -> float:
     return float(table.reads_C[min(place, len(table.rows_C) - 1)])
 
 
-def _marginal(
-    problem: TierProblem,
-    solved: Solved,
-    t: int,
-    rows: tuple[int, int, int],
-    rank: int | None,
-    seconds_P: np.ndarray,
-) -> list[str]:
+def _marginal(problem: TierProblem, solved: Solved, t: int, placed: TablePlacement, seconds_P: np.ndarray) -> list[str]:
     """What moving the next row would save, and what prevents it."""
-    if rank is not None or not rows[2]:
+    rows = placed.rows
+    if placed.rank is not None or not rows[2]:
         return []
     table, topology = problem.tables[t], problem.topology
     reads = np.array([_reads_at(problem, t, rows[0] + rows[1])])
@@ -180,9 +168,8 @@ def _marginal(
         ]
     more = row_memory(best, table.dim, topology) - row_memory("global", table.dim, topology)
     left = problem.memory_budget_bytes - float(solved.prediction.rank_memory.max())
-    held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
     extra = float(costs[best].sum() - costs["global"].sum()) * topology.world_size
-    reason = f"memory: {format_bytes(max(left, 0))} of the budget is left" if left < held * 2 else ""
+    reason = f"memory: {format_bytes(max(left, 0))} of the budget is left" if left < 2 * held_bytes(table.dim) else ""
     group = next(tables for tables in problem.groups if t in tables)
     if not table_rows(problem, solved.placement)[group].any():
         latency = problem.latency("exchange", *(("reduce", "spread") if best == "replicated" else ()))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,16 +96,13 @@ def run_rank(out: str) -> None:
                     f"{level}_node_latency_s": link.latency_s,
                 }
         if rank == 0:
-            _topology(world // per_node, per_node, speeds, device.type).save(out)
+            # Its general speeds are those of the all-to-all, which lookups use.
+            plain: dict[str, Any] = dict(speeds["all_to_all"])
+            nodes = world // per_node
+            Topology(nodes=nodes, ranks_per_node=per_node, device=device.type, collectives=speeds, **plain).save(out)
         dist.barrier()
     finally:
         dist.destroy_process_group()
-
-
-def _topology(nodes: int, per_node: int, speeds: Mapping[str, Mapping[str, float]], device: str) -> Topology:
-    """The topology; its general speeds are those of the all-to-all, which lookups use."""
-    plain: dict[str, Any] = dict(speeds["all_to_all"])
-    return Topology(nodes=nodes, ranks_per_node=per_node, device=device, collectives=speeds, **plain)
 
 
 def _collectives(size: int, group: Any, device: Any) -> dict[str, Callable[[int], None]]:

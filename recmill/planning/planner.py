@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from recmill.planning.dedup import choose_features, plan_dedup
 from recmill.planning.explain import explain_plan, explain_tables
 from recmill.planning.ingest import starting_workers
 from recmill.planning.sharing.choice import SharedChoice, choose_sharing
-from recmill.planning.sharing.tables import Sharing
-from recmill.planning.tiers.entries import step_prediction, table_entries, whole_table
+from recmill.planning.tiers.entries import empty_plan, step_prediction, table_entries, whole_table
 from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.reads import TableReads, load_reads
 from recmill.planning.tiers.refresh import (
@@ -31,7 +30,7 @@ from recmill.planning.tiers.refresh import (
     cut_by_origin,
     settle,
 )
-from recmill.planning.tiers.row_files import write_rows
+from recmill.planning.tiers.row_files import write_rows, write_slots
 from recmill.planning.tiers.solution import Solved, solve_tiers
 from recmill.progress import Progress, no_progress
 
@@ -89,14 +88,15 @@ def plan_shards(
     schema = Schema.load(request.profile.path)
     progress("plan tables", 0, len(schema.tables))
     sharing = _choose_sharing(request, schema, compress, precision)
-    plan, rows = _place(sharing.left_for_others(request), sharing.others(schema), older)
+    left = _left_for_others(request, sharing.bytes_per_rank(schema))
+    plan, rows = _place(left, _without_tables(schema, sharing.tables), older)
     plan = sharing.added_to(plan, schema)
     progress("plan tables", len(schema.tables), len(schema.tables))
     with write_folder(out, manifest_name=ShardPlan.manifest_name) as folder:
         if hot_budget_bytes is not None:
             plan = replace(plan, hot_set=_add_hot_set(request, schema, hot_budget_bytes, plan, folder))
-        if sharing.choice.shared:
-            sharing.choice.write_rows(folder)
+        if sharing.shared:
+            write_slots(folder / "exact", sharing.exact_rows)
         _write_all_rows(folder, schema, plan.tables, rows, progress)
         plan = replace(
             plan,
@@ -141,30 +141,13 @@ class _Request:
 def _place(request: _Request, schema: Schema | None, older: ShardPlan | None) -> tuple[ShardPlan, TierRows]:
     """A plan of the tables that keep their own parameters (no `schema`: none), and the rows of their tiers."""
     if schema is None:
-        return _empty_plan(request.topology), {}
+        return empty_plan(request.topology), {}
     if request.strategy == "torchrec":
         from recmill.planning.torchrec_plan import plan_by_torchrec  # takes seconds to import
 
         budget, batch_size = request.memory_budget_bytes, request.batch_size
         return plan_by_torchrec(request.profile, schema, request.topology, budget, batch_size), {}
     return _plan_tiers(request, schema, older)
-
-
-def _empty_plan(topology: Topology) -> ShardPlan:
-    """A plan of no tables, which sends nothing."""
-    return ShardPlan(
-        topology=topology,
-        tables={},
-        rank_bytes=(0,) * topology.world_size,
-        solver="highs",
-        objective=0.0,
-        bound=0.0,
-        gap=0.0,
-        prediction=None,
-        refresh=None,
-        hot_set=None,
-        shared=None,
-    )
 
 
 def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> tuple[ShardPlan, TierRows]:
@@ -180,7 +163,7 @@ def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> t
     if topology.world_size == 1:
         why = "one rank: nothing is sent, so every table is kept whole"
         entries = {table.name: whole_table(table, schema, topology, rank=0, why=why) for table in schema.tables}
-        return replace(_empty_plan(topology), tables=entries, rank_bytes=(sum(map(table_bytes, schema.tables)),)), {}
+        return replace(empty_plan(topology), tables=entries, rank_bytes=(sum(map(table_bytes, schema.tables)),)), {}
     origins = [Origin(table=t, kind="global", rows=None) for t in range(len(tables))]
     refresh = None
     if older is not None:
@@ -203,7 +186,7 @@ def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> t
             )
     reasons = explain_tables(problem, solved)
     plan = replace(
-        _empty_plan(topology),
+        empty_plan(topology),
         tables={name: replace(entry, why=reasons[name]) for name, entry in table_entries(problem, solved).items()},
         rank_bytes=tuple(int(np.ceil(held)) for held in solved.prediction.rank_memory),
         objective=solved.prediction.objective,
@@ -228,17 +211,33 @@ def _moves(problem: TierProblem, solved: Solved, rows: TierRows, older: ShardPla
     return PlanMoves(moved_rows=moved_rows, moved_bytes=moved_bytes, seconds=solved.prediction.seconds)
 
 
-def _choose_sharing(request: _Request, schema: Schema, compress: str | float | None, precision: str) -> Sharing:
+def _choose_sharing(request: _Request, schema: Schema, compress: str | float | None, precision: str) -> SharedChoice:
     if compress is None:
         if precision != "float32":
             raise InputError(f"precision is {precision!r}, but it applies to shared parameters only: give compress too")
-        return Sharing(choice=SharedChoice(shared=None))
+        return SharedChoice(shared=None)
     # Tables that fit the ranks together need no sharing; a shared array is held by every rank.
     full = sum(table_bytes(table) for table in schema.tables)
     fits = full <= request.memory_budget_bytes * request.topology.world_size
     limit = None if fits else request.memory_budget_bytes
-    how: dict[str, Any] = {"compress": compress, "memory_budget_bytes": limit, "precision": precision}
-    return Sharing(choice=choose_sharing(request.profile, **how))
+    return choose_sharing(request.profile, compress=compress, memory_budget_bytes=limit, precision=precision)
+
+
+def _left_for_others(request: _Request, shared_bytes: int) -> _Request:
+    """The request with the memory that shared tables leave on every rank."""
+    left = request.memory_budget_bytes - shared_bytes
+    if left < 1:
+        raise InputError(
+            f"shared tables take {shared_bytes:,} B on every rank, the budget is {request.memory_budget_bytes:,} B: "
+            f"{1 - left:,} B too little; compress more, or give more memory"
+        )
+    return replace(request, memory_budget_bytes=left)
+
+
+def _without_tables(schema: Schema, tables: Collection[str]) -> Schema | None:
+    """The schema without the features of some tables; None if no table is left."""
+    kept = [f for f in schema.features if f.kind == "dense" or f.table not in tables]
+    return schema.select(f.name for f in kept) if any(f.kind != "dense" for f in kept) else None
 
 
 def _add_hot_set(
@@ -248,26 +247,25 @@ def _add_hot_set(
     from recmill.planning.hot.budget import best_choice, candidate_budgets
     from recmill.planning.hot.selection import choose_hot_set
 
-    shared = frozenset(plan.shared.tables if plan.shared else ())
-    tables = [table for table in schema.tables if table.name not in shared]
-    if not tables:
+    others = _without_tables(schema, plan.shared.tables if plan.shared else ())
+    if others is None:
         return None
     tiers = plan.prediction  # of cold batches
     left = request.memory_budget_bytes - max(plan.rank_bytes, default=0)
     choice = best_choice(
-        candidate_budgets(tables, left_bytes=left) if budget == "auto" else [budget],
+        candidate_budgets(others.tables, left_bytes=left) if budget == "auto" else [budget],
         lambda budget_bytes: choose_hot_set(
             request.profile,
             budget_bytes=budget_bytes,
+            schema=others,
             topology=request.topology,
             batch_size=request.batch_size,
-            ignored=shared,
             cold_bytes_s=tiers.seconds - tiers.latency_seconds if tiers else None,
         ),
     )
     if choice is None:
         return None
-    choice.write_rows(folder)
+    write_slots(folder / "hot", choice.rows)
     return choice.hot_set
 
 
@@ -290,4 +288,4 @@ def default_plan(schema: Schema, topology: Topology) -> ShardPlan:
         rank = load.index(min(load))
         load[rank] += table_bytes(table)
         tables[table.name] = whole_table(table, schema, topology, rank=rank)
-    return replace(_empty_plan(topology), tables=tables, rank_bytes=tuple(load), solver="largest first", objective=None)
+    return replace(empty_plan(topology), tables=tables, rank_bytes=tuple(load), solver="largest first", objective=None)

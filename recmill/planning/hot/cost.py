@@ -12,11 +12,9 @@ import numpy.typing as npt
 from recmill.artifacts import AccessProfile
 from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema
+from recmill.planning.tiers.costs import ID_BYTES, WEIGHT_BYTES, torchrec_bytes
 from recmill.profiling.samples import SampledRows
 
-FLOAT_BYTES = 4
-ID_BYTES = 8
-SLOT_BYTES = 4
 # Seconds per batch and rank besides the bytes. Assumed, not measured: TorchRec sends five messages (sizes, lengths,
 # ids, rows, gradients), we send three (sizes, ids, gradients).
 EXCHANGE_OVERHEAD_S = 3e-3
@@ -33,12 +31,12 @@ WHOLE_SESSION_LOSS = 0.8  # keep sessions whole if at least this share of the ho
 
 @dataclass(frozen=True, kw_only=True)
 class HotCost:
-    """The verdict. `speed_up` is that of the exchange alone; `sessions` says whether they stay whole in the layout."""
+    """The verdict. `expected_speed_up` is that of the exchange; `sessions`: whether the layout keeps them whole."""
 
     pays: bool
     reason: str
-    speed_up: float
     sessions: Literal["whole", "split"]
+    expected_speed_up: float = 1.0
 
 
 def judge_hot_batches(
@@ -51,30 +49,33 @@ def judge_hot_batches(
     is_hot_N: npt.NDArray[np.bool_],
     in_hot_session_N: npt.NDArray[np.bool_],
     sampled: Mapping[str, SampledRows],
-    cold_bytes_s: float | None = None,
+    measures_N: npt.NDArray[np.int64],
+    cold_bytes_s: float | None,
 ) -> HotCost:
     """Compare an epoch of exchanges with one of hot and cold batches.
 
-    `cold_bytes_s`: transfer time of a batch where rows are placed in tiers; None: TorchRec's exchange.
+    `measures_N`: the samples of `sampled` that `is_hot_N` is about. `cold_bytes_s`: transfer time of a batch where rows
+    are placed in tiers; None: TorchRec's exchange.
     """
     sample_share, session_share = _mean(is_hot_N), _mean(in_hot_session_N)
     sessions: Literal["whole", "split"] = "whole" if session_share >= WHOLE_SESSION_LOSS * sample_share else "split"
     share, chosen_N = (session_share, in_hot_session_N) if sessions == "whole" else (sample_share, is_hot_N)
     if topology.world_size == 1:
-        return HotCost(pays=False, reason="one rank exchanges nothing", speed_up=1.0, sessions=sessions)
+        return HotCost(pays=False, reason="one rank exchanges nothing", sessions=sessions)
     if share < MIN_SHARE:
         reason = f"{share:.1%} of the samples read hot rows only, less than {MIN_SHARE:.0%}"
-        return HotCost(pays=False, reason=reason, speed_up=1.0, sessions=sessions)
+        return HotCost(pays=False, reason=reason, sessions=sessions)
     level = "inter" if topology.nodes > 1 else "intra"
     speed = topology.link("all_to_all", level).bytes_per_s
     num_samples = profile.num_samples_total or profile.num_samples
     num_batches = max(1.0, num_samples / batch_size)
+    lengths = {name: entry.mean_length for name, entry in profile.duplication.items()}
     if cold_bytes_s is None:
-        cold_bytes_s = _exchange_bytes(schema, profile, topology, batch_size) / speed
-    cold_s = (
-        EXCHANGE_OVERHEAD_S + EXCHANGE_S_PER_ID * _ids_of_rank(schema, profile, topology, batch_size) + cold_bytes_s
-    )
-    hot_s = HOT_OVERHEAD_S + _sync_bytes(schema, sampled, chosen_N, topology, batch_size) / speed
+        sent = sum(torchrec_bytes(table, schema, topology, batch_size, lengths, {}) for table in schema.tables)
+        cold_bytes_s = sent / topology.world_size / speed
+    ids_of_rank = sum(lengths.get(f.name, 1.0) for f in schema.id_features) * batch_size / topology.world_size
+    cold_s = EXCHANGE_OVERHEAD_S + EXCHANGE_S_PER_ID * ids_of_rank + cold_bytes_s
+    hot_s = HOT_OVERHEAD_S + _sync_bytes(schema, sampled, measures_N[chosen_N], topology, batch_size) / speed
     # Rows are sent by the ranks that hold them; every rank has them when they leave, so nothing is sent then.
     num_turns = TURNS_PER_EPOCH if share < 1 else 1
     swaps_s = num_turns * hot_bytes * (1 / speed + 4 / COPY_BYTES_PER_S)
@@ -87,41 +88,21 @@ def judge_hot_batches(
         f"{num_batches:.0f} batches: {speed_up:.2f}x"
     )
     pays = speed_up >= MIN_SPEED_UP
-    return HotCost(pays=pays, reason=facts, speed_up=float(speed_up), sessions=sessions)
+    return HotCost(pays=pays, reason=facts, expected_speed_up=float(speed_up), sessions=sessions)
 
 
 def _mean(values: npt.NDArray[np.bool_]) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _ids_of_rank(schema: Schema, profile: AccessProfile, topology: Topology, batch_size: int) -> float:
-    return sum(_mean_length(profile, feature.name) for feature in schema.id_features) * batch_size / topology.world_size
-
-
-def _mean_length(profile: AccessProfile, name: str) -> float:
-    return profile.duplication[name].mean_length if name in profile.duplication else 1.0
-
-
-def _exchange_bytes(schema: Schema, profile: AccessProfile, topology: Topology, batch_size: int) -> float:
-    """Bytes that one rank sends per batch when tables are sharded: ids, rows and their gradients."""
-    local, away = batch_size / topology.world_size, (topology.world_size - 1) / topology.world_size
-    total = 0.0
-    for feature in schema.id_features:
-        length = _mean_length(profile, feature.name)
-        vectors = length if feature.table in schema.sequence_tables else 1.0
-        total += local * away * (ID_BYTES * length + 2 * FLOAT_BYTES * feature.dim * vectors)
-    return total
-
-
 def _sync_bytes(
     schema: Schema,
     sampled: Mapping[str, SampledRows],
-    chosen_N: npt.NDArray[np.bool_],
+    hot_N: npt.NDArray[np.int64],
     topology: Topology,
     batch_size: int,
 ) -> float:
     """Bytes that one rank sends per hot batch: gradients of its distinct rows, to every other rank."""
-    hot_N = np.flatnonzero(chosen_N)
     local = max(1, batch_size // topology.world_size)
     taken = hot_N[:local]
     if not len(taken):
@@ -131,5 +112,5 @@ def _sync_bytes(
         own = sampled[table.name]
         ids = np.concatenate([own.values[own.offsets[n] : own.offsets[n + 1]] for n in taken.tolist()])
         distinct = len(np.unique(ids))
-        total += distinct * (SLOT_BYTES + FLOAT_BYTES * table.dim)
+        total += distinct * (ID_BYTES + WEIGHT_BYTES * table.dim)
     return total * (topology.world_size - 1) * (local / len(taken))

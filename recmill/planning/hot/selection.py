@@ -6,15 +6,15 @@ needs the exchange. So the set is chosen on a sample of sessions (profiling/samp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from scipy.stats import t as student_t
 
 from recmill.artifacts import AccessProfile, InputError, join_path
 from recmill.artifacts.plan import HotSet, HotTable, SizeEstimate
@@ -23,12 +23,13 @@ from recmill.data.schema import Schema, Table
 from recmill.planning.hot.cost import judge_hot_batches
 from recmill.planning.hot.depths import choose_depths, served
 from recmill.planning.hot.size import NUM_CHUNKS, estimate_hot_rows
+from recmill.planning.tiers.costs import held_bytes
 from recmill.profiling.samples import SampledRows, load_samples
+from recmill.profiling.sampling import ratio_half_width
 
 IdArray = npt.NDArray[np.int64]
 
-WEIGHT_BYTES = 4
-ROWWISE_STATE_BYTES = 4  # row-wise Adagrad keeps one float per row
+CONFIDENCE, SEED = 0.95, 0
 SMALL_SHARE = 1 / 16  # of the budget: a table up to this size is hot as a whole ...
 SMALL_TOTAL = 1 / 2  # ... as long as these tables together stay below this share
 MIN_SAMPLES = 200  # with fewer, the same samples choose the rows and measure their share
@@ -40,14 +41,7 @@ class HotChoice:
     """What `choose_hot_set` decided: the `hot_set` entry of a plan, and the hot rows of every table by slot."""
 
     hot_set: HotSet
-    rows: Mapping[str, IdArray]
-
-    def write_rows(self, folder: Path) -> None:
-        """Write `hot/<table>.parquet` (row, slot) into the folder of a plan."""
-        (folder / "hot").mkdir()
-        for name, rows in self.rows.items():
-            table = pa.table({"row": rows, "slot": np.arange(len(rows), dtype=np.int64)})
-            pq.write_table(table, folder / "hot" / f"{name}.parquet", compression="zstd")
+    rows: Mapping[str, IdArray]  # for `hot/<table>.parquet`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,31 +63,25 @@ def choose_hot_set(
     profile: AccessProfile | str | Path,
     *,
     budget_bytes: int,
-    state_bytes_per_row: int | None = None,
+    schema: Schema | None = None,
     topology: Topology | None = None,
     batch_size: int = 2048,
-    ignored: Collection[str] = (),
     cold_bytes_s: float | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
 ) -> HotChoice:
     """The rows to keep on every rank within `budget_bytes` per rank for weights and optimiser state.
 
-    `state_bytes_per_row` is 4 for row-wise Adagrad (None), 0 for SGD, 4 * dim for Adagrad. Without a `topology` two
-    ranks on one machine are assumed. Tables that are `ignored` (every rank holds them anyway) make no sample cold.
-    `cold_bytes_s` is the transfer time of a cold batch under the plan (None: estimate TorchRec's exchange).
+    `schema` leaves out tables that every rank holds anyway: they make no sample cold (None: all tables). Without a
+    `topology` two ranks on one machine are assumed. `cold_bytes_s` is the transfer time of a cold batch under the plan
+    (None: estimate TorchRec's exchange).
     """
     profile = profile if isinstance(profile, AccessProfile) else AccessProfile.load(profile)
-    if budget_bytes <= 0 or not 0 < confidence < 1:
-        raise InputError(
-            f"budget_bytes is {budget_bytes}, confidence {confidence}; expected more than 0, and between 0 and 1"
-        )
-    schema = _without(Schema.load(profile.path), ignored)
-    state_bytes = ROWWISE_STATE_BYTES if state_bytes_per_row is None else state_bytes_per_row
-    found = _load_candidates(profile, schema, state_bytes, budget_bytes)
+    if budget_bytes <= 0:
+        raise InputError(f"budget_bytes is {budget_bytes}, expected more than 0")
+    schema = schema or Schema.load(profile.path)
+    found = _load_candidates(profile, schema, budget_bytes)
     sessions_N, sampled = load_samples(profile, found.tables)
     deepest_NT = np.stack([_deepest(found, place, sampled) for place in range(len(found.tables))], axis=1)
-    chooses_N, measures_N = _halves(sessions_N, seed)
+    chooses_N, measures_N = _halves(sessions_N)
     depths_T = choose_depths(
         deepest_NT[chooses_N],
         found.counts,
@@ -115,37 +103,28 @@ def choose_hot_set(
         hot_bytes=hot_bytes,
         is_hot_N=is_hot_N,
         in_hot_session_N=whole_sessions_N,
-        sampled={name: _take_samples(own, measures_N) for name, own in sampled.items()},
+        sampled=sampled,
+        measures_N=measures_N,
         cold_bytes_s=cold_bytes_s,
     )
     hot_set = HotSet(
         budget_bytes=budget_bytes,
         bytes=hot_bytes,
-        pays=cost.pays,
-        reason=cost.reason,
-        expected_speed_up=cost.speed_up,
-        sessions=cost.sessions,
+        **vars(cost),
         sample_share=float(is_hot_N.mean()) if len(is_hot_N) else 0.0,
         session_share=float(whole_sessions_N.mean()) if len(is_hot_N) else 0.0,
         access_share=_access_share(found, depths_T),
-        interval=share_interval(sessions_N, is_hot_N, confidence=confidence, seed=seed),
-        confidence=confidence,
-        size=_total_size(found, depths_T, confidence),
+        interval=share_interval(sessions_N, is_hot_N, confidence=CONFIDENCE, seed=SEED),
+        confidence=CONFIDENCE,
+        size=_total_size(found, depths_T),
         tables={table.name: _hot_table(found, place, depths_T) for place, table in enumerate(found.tables)},
     )
     return HotChoice(hot_set=hot_set, rows=rows)
 
 
-def _without(schema: Schema, ignored: Collection[str]) -> Schema:
-    kept = tuple(f for f in schema.features if f.kind == "dense" or f.table not in ignored)
-    if all(feature.kind == "dense" for feature in kept):
-        raise InputError("no table is left for hot rows: every rank holds all of them")
-    return schema.select(feature.name for feature in kept)
-
-
-def _load_candidates(profile: AccessProfile, schema: Schema, state_bytes: int, budget_bytes: int) -> _Candidates:
+def _load_candidates(profile: AccessProfile, schema: Schema, budget_bytes: int) -> _Candidates:
     tables = schema.tables
-    row_bytes_T = np.array([table.dim * WEIGHT_BYTES + state_bytes for table in tables], np.int64)
+    row_bytes_T = np.array([held_bytes(table.dim) for table in tables], np.int64)
     sizes_T = row_bytes_T * np.array([table.num_rows for table in tables], np.int64)
     whole_T, used = np.zeros(len(tables), bool), 0
     for place in np.argsort(sizes_T, kind="stable").tolist():
@@ -155,8 +134,7 @@ def _load_candidates(profile: AccessProfile, schema: Schema, state_bytes: int, b
             used += int(sizes_T[place])
     rows, counts = [], []
     for table in tables:
-        path = join_path(profile.path, f"counts/{table.name}.parquet")
-        found = pq.read_table(path)
+        found = pq.read_table(join_path(profile.path, f"counts/{table.name}.parquet"))
         rows.append(found.column("row").to_numpy())
         counts.append(found.column("count").to_numpy())
     return _Candidates(tables=tables, rows=rows, counts=counts, row_bytes_T=row_bytes_T, whole_T=whole_T)
@@ -168,23 +146,18 @@ def _deepest(found: _Candidates, place: int, sampled: Mapping[str, SampledRows])
     num_samples = len(own.offsets) - 1
     if found.whole_T[place] or not len(own.values):
         return np.full(num_samples, -1, np.int64)
-    order = np.argsort(found.rows[place], kind="stable")
-    by_row = found.rows[place][order]
-    where = np.minimum(np.searchsorted(by_row, own.values), max(len(by_row) - 1, 0))
-    ranks = np.full(len(own.values), NEVER, np.int64)
-    if len(by_row):
-        ranks = np.where(by_row[where] == own.values, order[where], NEVER)
+    ranks = pc.index_in(pa.array(own.values), value_set=pa.array(found.rows[place])).cast(pa.int64()).fill_null(NEVER)
     deepest_N = np.full(num_samples, -1, np.int64)
-    np.maximum.at(deepest_N, np.repeat(np.arange(num_samples), np.diff(own.offsets)), ranks)
+    np.maximum.at(deepest_N, np.repeat(np.arange(num_samples), np.diff(own.offsets)), ranks.to_numpy())
     return deepest_N
 
 
-def _halves(sessions_N: IdArray, seed: int) -> tuple[IdArray, IdArray]:
+def _halves(sessions_N: IdArray) -> tuple[IdArray, IdArray]:
     """Samples that choose the rows and samples that measure them: a random split of the sessions."""
     names, session_of_N = np.unique(sessions_N, return_inverse=True)
     if len(sessions_N) < MIN_SAMPLES or len(names) < 2:
         return np.arange(len(sessions_N)), np.arange(len(sessions_N))
-    chooses = np.random.default_rng(seed).permutation(len(names)) % 2 == 0
+    chooses = np.random.default_rng(SEED).permutation(len(names)) % 2 == 0
     return np.flatnonzero(chooses[session_of_N]), np.flatnonzero(~chooses[session_of_N])
 
 
@@ -208,19 +181,16 @@ def share_interval(
     chunk_of_N = (np.random.default_rng(seed).permutation(len(names)) % num_chunks)[session_of_N]
     totals = np.bincount(chunk_of_N, minlength=num_chunks).astype(np.float64)
     hits = np.bincount(chunk_of_N, weights=is_hot_N, minlength=num_chunks)
-    share = hits.sum() / totals.sum()
-    spread = float(np.sqrt(((hits - share * totals) ** 2).sum() / (num_chunks - 1) / num_chunks)) / totals.mean()
-    width = float(student_t.ppf((1 + confidence) / 2, num_chunks - 1)) * spread
-    return max(0.0, float(share) - width), min(1.0, float(share) + width)
+    share, width = float(hits.sum() / totals.sum()), ratio_half_width(hits, totals, confidence) or 0.0
+    return max(0.0, share - width), min(1.0, share + width)
 
 
 def _hot_rows(found: _Candidates, place: int, depth: int) -> IdArray:
     rows = found.rows[place][:depth]
     if not found.whole_T[place]:
         return rows
-    is_read = np.zeros(found.tables[place].num_rows, bool)
-    is_read[found.rows[place]] = True
-    return np.concatenate([found.rows[place], np.flatnonzero(~is_read)])
+    never_read = np.setdiff1d(np.arange(found.tables[place].num_rows), found.rows[place])
+    return np.concatenate([found.rows[place], never_read])
 
 
 def _hot_table(found: _Candidates, place: int, depths_T: IdArray) -> HotTable:
@@ -241,27 +211,18 @@ def _access_share(found: _Candidates, depths_T: IdArray) -> float:
     return hot / max(total, 1)
 
 
-def _total_size(found: _Candidates, depths_T: IdArray, confidence: float) -> SizeEstimate:
+def _total_size(found: _Candidates, depths_T: IdArray) -> SizeEstimate:
     """The number of hot rows of all tables, estimated from random rows."""
     estimates = []
     for place, table in enumerate(found.tables):
         depth = int(depths_T[place])
         if found.whole_T[place] or depth == 0:
-            estimates.append(SizeEstimate(num_rows=depth, low=depth, high=depth, confidence=confidence))
+            estimates.append(SizeEstimate(num_rows=depth, low=depth, high=depth, confidence=CONFIDENCE))
             continue
         ranks = np.zeros(table.num_rows, np.int64)  # 1 for hot rows: ties at the lowest count are cut by the depth
         ranks[found.rows[place][:depth]] = 1
-        estimates.append(estimate_hot_rows(ranks, 1, confidence=confidence, seed=place))
+        estimates.append(estimate_hot_rows(ranks, 1, confidence=CONFIDENCE, seed=place))
     middle = sum(own.num_rows for own in estimates)
     below = float(np.sqrt(sum((own.num_rows - own.low) ** 2 for own in estimates)))
     above = float(np.sqrt(sum((own.high - own.num_rows) ** 2 for own in estimates)))
-    return SizeEstimate(num_rows=middle, low=max(0.0, middle - below), high=middle + above, confidence=confidence)
-
-
-def _take_samples(own: SampledRows, chosen_N: IdArray) -> SampledRows:
-    lengths = np.diff(own.offsets)[chosen_N]
-    starts = own.offsets[:-1][chosen_N]
-    offsets = np.zeros(len(chosen_N) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-    return SampledRows(values=own.values[places], offsets=offsets)
+    return SizeEstimate(num_rows=middle, low=max(0.0, middle - below), high=middle + above, confidence=CONFIDENCE)

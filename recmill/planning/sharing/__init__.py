@@ -1,3 +1,3 @@
 """Which tables share parameters, and which of their rows stay exact (PSS)."""
 
-__all__ = ["choice", "tables"]
+__all__ = ["choice"]

@@ -11,16 +11,21 @@ rows are the most read rows of all tables together, as long as they are read muc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifacts import AccessProfile, InputError, join_path
+from recmill.artifacts import AccessProfile, InputError, ShardPlan, join_path
 from recmill.artifacts.plan import SharedParameters, SharedTablePlan
+from recmill.artifacts.profile import TableProfile
+from recmill.data.schema import Schema
+from recmill.planning.tiers.entries import whole_table
+from recmill.planning.tiers.problem import table_bytes
+from recmill.sizes import parse_bytes
 
 WEIGHT_BYTES = 4
 ID_BYTES = 8  # of an exact row in the index
@@ -42,37 +47,39 @@ MIN_HEAT = 4.0  # a row is kept exactly if it is read this many times as often a
 
 @dataclass(frozen=True, kw_only=True)
 class SharedChoice:
-    """What `choose_sharing` decided: the `shared` entry of a plan, the exact rows, and why."""
+    """What `choose_sharing` decided: the `shared` entry of a plan, the exact rows, and why.
+
+    Every rank holds the shared array and the exact rows.
+    """
 
     shared: SharedParameters | None
     exact_rows: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)  # by falling count
     reasons: dict[str, str] = field(default_factory=dict)  # every table, kept ones too
-    full_bytes: int = 0
     chosen_bytes: int = 0  # of all tables after the choice
 
-    def write_rows(self, folder: Path) -> None:
-        """`exact/<table>.parquet` with `row, slot`, slots by falling count."""
-        (folder / "exact").mkdir(exist_ok=True)
-        for table, rows in self.exact_rows.items():
-            columns = {"row": pa.array(rows, pa.int64()), "slot": pa.array(np.arange(len(rows)), pa.int64())}
-            pq.write_table(pa.table(columns), folder / "exact" / f"{table}.parquet", compression="zstd")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    name: str
-    num_rows: int
-    dim: int
-    num_accesses: int
-
     @property
-    def full_bytes(self) -> int:
-        """Rows with one momentum each."""
-        return self.num_rows * (self.dim + 1) * WEIGHT_BYTES
+    def tables(self) -> frozenset[str]:
+        return frozenset(self.shared.tables) if self.shared else frozenset()
 
-    def exact_row_bytes(self, width: int, line: _Line) -> int:
-        """Bytes of a row with `width` own weights: weights, its share of exponents and momenta, and its id."""
-        return -(-min(width, self.dim) * line.all_bytes // LINE_SLOTS) + ID_BYTES
+    def bytes_per_rank(self, schema: Schema) -> int:
+        kept = sum(table_bytes(table) for table in schema.tables if table.name not in self.tables)
+        return self.chosen_bytes - kept if self.tables else 0
+
+    def added_to(self, plan: ShardPlan, schema: Schema) -> ShardPlan:
+        """The plan with the shared tables, in a placement that TorchRec takes should a run switch sharing off."""
+        if not self.tables:
+            return plan
+        tables = dict(plan.tables)
+        for position, table in enumerate(table for table in schema.tables if table.name in self.tables):
+            rank, why = position % plan.world_size, self.reasons[table.name]
+            tables[table.name] = whole_table(table, schema, plan.topology, rank=rank, placement="shared", why=why)
+        rank_bytes = tuple(rank + self.bytes_per_rank(schema) for rank in plan.rank_bytes)
+        return replace(plan, tables=tables, rank_bytes=rank_bytes, shared=self.shared)
+
+
+def full_bytes(table: TableProfile) -> int:
+    """Rows with one momentum each."""
+    return table.num_rows * (table.dim + 1) * WEIGHT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +104,10 @@ class _Line:
         """Slots that fit in the bytes of one float32 slot, momenta included."""
         return _Line.of("float32").all_bytes / self.all_bytes
 
+    def exact_row_bytes(self, table: TableProfile, width: int) -> int:
+        """Bytes of a row with `width` own weights: weights, its share of exponents and momenta, and its id."""
+        return -(-min(width, table.dim) * self.all_bytes // LINE_SLOTS) + ID_BYTES
+
     def array_within(self, num_bytes: int) -> int:
         """Bytes of the largest array that fits with its momenta: whole floats, or whole lines of bytes."""
         if self.array_bytes == LINE_SLOTS * WEIGHT_BYTES:
@@ -105,78 +116,59 @@ class _Line:
 
 
 def choose_sharing(
-    profile: AccessProfile | str | Path,
+    profile: AccessProfile,
     *,
-    compress: str | float | int = "auto",
+    compress: str | float | int,
     memory_budget_bytes: int | None = None,
-    exact_share: float | None = None,
-    exact_width: int | None = None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
-    seed: int = 0,
     precision: str = "float32",
 ) -> SharedChoice:
     """Keep, share or both, for every table.
 
     `compress` is "auto" (share only if the tables exceed `memory_budget_bytes`, and only as far as needed), a
-    factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000). Exact rows get
-    `exact_share` of the bytes and `exact_width` weights each; both fall with the compression unless given. With
-    `precision` "int8" a weight takes one byte, so three times as many slots fit into the same bytes.
+    factor above 1, or the bytes all tables may take together ("10MB", or a whole number above 10,000). The share of the
+    bytes that exact rows get, and the weights of each, fall with the compression. With `precision` "int8" a weight
+    takes one byte, so three times as many slots fit into the same bytes.
     """
-    line = _Line.of(precision)
-    if not isinstance(profile, AccessProfile):
-        profile = AccessProfile.load(profile)
-    tables = [
-        _Table(name=name, num_rows=entry.num_rows, dim=entry.dim, num_accesses=entry.num_accesses)
-        for name, entry in profile.tables.items()
-    ]
-    full_bytes = sum(table.full_bytes for table in tables)
-    target = target_bytes(compress, full_bytes=full_bytes, memory_budget_bytes=memory_budget_bytes)
-    if target >= full_bytes:
-        reasons = {t.name: f"keep: all tables take {full_bytes:,} B, {target:,} B are allowed" for t in tables}
-        return SharedChoice(shared=None, reasons=reasons, full_bytes=full_bytes, chosen_bytes=full_bytes)
+    line, tables = _Line.of(precision), profile.tables
+    whole_bytes = sum(map(full_bytes, tables.values()))
+    target = target_bytes(compress, full_bytes=whole_bytes, memory_budget_bytes=memory_budget_bytes)
+    if target >= whole_bytes:
+        reason = f"keep: all tables take {whole_bytes:,} B, {target:,} B are allowed"
+        return SharedChoice(shared=None, reasons=dict.fromkeys(tables, reason), chosen_bytes=whole_bytes)
     kept = _choose_kept(tables, target)
-    shared = [table for table in tables if table.name not in kept]
-    left = target - sum(table.full_bytes for table in tables if table.name in kept)
-    squeeze = math.sqrt(sum(t.full_bytes for t in shared) / max(left, 1) / line.slots_per_float)
-    share = choose_exact_share(squeeze) if exact_share is None else exact_share
-    width = exact_width or choose_exact_width(max(t.dim for t in shared), squeeze, precision)
-    exact = _choose_exact(profile, shared, round(left * share), width=width, line=line)
-    spent = sum(len(exact[t.name][0]) * t.exact_row_bytes(width, line) for t in shared)
+    shared = {name: table for name, table in tables.items() if name not in kept}
+    kept_bytes, shared_bytes = (sum(full_bytes(tables[name]) for name in own) for own in (kept, shared))
+    left = target - kept_bytes
+    squeeze = math.sqrt(shared_bytes / max(left, 1) / line.slots_per_float)
+    width = choose_exact_width(max(table.dim for table in shared.values()), squeeze, precision)
+    budget = round(left * choose_exact_share(squeeze))
+    exact = _choose_exact(profile, shared, budget, width=width, line=line)
+    spent = sum(len(exact[name][0]) * line.exact_row_bytes(table, width) for name, table in shared.items())
     array_bytes = line.array_within(left - spent)
-    needed = -(-block_size * line.array_bytes // LINE_SLOTS)
+    needed = -(-DEFAULT_BLOCK_SIZE * line.array_bytes // LINE_SLOTS)
     if array_bytes < needed:
         raise InputError(
             f"compress allows {target:,} B in total, which leaves {array_bytes:,} B to share, expected {needed} or more"
         )
     parameters = SharedParameters(
         array_bytes=int(array_bytes),
-        block_size=block_size,
+        block_size=DEFAULT_BLOCK_SIZE,
         mapping="robe",
-        seed=seed,
+        seed=0,
         exact_width=width,
         precision=precision,
         tables={
-            t.name: SharedTablePlan(kind="both" if len(exact[t.name][0]) else "share", exact_rows=len(exact[t.name][0]))
-            for t in shared
+            name: SharedTablePlan(kind="both" if len(exact[name][0]) else "share", exact_rows=len(exact[name][0]))
+            for name in shared
         },
     )
-    weights = sum((t.num_rows - len(exact[t.name][0])) * t.dim for t in shared)
+    weights = sum((table.num_rows - len(exact[name][0])) * table.dim for name, table in shared.items())
     factor = weights * line.array_bytes / LINE_SLOTS / array_bytes
-    reasons = {}
-    for table in tables:
-        if table.name in kept:
-            reasons[table.name] = f"keep: {kept[table.name]}"
-        else:
-            reasons[table.name] = _explain(table, exact[table.name], factor, width)
     return SharedChoice(
         shared=parameters,
         exact_rows={name: rows for name, (rows, _) in exact.items() if len(rows)},
-        reasons=reasons,
-        full_bytes=full_bytes,
-        chosen_bytes=full_bytes
-        - sum(t.full_bytes for t in shared)
-        + spent
-        + array_bytes * line.all_bytes // line.array_bytes,
+        reasons={name: kept.get(name) or _explain(table, exact[name], factor, width) for name, table in tables.items()},
+        chosen_bytes=kept_bytes + spent + array_bytes * line.all_bytes // line.array_bytes,
     )
 
 
@@ -199,11 +191,9 @@ def target_bytes(compress: str | float | int, *, full_bytes: int, memory_budget_
     if compress == "auto":
         return full_bytes if memory_budget_bytes is None else memory_budget_bytes
     text = str(compress).strip().lower()
-    units = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
     try:
-        for unit in sorted(units, key=len, reverse=True):
-            if text.endswith(unit):
-                return round(float(text.removesuffix(unit)) * units[unit])
+        if text.endswith("b"):
+            return parse_bytes(text)
         number = float(text.removesuffix("x"))
     except ValueError:
         raise InputError(
@@ -225,56 +215,47 @@ def read_exact_rows(plan_path: str | Path, table: str) -> npt.NDArray[np.int64]:
     return np.array(rows.to_numpy(), dtype=np.int64)  # a copy: Arrow's own memory cannot be written to
 
 
-def _choose_kept(tables: list[_Table], target: int) -> dict[str, str]:
-    """Tables too small to be worth sharing, smallest first, while they take little of the target."""
+def _choose_kept(tables: Mapping[str, TableProfile], target: int) -> dict[str, str]:
+    """Tables too small to be worth sharing, smallest first, while they take little of the target; and why."""
     kept, spent = {}, 0
-    for table in sorted(tables, key=lambda table: table.full_bytes):
-        if table.full_bytes > SMALL_TABLE_SHARE * target or spent + table.full_bytes > target // 4:
+    for name, table in sorted(tables.items(), key=lambda entry: full_bytes(entry[1])):
+        size = full_bytes(table)
+        if size > SMALL_TABLE_SHARE * target or spent + size > target // 4:
             break
-        spent += table.full_bytes
-        share = table.full_bytes / target
-        kept[table.name] = f"{table.full_bytes:,} B are {share:.2%} of the {target:,} B allowed"
+        spent += size
+        kept[name] = f"keep: {size:,} B are {size / target:.2%} of the {target:,} B allowed"
     return kept
 
 
 def _choose_exact(
-    profile: AccessProfile, tables: list[_Table], budget: int, *, width: int, line: _Line
+    profile: AccessProfile, tables: Mapping[str, TableProfile], budget: int, *, width: int, line: _Line
 ) -> dict[str, tuple[npt.NDArray[np.int64], float]]:
     """{table: (rows by falling count, their share of its reads)}: the rows with the most reads per byte."""
-    rows, heat, cost, owner, reads = [], [], [], [], []
-    total_rows, total_reads = sum(t.num_rows for t in tables), sum(t.num_accesses for t in tables)
-    for place, table in enumerate(tables):
-        row_bytes = table.exact_row_bytes(width, line)
-        counts = _read_counts(profile, table, limit=budget // row_bytes)
-        rows.append(counts[0])
-        reads.append(counts[1])
-        heat.append(counts[1] / row_bytes)
-        cost.append(np.full(len(counts[0]), row_bytes))
-        owner.append(np.full(len(counts[0]), place))
-    all_rows, all_owner = np.concatenate(rows), np.concatenate(owner)
-    all_reads, all_cost = np.concatenate(reads), np.concatenate(cost)
-    order = np.argsort(-np.concatenate(heat), kind="stable")
+    rows, cost, owner, reads = [], [], [], []
+    total_rows = sum(table.num_rows for table in tables.values())
+    total_reads = sum(table.num_accesses for table in tables.values())
+    for place, (name, table) in enumerate(tables.items()):
+        row_bytes = line.exact_row_bytes(table, width)
+        most = pq.read_table(join_path(profile.path, f"counts/{name}.parquet")).slice(0, budget // row_bytes)
+        rows.append(most["row"].to_numpy())
+        reads.append(most["count"].to_numpy().astype(np.float64))
+        cost.append(np.full(len(most), row_bytes))
+        owner.append(np.full(len(most), place))
+    all_rows, all_owner, all_reads, all_cost = map(np.concatenate, (rows, owner, reads, cost))
+    order = np.argsort(-all_reads / all_cost, kind="stable")
     is_hot = all_reads[order] * max(total_rows, 1) >= MIN_HEAT * total_reads
     taken = order[is_hot & (np.cumsum(all_cost[order]) <= budget)]
     chosen = {}
-    for place, table in enumerate(tables):
+    for place, (name, table) in enumerate(tables.items()):
         own = taken[all_owner[taken] == place]
         share = float(all_reads[own].sum() / max(table.num_accesses, 1))
-        chosen[table.name] = (all_rows[own].astype(np.int64), share)
+        chosen[name] = (all_rows[own].astype(np.int64), share)
     return chosen
 
 
-def _read_counts(
-    profile: AccessProfile, table: _Table, *, limit: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The most read rows of a table and how often each was read."""
-    found = pq.read_table(join_path(profile.path, f"counts/{table.name}.parquet")).slice(0, limit)
-    return found["row"].to_numpy(), found["count"].to_numpy().astype(np.float64)
-
-
-def _explain(table: _Table, exact: tuple[npt.NDArray[np.int64], float], factor: float, width: int) -> str:
+def _explain(table: TableProfile, exact: tuple[npt.NDArray[np.int64], float], factor: float, width: int) -> str:
     rows, share = exact
-    size = f"{table.num_rows:,} rows of {table.dim} ({table.full_bytes:,} B)"
+    size = f"{table.num_rows:,} rows of {table.dim} ({full_bytes(table):,} B)"
     if not len(rows):
         return (
             f"share: {size}, no row is read {MIN_HEAT:g} times as often as the mean one; {factor:,.0f} weights per slot"

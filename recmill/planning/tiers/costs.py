@@ -19,11 +19,15 @@ the ranks choose the smaller one. In the last three phases a row is identified b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from recmill.artifacts.plan import FeatureDedup
 from recmill.artifacts.topology import LEVELS, Topology
+from recmill.data.schema import Schema, Table
+from recmill.planning.tiers.reads import TableReads
 
 # C = classes of rows, P = lanes (a phase on a level)
 KINDS = ("replicated", "node", "global")
@@ -108,9 +112,14 @@ def _named(touched_C: np.ndarray, vector_bytes: int) -> np.ndarray:
     return named
 
 
+def held_bytes(dim: int) -> int:
+    """Bytes of one copy of a row: weights and optimiser state."""
+    return dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+
+
 def row_memory(kind: str, dim: int, topology: Topology) -> float:
     """Bytes per rank for one row: its share of weights, optimiser state and lookup index."""
-    held = dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+    held = held_bytes(dim)
     if kind == "global":
         return held / topology.world_size
     return held / (topology.ranks_per_node if kind == "node" else 1) + REMAP_BYTES_PER_MOVED_ROW
@@ -121,25 +130,41 @@ def remap_bytes(num_rows: int) -> float:
     return num_rows * REMAP_BITS_PER_ROW / 8
 
 
-def whole_table_bytes(
-    ids_per_rank: float, bags_per_rank: float, dim: int, is_pooled: bool, topology: Topology
-) -> tuple[np.ndarray, np.ndarray]:
-    """[P] bytes of a table kept whole: on average over the ranks, and at the rank that holds it.
+def whole_table_bytes(table: TableReads, topology: Topology) -> np.ndarray:
+    """[P] bytes of a table kept whole at the rank that holds it.
 
     TorchRec sends every id, repeats included, and returns one vector per list if the table is pooled, else one per id.
     """
     others = ((topology.ranks_per_node - 1), (topology.world_size - topology.ranks_per_node))
-    vectors = bags_per_rank if is_pooled else ids_per_rank
+    ids = table.ids_per_rank if table.bag_ids_per_rank is None else table.bag_ids_per_rank
+    vector_bytes = (table.bags_per_rank if table.is_pooled else ids) * table.dim * WEIGHT_BYTES
     per_peer = {
-        "whole_ids": ids_per_rank * TORCHREC_ID_BYTES + bags_per_rank * LENGTH_BYTES,
-        "whole_vectors": vectors * dim * WEIGHT_BYTES,
-        "whole_gradients": vectors * dim * WEIGHT_BYTES,
+        "whole_ids": ids * TORCHREC_ID_BYTES + table.bags_per_rank * LENGTH_BYTES,
+        "whole_vectors": vector_bytes,
+        "whole_gradients": vector_bytes,
     }
     owner = np.zeros(NUM_LANES)
     for phase, sent in per_peer.items():
         for level, count in zip(LEVELS, others, strict=True):
             owner[lane(phase, level)] = sent * count
-    return owner / topology.world_size, owner
+    return owner
+
+
+def torchrec_bytes(
+    table: Table,
+    schema: Schema,
+    topology: Topology,
+    batch_size: int,
+    lengths: Mapping[str, float],
+    deduplicated: Mapping[str, FeatureDedup],
+) -> float:
+    """Bytes per step over all ranks as TorchRec sends them: ids once, vectors forward and their gradients back."""
+    lists = [(lengths.get(name, 1.0), deduplicated.get(name)) for name in table.features]
+    ids = sum(length / (found.id_factor if found else 1.0) for length, found in lists) * batch_size
+    bags = sum(1.0 / (found.factor if found else 1.0) for _, found in lists) * batch_size
+    vectors = ids if table.name in schema.sequence_tables else bags
+    away = (topology.world_size - 1) / topology.world_size
+    return away * (ids * TORCHREC_ID_BYTES + 2 * vectors * table.dim * WEIGHT_BYTES)
 
 
 def ring_peers(phase: Phase, topology: Topology) -> tuple[int, int]:

@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from recmill.artifacts import ShardPlan
 from recmill.artifacts.plan import PhasePrediction, Shard, StepPrediction, TablePlan, Tier, TimedTraffic, Traffic
 from recmill.artifacts.topology import LEVELS, Topology
 from recmill.data.schema import Schema, Table
-from recmill.planning.tiers.costs import (
-    KINDS,
-    PHASES,
-    STATE_BYTES_PER_ROW,
-    WEIGHT_BYTES,
-    phase_latency,
-)
+from recmill.planning.tiers.costs import KINDS, PHASES, held_bytes, phase_latency
 from recmill.planning.tiers.problem import TierProblem, table_bytes, whole_rank_bytes
 from recmill.planning.tiers.reads import TableReads
 from recmill.planning.tiers.solution import Prediction, Solved, TierPlacement, predict, table_rows
@@ -47,14 +42,13 @@ def placements(problem: TierProblem, solved: Solved) -> dict[str, TablePlacement
 
 def table_entries(problem: TierProblem, solved: Solved) -> dict[str, TablePlan]:
     """The plan of every table, without the reasons."""
-    shared_out = RankLoad(problem.topology, problem.memory_budget_bytes)
-    whole = {problem.tables[t].name: rank for t, rank in solved.placement.whole.items()}
+    held = [0] * problem.topology.world_size
     for t, rank in solved.placement.whole.items():
-        shared_out.held[rank] += table_bytes(problem.tables[t])
+        held[rank] += table_bytes(problem.tables[t])
     entries = {}
     seconds = binding_seconds(problem, solved.prediction)
     for t, (table, placed) in enumerate(zip(problem.tables, placements(problem, solved).values(), strict=True)):
-        sharding, shards = shared_out.torchrec_form(table, whole.get(table.name))
+        sharding, shards = _torchrec_form(table, placed.rank, held, problem)
         entries[table.name] = TablePlan(
             collection="pooled" if table.is_pooled else "sequence",
             placement="torchrec" if placed.rank is not None else "tiered",
@@ -69,37 +63,23 @@ def _tiers(
     problem: TierProblem, solved: Solved, t: int, placed: TablePlacement, seconds_P: np.ndarray
 ) -> tuple[Tier, ...]:
     table, topology = problem.tables[t], problem.topology
+    sent, copies = solved.prediction.table_bytes[t], (topology.world_size, topology.nodes, 1)
+    parts: Any = zip(KINDS, placed.rows, copies, sent, sent, strict=True)
     if placed.rank is not None:
         average, owner = problem.whole_bytes
-        sent, slowest = average[t], owner[t]
-        return (_tier("table_wise", table.num_rows, table_bytes(table), sent, slowest, seconds_P, topology),)
-    row = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
-    copies = {"replicated": topology.world_size, "node": topology.nodes, "global": 1}
+        parts = [("table_wise", table.num_rows, 1, average[t], owner[t])]
     return tuple(
-        _tier(kind, num_rows, num_rows * row * copies[kind], sent, sent, seconds_P, topology)
-        for kind, num_rows, sent in zip(KINDS, placed.rows, solved.prediction.table_bytes[t], strict=True)
+        Tier(
+            kind=kind,
+            num_rows=num_rows,
+            bytes=num_rows * held_bytes(table.dim) * num_copies,
+            predicted_bytes_per_step=float(sent_P.sum()) * topology.world_size,
+            predicted_bytes_per_rank=float(slowest_P.sum()),
+            predicted_inter_node_bytes_per_step=float(sent_P[1 :: len(LEVELS)].sum()) * topology.world_size,
+            predicted_seconds_per_step=float(seconds_P @ slowest_P),
+        )
+        for kind, num_rows, num_copies, sent_P, slowest_P in parts
         if num_rows
-    )
-
-
-def _tier(
-    kind: Any,
-    num_rows: int,
-    held_bytes: int,
-    sent_P: np.ndarray,
-    slowest_P: np.ndarray,
-    seconds_P: np.ndarray,
-    topology: Topology,
-) -> Tier:
-    is_inter = np.arange(len(sent_P)) % len(LEVELS) == 1
-    return Tier(
-        kind=kind,
-        num_rows=num_rows,
-        bytes=held_bytes,
-        predicted_bytes_per_step=float(sent_P.sum()) * topology.world_size,
-        predicted_bytes_per_rank=float(slowest_P.sum()),
-        predicted_inter_node_bytes_per_step=float(sent_P[is_inter].sum()) * topology.world_size,
-        predicted_seconds_per_step=float(seconds_P @ slowest_P),
     )
 
 
@@ -147,43 +127,53 @@ def step_prediction(problem: TierProblem, solved: Solved) -> StepPrediction:
 
 def _sums(sent_P: np.ndarray, world_size: int) -> dict[str, float]:
     is_all_to_all = np.repeat([phase.is_all_to_all for phase in PHASES], len(LEVELS))
-    is_inter = np.arange(len(sent_P)) % len(LEVELS) == 1
     sent_P = sent_P * world_size
     return {
         "all_to_all": float(sent_P[is_all_to_all].sum()),
         "gradient_exchange": float(sent_P[~is_all_to_all].sum()),
-        "inter_node": float(sent_P[is_inter].sum()),
+        "inter_node": float(sent_P[1 :: len(LEVELS)].sum()),
         "total": float(sent_P.sum()),
     }
 
 
-class RankLoad:
-    """Chooses shards that TorchRec accepts, balancing whole tables over the ranks."""
+def _torchrec_form(
+    table: TableReads, rank: int | None, held: list[int], problem: TierProblem
+) -> tuple[str, tuple[Shard, ...]]:
+    """(sharding, shards): whole where the plan or TorchRec requires it, else by rows; `held` grows by its bytes.
 
-    def __init__(self, topology: Topology, memory_budget_bytes: int) -> None:
-        self.topology, self.budget = topology, memory_budget_bytes
-        self.held = [0] * topology.world_size
+    TorchRec splits unpooled tables by rows; pooled tables stay whole unless no rank has the memory.
+    """
+    need, topology = table_bytes(table), problem.topology
+    emptiest = held.index(min(held))
+    if rank is None and table.is_pooled and held[emptiest] + need <= problem.memory_budget_bytes:
+        rank = emptiest
+        held[rank] += need
+    if rank is not None:
+        return "table_wise", (row_shard(rank, 0, table.num_rows, table.dim, topology),)
+    block = -(-table.num_rows // topology.world_size)
+    starts = [min(rank * block, table.num_rows) for rank in range(topology.world_size + 1)]
+    shards = []
+    for rank, (start, stop) in enumerate(pairwise(starts)):
+        held[rank] += need // topology.world_size
+        shards.append(row_shard(rank, start, stop - start, table.dim, topology))
+    return "row_wise", tuple(shards)
 
-    def torchrec_form(self, table: TableReads, rank: int | None) -> tuple[str, tuple[Shard, ...]]:
-        """(sharding, shards): whole where the plan or TorchRec requires it, else by rows.
 
-        TorchRec splits unpooled tables by rows; pooled tables stay whole unless no rank has the memory.
-        """
-        need = table_bytes(table)
-        emptiest = self.held.index(min(self.held))
-        if rank is None and table.is_pooled and self.held[emptiest] + need <= self.budget:
-            rank = emptiest
-            self.held[rank] += need
-        if rank is not None:
-            return "table_wise", (row_shard(rank, 0, table.num_rows, table.dim, self.topology),)
-        world = self.topology.world_size
-        block = -(-table.num_rows // world)
-        starts = [min(rank * block, table.num_rows) for rank in range(world + 1)]
-        shards = []
-        for rank, (start, stop) in enumerate(pairwise(starts)):
-            self.held[rank] += need // world
-            shards.append(row_shard(rank, start, stop - start, table.dim, self.topology))
-        return "row_wise", tuple(shards)
+def empty_plan(topology: Topology) -> ShardPlan:
+    """A plan of no tables, which sends nothing."""
+    return ShardPlan(
+        topology=topology,
+        tables={},
+        rank_bytes=(0,) * topology.world_size,
+        solver="highs",
+        objective=0.0,
+        bound=0.0,
+        gap=0.0,
+        prediction=None,
+        refresh=None,
+        hot_set=None,
+        shared=None,
+    )
 
 
 def row_shard(rank: int, start: int, num_rows: int, dim: int, topology: Topology) -> Shard:

@@ -29,9 +29,8 @@ from recmill.planning.tiers.costs import (
     NUM_LANES,
     PHASE_NAMES,
     PHASES,
-    STATE_BYTES_PER_ROW,
-    WEIGHT_BYTES,
     count_bytes,
+    held_bytes,
     remap_bytes,
     row_memory,
 )
@@ -148,10 +147,8 @@ class _LinearProgram:
 
     def add(self, columns: np.ndarray, values: np.ndarray, limit: float) -> None:
         """One inequality: sum(values * x[columns]) <= limit."""
-        kept = values != 0
-        row = np.full(int(kept.sum()), len(self.limits))
-        self.entries.append((row, columns[kept], values[kept]))
-        self.limits.append(limit)
+        kept = np.flatnonzero(values)
+        self.add_all(np.zeros(len(kept), int), columns[kept], values[kept], num_rows=1, limit=limit)
 
     def add_all(
         self, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, *, num_rows: int, limit: float
@@ -164,7 +161,8 @@ class _LinearProgram:
         problem, scale = self.problem, self.scale_s
         average, owner = problem.whole_bytes
         x_columns, y_columns = np.arange(self.y0), np.arange(self.y0, self.u0)
-        base_P = (self.bytes_KPG[GLOBAL].sum(axis=1) + self._fixed_whole_bytes()) * problem.seconds_per_byte / scale
+        fixed_P = whole_rank_bytes(problem, self.whole or {}).max(axis=0)  # largest rank's
+        base_P = (self.bytes_KPG[GLOBAL].sum(axis=1) + fixed_P) * problem.seconds_per_byte / scale
         for p in range(NUM_LANES):
             per_byte = problem.seconds_per_byte[p] / scale
             x = self.gain_KPG[self.choice_K, p, self.choice_G]
@@ -180,11 +178,6 @@ class _LinearProgram:
             columns, values = np.concatenate([y_columns, times]), np.concatenate([shares, np.full(len(shares), -1.0)])
             self.add_all(rows, columns, values, num_rows=len(shares), limit=0.0)
 
-    def _fixed_whole_bytes(self) -> np.ndarray:
-        """[P] bytes that tables fixed as whole cost the largest rank of every lane."""
-        largest: np.ndarray = whole_rank_bytes(self.problem, self.whole or {}).max(axis=0)
-        return largest
-
     def _add_budgets(self) -> None:
         problem = self.problem
         budget, world = problem.memory_budget_bytes, problem.topology.world_size
@@ -198,7 +191,7 @@ class _LinearProgram:
         columns = np.concatenate([np.arange(self.y0), y_columns, u_columns, [self.evenly]])
         self.memory_row = len(self.limits)
         # Rows are assigned one by one: each tier of a table may give the first rank one row more than its share.
-        uneven = sum(2 * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW) for table in problem.tables)
+        uneven = sum(2 * held_bytes(table.dim) for table in problem.tables)
         base += min(uneven, max(budget - base, 0.0) / 2)
         self.add(columns, np.concatenate([x, -spread, u, [-budget]]) / budget, -base / budget)
         self.add(np.append(y_columns, self.evenly), np.append(whole / budget / world, 1.0), 1.0)

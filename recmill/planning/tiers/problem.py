@@ -21,11 +21,10 @@ from recmill.planning.tiers.costs import (
     KINDS,
     NUM_LANES,
     PHASES,
-    STATE_BYTES_PER_ROW,
     TORCHREC_ID_BYTES,
-    WEIGHT_BYTES,
     WHOLE_PHASES,
     count_bytes,
+    held_bytes,
     lane,
     lane_seconds_per_byte,
     phase_latency,
@@ -79,7 +78,6 @@ class TierProblem:
     memory_budget_bytes: int
     total_bytes_ratio: float | None = 1.0  # bytes over all ranks at most this times those of the global plan
     segments: Sequence[Segment] = field(default=())
-    may_keep_whole: bool = True
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -105,10 +103,6 @@ class TierProblem:
         return sum(phase_latency(phase, self.topology) for phase in PHASES if phase.name in phases)
 
     @cached_property
-    def lookup_latency_s(self) -> float:
-        return self.latency("ids", "vectors", "gradients")
-
-    @cached_property
     def whole_latency_s(self) -> float:
         return self.latency(*(phase.name for phase in WHOLE_PHASES))
 
@@ -131,17 +125,8 @@ class TierProblem:
     @cached_property
     def whole_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """([tables, P] averaged over ranks, [tables, P] at the owner) of tables kept whole."""
-        pairs = [
-            whole_table_bytes(
-                t.ids_per_rank if t.bag_ids_per_rank is None else t.bag_ids_per_rank,
-                t.bags_per_rank,
-                t.dim,
-                t.is_pooled,
-                self.topology,
-            )
-            for t in self.tables
-        ]
-        return np.array([average for average, _ in pairs]), np.array([owner for _, owner in pairs])
+        owner = np.array([whole_table_bytes(table, self.topology) for table in self.tables])
+        return owner / self.topology.world_size, owner
 
     @cached_property
     def owner_seconds(self) -> np.ndarray:
@@ -159,8 +144,7 @@ class TierProblem:
         return [
             t
             for t, table in enumerate(self.tables)
-            if self.may_keep_whole
-            and table.is_pooled
+            if table.is_pooled
             and table_bytes(table) + spread - self.global_memory(table) <= self.memory_budget_bytes
             and average[t].sum() < self.global_bytes[t].sum()
         ]
@@ -189,34 +173,39 @@ class TierProblem:
 
     def global_memory(self, table: TableReads) -> float:
         """Bytes a rank needs for a table with every row global: the largest rank's."""
-        return -(-table.num_rows // self.topology.world_size) * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
+        return -(-table.num_rows // self.topology.world_size) * held_bytes(table.dim)
 
     def check_feasible(self) -> None:
         """Raise if even the smallest placement, with every row on one rank only, does not fit."""
-        total, available = (
-            sum(map(table_bytes, self.tables)),
-            self.memory_budget_bytes * self.topology.world_size,
-        )
-        largest = sorted(self.tables, key=table_bytes, reverse=True)[:3]
-        named = ", ".join(f"{table.name} {table_bytes(table):,} B" for table in largest)
-        if total > available:
-            raise InputError(
-                f"the tables need {total:,} B (rows and optimiser state), {self.topology.world_size} ranks with a "
-                f"budget of {self.memory_budget_bytes:,} B each have {available:,} B: {total - available:,} B too "
-                f"little; largest: {named}"
-            )
+        check_total(self.tables, self.topology, self.memory_budget_bytes)
         striped = int(sum(map(self.global_memory, self.tables)))
         if striped > self.memory_budget_bytes:
             raise InputError(
                 f"the first rank needs {striped:,} B (rows and optimiser state, rows divided evenly), the budget is "
                 f"{self.memory_budget_bytes:,} B per rank: {striped - self.memory_budget_bytes:,} B too little; "
-                f"largest: {named}"
+                f"largest: {_largest(self.tables)}"
             )
+
+
+def check_total(tables: Sequence[TableReads | Table], topology: Topology, budget_bytes: int) -> None:
+    """Raise if the tables together exceed the memory of all ranks."""
+    total, available = sum(map(table_bytes, tables)), budget_bytes * topology.world_size
+    if total > available:
+        raise InputError(
+            f"the tables need {total:,} B (rows and optimiser state), {topology.world_size} ranks with a budget of "
+            f"{budget_bytes:,} B each have {available:,} B: {total - available:,} B too little; largest: "
+            f"{_largest(tables)}"
+        )
+
+
+def _largest(tables: Sequence[TableReads | Table]) -> str:
+    largest = sorted(tables, key=table_bytes, reverse=True)[:3]
+    return ", ".join(f"{table.name} {table_bytes(table):,} B" for table in largest)
 
 
 def table_bytes(table: TableReads | Table) -> int:
     """Rows and optimiser state."""
-    return table.num_rows * (table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW)
+    return table.num_rows * held_bytes(table.dim)
 
 
 def whole_rank_bytes(problem: TierProblem, whole: Mapping[int, int]) -> np.ndarray:

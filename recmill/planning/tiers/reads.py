@@ -12,8 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path, local_folder
-from recmill.artifacts.plan import FeatureDedup
-from recmill.artifacts.profile import FeatureDuplication
 from recmill.data.schema import Schema, Table
 from recmill.planning.dedup import choose_features
 
@@ -22,9 +20,6 @@ MIN_LANES = 8  # at least this many per epoch: a lane of the reader is a run of 
 COUNT_BLOCK = 1 << 20
 MAX_CLASSES = 2048
 CLASS_WIDTH = 0.005  # relative difference of counts inside a merged class
-UNKNOWN = FeatureDuplication(
-    mean_length=1.0, same_as_previous=None, shifted_by_one=None
-)  # for features that were not measured
 MAX_REPEATS, NUM_HALVINGS = 1024.0, 40  # of the search in _repeats_in_time
 
 
@@ -52,65 +47,45 @@ def load_reads(profile: AccessProfile, schema: Schema, *, batch_size: int, world
     unknown = sorted({table.name for table in schema.tables} - set(profile.tables))
     if unknown:
         raise InputError(f"{where}: knows nothing of table(s) {', '.join(unknown)}, which schema.json names")
-    samples_per_rank = batch_size / world_size
-    run_rows = batch_size / lanes_of(world_size)
+    num_samples, samples_per_rank = profile.num_samples, batch_size / world_size
     features = choose_features(profile, schema, batch_size=batch_size)
+    deduplicated = {name: found for name, found in features.items() if found.is_deduplicated}
+    found = []
     with local_folder(profile.path) as folder:
         samples = folder / "samples.parquet"
         sampled = pq.read_table(samples) if samples.exists() else None
-        return [
-            _table_reads(
-                folder,
-                table,
-                profile,
+        for table in schema.tables:
+            counts, rows, least = read_classes(folder / "counts" / f"{table.name}.parquet", table.num_rows)
+            if profile.tables[table.name].num_accesses and not counts[0]:
+                raise InputError(
+                    f"{folder}/counts/{table.name}.parquet: holds no counts, profile.json says it was read"
+                )
+            repeats = _repeats(profile, table, sampled, batch_size / lanes_of(world_size), counts=counts, rows=rows)
+            known = [profile.duplication.get(name) for name in table.features]
+            lengths = [1.0 if entry is None else entry.mean_length for entry in known]
+            lists = [(length, deduplicated.get(name)) for name, length in zip(table.features, lengths, strict=True)]
+            kept = sum(length / (own.id_factor if own else 1.0) for length, own in lists) / (sum(lengths) or 1.0)
+            ids_per_rank = float((counts * rows).sum()) / num_samples * samples_per_rank
+            ids_per_rank = ids_per_rank if counts[0] else sum(lengths) * samples_per_rank
+            reads = TableReads(
+                name=table.name,
+                num_rows=table.num_rows,
+                dim=table.dim,
                 is_pooled=table.name not in schema.sequence_tables,
-                samples_per_rank=samples_per_rank,
-                run_rows=run_rows,
-                sampled=sampled,
-                deduplicated={name: found for name, found in features.items() if found.is_deduplicated},
+                rows_C=rows,
+                reads_C=counts * (samples_per_rank / num_samples / repeats),
+                ids_per_rank=ids_per_rank,
+                bag_ids_per_rank=ids_per_rank * kept,
+                bags_per_rank=sum(samples_per_rank / (own.factor if own else 1.0) for _, own in lists),
+                least_counts_C=least,
             )
-            for table in schema.tables
-        ]
+            found.append(reads)
+    return found
 
 
 def lanes_of(world_size: int) -> int:
     """Number of lanes that a global batch draws from."""
     return world_size * -(-MIN_LANES // world_size)
-
-
-def _table_reads(
-    folder: Path,
-    table: Table,
-    profile: AccessProfile,
-    *,
-    is_pooled: bool,
-    samples_per_rank: float,
-    run_rows: float,
-    sampled: pa.Table | None,
-    deduplicated: Mapping[str, FeatureDedup],
-) -> TableReads:
-    counts, rows, least = read_classes(folder / "counts" / f"{table.name}.parquet", table.num_rows)
-    if profile.tables[table.name].num_accesses and not counts[0]:
-        raise InputError(f"{folder}/counts/{table.name}.parquet: holds no counts, profile.json says it was read")
-    lengths = [profile.duplication.get(name, UNKNOWN).mean_length for name in table.features]
-    num_samples = profile.num_samples
-    ids_per_rank = float((counts * rows).sum()) / num_samples * samples_per_rank
-    repeats = _repeats(profile, table, sampled, run_rows, counts=counts, rows=rows)
-    lists = [(length, deduplicated.get(name)) for name, length in zip(table.features, lengths, strict=True)]
-    kept = sum(length / (found.id_factor if found else 1.0) for length, found in lists) / (sum(lengths) or 1.0)
-    ids_per_rank = ids_per_rank if counts[0] else sum(lengths) * samples_per_rank
-    return TableReads(
-        name=table.name,
-        num_rows=table.num_rows,
-        dim=table.dim,
-        is_pooled=is_pooled,
-        rows_C=rows,
-        reads_C=counts * (samples_per_rank / num_samples / repeats),
-        ids_per_rank=ids_per_rank,
-        bag_ids_per_rank=ids_per_rank * kept,
-        bags_per_rank=sum(samples_per_rank / (found.factor if found else 1.0) for _, found in lists),
-        least_counts_C=least,
-    )
 
 
 def read_classes(path: Path, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -159,19 +134,13 @@ def _repeats(
     """By how much the repeats of ids inside sessions reduce the distinct rows that a rank reads.
 
     A batch holds whole sessions unless the log is in time order, where only neighbours in time are alike. Measured on
-    the profile's sample of sessions; without a sample, estimated from the lists that repeat or shift inside sessions.
+    the profile's sample of sessions.
     """
     if profile.layout == "time":
         return _repeats_in_time(profile.tables[table.name].distinct_per_step, counts, rows, profile.num_samples)
     if sampled is not None and table.name in sampled.column_names and sampled.num_rows:
         return session_repeats(sampled, table.name, run_rows)
-    ids = distinct = 0.0
-    for entry in (profile.duplication.get(name, UNKNOWN) for name in table.features):
-        same, shifted = entry.same_as_previous or 0.0, entry.shifted_by_one or 0.0
-        pairs = max(min(entry.samples_per_session, run_rows) - 1, 0.0)
-        ids += entry.mean_length * (1 + pairs)
-        distinct += entry.mean_length * (1 + pairs * max(1 - same - shifted, 0.0)) + pairs * shifted
-    return max(1.0, ids / distinct) if distinct else 1.0
+    return 1.0
 
 
 def _repeats_in_time(

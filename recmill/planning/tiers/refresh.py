@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from recmill.artifacts import InputError, ShardPlan, join_path
 from recmill.artifacts.topology import Topology
-from recmill.planning.tiers.costs import STATE_BYTES_PER_ROW, WEIGHT_BYTES
+from recmill.planning.tiers.costs import held_bytes
 from recmill.planning.tiers.problem import GLOBAL, Segment
 from recmill.planning.tiers.reads import TableReads
-from recmill.planning.tiers.row_files import ROW_BLOCK, keep_slots, most_read_rows, read_tier_rows
+from recmill.planning.tiers.row_files import keep_slots, most_read_rows, read_tier_rows
 
 # C = classes of rows, K = kinds of tiers
 DEFAULT_STEPS = 10_000
@@ -74,49 +76,38 @@ def cut_by_origin(
     level = "inter" if topology.nodes > 1 else "intra"
     per_byte = 1 / topology.link("all_to_all", level).bytes_per_s / topology.world_size / steps
     for t, table in enumerate(tables):
-        held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+        held = held_bytes(table.dim)
         old = read_tier_rows(previous, table.name)
         is_whole = previous.tables[table.name].is_whole
         moved = {kind: rows for kind, rows in old.items() if len(rows)}
         counted = _counts_of(folder / "counts" / f"{table.name}.parquet", moved)
         left = dict(zip(table.reads_C.tolist(), table.rows_C.tolist(), strict=True))
+        parts: list[tuple[Origin, np.ndarray, np.ndarray]] = []
         for kind, (rows, counts) in counted.items():
             values, number = np.unique(reads_of_counts(table, counts), return_counts=True)
             for value, taken in zip(values.tolist(), number.tolist(), strict=True):
                 left[value] -= taken
-            seconds = _seconds(kind, held * per_byte, topology)
-            segments.append(Segment(table=t, rows_C=number[::-1], reads_C=values[::-1], move_seconds=seconds))
-            origins.append(Origin(table=t, kind=kind, rows=rows))
-        rest = [(reads, rows) for reads, rows in left.items() if rows]
+            parts.append((Origin(table=t, kind=kind, rows=rows), number[::-1], values[::-1]))
+        rest = [(rows, reads) for reads, rows in left.items() if rows]
         if rest:
-            kind = "table_wise" if is_whole else "global"
-            reads, rows = (np.array(column) for column in zip(*rest, strict=True))
-            seconds = _seconds(kind, held * per_byte, topology)
-            segments.append(Segment(table=t, rows_C=rows, reads_C=reads, move_seconds=seconds))
-            origins.append(Origin(table=t, kind=kind, rows=None))
+            rows_C, reads_C = (np.array(column) for column in zip(*rest, strict=True))
+            parts.append((Origin(table=t, kind="table_wise" if is_whole else "global", rows=None), rows_C, reads_C))
+        for origin, rows_C, reads_C in parts:
+            seconds = tuple((copies_to_send(origin.kind, topology) * (held * per_byte)).tolist())
+            segments.append(Segment(table=t, rows_C=rows_C, reads_C=reads_C, move_seconds=seconds))
+            origins.append(origin)
     return segments, origins
-
-
-def _seconds(origin: str, seconds_per_copy: float, topology: Topology) -> tuple[float, float, float]:
-    replicated, node, spread = copies_to_send(origin, topology) * seconds_per_copy
-    return float(replicated), float(node), float(spread)
 
 
 def _counts_of(path: Path, moved: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{kind: (rows, counts)} by falling count."""
-    counts = {kind: np.zeros(len(rows), np.int64) for kind, rows in moved.items()}
-    order = {kind: np.argsort(rows) for kind, rows in moved.items()}
-    for batch in pq.ParquetFile(path).iter_batches(batch_size=ROW_BLOCK):
-        read, number = batch.column("row").to_numpy(), batch.column("count").to_numpy()
-        for kind, rows in moved.items():
-            position = np.searchsorted(rows, read, sorter=order[kind])
-            index = order[kind][np.minimum(position, len(rows) - 1)]
-            is_there = rows[index] == read
-            counts[kind][index[is_there]] = number[is_there]
     found = {}
     for kind, rows in moved.items():
-        falling = np.argsort(-counts[kind], kind="stable")
-        found[kind] = (rows[falling], counts[kind][falling])
+        read = ds.dataset(path).to_table(filter=pc.field("row").isin(pa.array(rows)))
+        counts, order = np.zeros(len(rows), np.int64), np.argsort(rows)
+        counts[order[np.searchsorted(rows, read["row"].to_numpy(), sorter=order)]] = read["count"].to_numpy()
+        falling = np.argsort(-counts, kind="stable")
+        found[kind] = (rows[falling], counts[falling])
     return found
 
 
@@ -167,7 +158,7 @@ def count_moves(
     num_rows, num_bytes = 0, 0.0
     for table in tables:
         entry = previous.tables[table.name]
-        held = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+        held = held_bytes(table.dim)
         if table.name in whole:
             if not entry.is_whole or entry.shards[0].rank != whole[table.name]:
                 num_rows += table.num_rows

@@ -6,11 +6,13 @@ gave them), global rows in row order: such a slot is the row's number minus the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, ShardPlan, join_path, local_folder
@@ -21,14 +23,8 @@ ROW_SCHEMA = pa.schema([("row", pa.int64()), ("tier", pa.int32()), ("slot", pa.i
 
 def most_read_rows(counts_path: Path, num_rows: int) -> np.ndarray:
     """The `num_rows` most read rows of a table by falling count, from its counts file."""
-    found: list[np.ndarray] = []
-    missing = num_rows
-    for batch in pq.ParquetFile(counts_path).iter_batches(batch_size=ROW_BLOCK, columns=["row"]):
-        if missing <= 0:
-            break
-        found.append(batch.column(0).to_numpy()[:missing])
-        missing -= len(found[-1])
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    found: np.ndarray = ds.dataset(counts_path).head(num_rows, columns=["row"])["row"].to_numpy()
+    return found
 
 
 def write_rows(path: Path, num_rows: int, tiers: Sequence[np.ndarray | None]) -> None:
@@ -62,24 +58,26 @@ def _blocks(num_rows: int, tiers: Sequence[np.ndarray | None]) -> Iterator[tuple
         yield rows, tier, slot
 
 
+def write_slots(folder: Path, tables: Mapping[str, np.ndarray]) -> None:
+    """Write `<table>.parquet` with `row, slot` for rows that are listed by slot."""
+    folder.mkdir()
+    for name, rows in tables.items():
+        columns = {"row": pa.array(rows, pa.int64()), "slot": pa.array(np.arange(len(rows)), pa.int64())}
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet", compression="zstd")
+
+
 def read_tier_rows(plan: ShardPlan, table: str) -> dict[str, np.ndarray]:
     """The rows of a table's replicated and node tiers by slot, as a plan placed them."""
     entry = plan.tables.get(table)
     if entry is None:
         raise InputError(f"{join_path(plan.path, plan.manifest_name)}: has no table {table!r}")
-    kinds: list[str] = [tier.kind for tier in entry.tiers]
-    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"replicated": [], "node": []}
-    with local_folder(plan.path) as folder:
-        for batch in pq.ParquetFile(folder / "rows" / f"{table}.parquet").iter_batches(batch_size=ROW_BLOCK):
-            rows, tiers, slots = (batch.column(name).to_numpy() for name in ("row", "tier", "slot"))
-            for position, kind in enumerate(kinds):
-                if kind in found and (inside := tiers == position).any():
-                    found[kind].append((rows[inside], slots[inside]))
+    places = {tier.kind: position for position, tier in enumerate(entry.tiers)}
     ordered = {}
-    for kind, pieces in found.items():
-        rows = np.concatenate([np.zeros(0, np.int64), *(piece[0] for piece in pieces)])
-        slots = np.concatenate([np.zeros(0, np.int64), *(piece[1] for piece in pieces)])
-        ordered[kind] = rows[np.argsort(slots)]
+    with local_folder(plan.path) as folder:
+        rows = ds.dataset(folder / "rows" / f"{table}.parquet")
+        for kind in ("replicated", "node"):
+            inside = rows.to_table(columns=["row", "slot"], filter=pc.field("tier") == places.get(kind, -1))
+            ordered[kind] = inside.sort_by("slot")["row"].to_numpy()
     return ordered
 
 

@@ -16,10 +16,9 @@ from recmill.planning.tiers.costs import (
     PHASE_NAMES,
     PHASES,
     REMAP_BYTES_PER_MOVED_ROW,
-    STATE_BYTES_PER_ROW,
-    WEIGHT_BYTES,
     WHOLE_PHASES,
     count_bytes,
+    held_bytes,
     phase_latency,
     phase_seconds,
     remap_bytes,
@@ -95,7 +94,7 @@ def rank_memory(problem: TierProblem, placement: TierPlacement) -> np.ndarray:
     held = np.zeros(world)
     ranks = np.arange(world)
     for t, table in enumerate(problem.tables):
-        row = table.dim * WEIGHT_BYTES + STATE_BYTES_PER_ROW
+        row = held_bytes(table.dim)
         if t in placement.whole:
             held[placement.whole[t]] += table_bytes(table)
             continue
@@ -212,11 +211,8 @@ def _halves_by_latency(problem: TierProblem, relaxed: LinearSolution, branch: Br
         least = float(problem.owner_seconds[candidates, 0].min())
         none = branch.with_decided(dict.fromkeys(candidates, False))
         return [none, branch.with_floor(WHOLE_PHASES[0].name, least)]
-    rows = _relaxed_rows(problem, relaxed)
-    costs = {
-        "replicated": problem.latency("reduce", "spread"),
-        "copies": problem.latency("exchange"),
-    }
+    rows = table_rows(problem, relaxed)
+    costs = {"replicated": problem.latency("reduce", "spread"), "copies": problem.latency("exchange")}
     for g, tables in enumerate(problem.groups):
         used = {"replicated": bool(rows[tables, 0].sum() >= 1), "copies": bool(rows[tables].sum() >= 1)}
         for flag, seconds in costs.items():
@@ -265,7 +261,7 @@ def _round(
 def _idle_copies(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> dict[Decision, bool]:
     """Groups whose copies save less than the latency of synchronising them, which the linear program ignores."""
     tiered = price_tables(problem, solution).tiered
-    rows = _relaxed_rows(problem, solution)
+    rows = table_rows(problem, solution)
     exchange, local = problem.latency("exchange"), problem.latency("reduce", "spread")
     idle: dict[Decision, bool] = {}
     for g, tables in enumerate(problem.groups):
@@ -285,14 +281,6 @@ def _cut_to_rows(problem: TierProblem, solution: LinearSolution, whole: dict[int
     if sum(table.num_rows for table in problem.tables) <= POLISH_ROWS and rounded.gap > GOOD_GAP:
         rounded = polish(problem, rounded)
     return rounded
-
-
-def _relaxed_rows(problem: TierProblem, relaxed: LinearSolution) -> np.ndarray:
-    """[tables, 2] replicated and node rows, in part, segments added up."""
-    rows = np.zeros((len(problem.tables), 2))
-    for segment, placed in zip(problem.segments, relaxed.rows, strict=True):
-        rows[segment.table] += placed
-    return rows
 
 
 def round_rows(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> TierPlacement:
@@ -330,11 +318,10 @@ def overhead(problem: TierProblem, placement: TierPlacement) -> tuple[float, np.
     return sum(phase_latency(phase, problem.topology) for phase in phases), counts
 
 
-def table_rows(problem: TierProblem, placement: TierPlacement) -> np.ndarray:
-    """[tables, 2] replicated and node rows, segments added up."""
-    rows = np.zeros((len(problem.tables), 2), np.int64)
-    for segment, placed in zip(problem.segments, placement.rows, strict=True):
-        rows[segment.table] += placed
+def table_rows(problem: TierProblem, placed: TierPlacement | LinearSolution) -> np.ndarray:
+    """[tables, 2] replicated and node rows (of a linear program: in part), segments added up."""
+    rows = np.zeros((len(problem.tables), 2), placed.rows.dtype)
+    np.add.at(rows, [segment.table for segment in problem.segments], placed.rows)
     return rows
 
 
@@ -342,8 +329,6 @@ def is_allowed(problem: TierProblem, placement: TierPlacement) -> bool:
     """Within the memory budget on every rank, and within the limit on total bytes."""
     if rank_memory(problem, placement).max() > problem.memory_budget_bytes:
         return False
-    if not np.isfinite(problem.total_limit):
-        return True
     return predict(problem, placement).total_bytes <= problem.total_limit * (1 + 1e-9)
 
 

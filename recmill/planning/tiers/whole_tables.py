@@ -15,18 +15,7 @@ from recmill.planning.tiers.linear_program import LinearSolution
 from recmill.planning.tiers.problem import TierProblem, table_bytes
 
 # T = tables that may be kept whole, W = ranks, S = scales on which ranks must be even: phases of whole tables, memory
-MAX_SHARES = (
-    1.0,
-    1.03,
-    1.07,
-    1.12,
-    1.2,
-    1.3,
-    1.5,
-    2.0,
-    4.0,
-    1e9,
-)  # of the relaxed load per rank
+MAX_SHARES = (1.0, 1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0, 1e9)  # of the relaxed load per rank
 NUM_EVENED = 3  # packings that are balanced afterwards
 MAX_CHANGES = 600
 POWER = 16  # balance is the sum of loads to this power: unlike the maximum, it depends on every rank

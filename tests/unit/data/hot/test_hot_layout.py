@@ -25,6 +25,7 @@ from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
 from recmill.planning.hot.selection import choose_hot_set
 from recmill.planning.planner import Topology, default_plan
+from recmill.planning.tiers.row_files import write_slots
 from recmill.profiling.access import profile_access
 from tests.datasets import ranking_schema, write_dataset
 from tests.raw_logs import random_log, write_log
@@ -236,7 +237,7 @@ def test_a_plan_of_choose_hot_set_serves_the_share_it_promised(dataset, tmp_path
     profile = profile_access(dataset, out=tmp_path / "profile")
     chosen = choose_hot_set(profile, budget_bytes=2_500)
     with write_folder(tmp_path / "plan", manifest_name=ShardPlan.manifest_name) as folder:
-        chosen.write_rows(folder)
+        write_slots(folder / "hot", chosen.rows)
         replace(default_plan(ranking_schema(), Topology.local(2)), hot_set=chosen.hot_set).seal(folder)
     rows = load_hot_rows(tmp_path / "plan")
     assert {name: own.tolist() for name, own in rows.items()} == {n: o.tolist() for n, o in chosen.rows.items()}

@@ -18,6 +18,7 @@ from recmill.planning.hot.depths import choose_depths, served
 from recmill.planning.hot.selection import choose_hot_set, share_interval
 from recmill.planning.hot.size import estimate_hot_rows
 from recmill.planning.planner import plan_shards
+from recmill.planning.tiers.row_files import write_slots
 from recmill.profiling.access import profile_access
 from recmill.profiling.samples import load_samples
 
@@ -147,7 +148,7 @@ def test_strong_skew_pays_and_weak_skew_does_not(skewed, tmp_path):
 
 def test_the_hot_set_is_written_as_rows_and_slots(skewed, tmp_path):
     chosen = choose_hot_set(skewed, budget_bytes=400_000)
-    chosen.write_rows(tmp_path)
+    write_slots(tmp_path / "hot", chosen.rows)
     found = pq.read_table(tmp_path / "hot" / "t1.parquet").to_pydict()
     assert found["row"] == chosen.rows["t1"].tolist()
     assert found["slot"] == list(range(len(found["row"])))
@@ -228,7 +229,7 @@ def test_the_interval_of_the_hot_size_brackets_the_truth_at_its_stated_rate(shar
 
 
 def test_a_small_table_is_counted_exactly():
-    found = estimate_hot_rows(np.array([5, 1, 7]), 5)
+    found = estimate_hot_rows(np.array([5, 1, 7]), 5, confidence=0.99)
     assert (found.low, found.num_rows, found.high) == (2, 2, 2)
 
 

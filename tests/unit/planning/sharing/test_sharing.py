@@ -6,7 +6,14 @@ import pytest
 from recmill.artifacts import AccessProfile, InputError
 from recmill.artifacts.plan import SharedTablePlan
 from recmill.artifacts.profile import TableProfile
-from recmill.planning.sharing.choice import choose_exact_width, choose_sharing, read_exact_rows, target_bytes
+from recmill.planning.sharing.choice import (
+    choose_exact_width,
+    choose_sharing,
+    full_bytes,
+    read_exact_rows,
+    target_bytes,
+)
+from recmill.planning.tiers.row_files import write_slots
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def profile(tmp_path):
 def test_tables_that_fit_are_kept(profile):
     choice = choose_sharing(profile, compress="auto", memory_budget_bytes=10**9)
     assert choice.shared is None
-    assert choice.chosen_bytes == choice.full_bytes == 40_010 * 17 * 4
+    assert choice.chosen_bytes == 40_010 * 17 * 4
     assert all(reason.startswith("keep") for reason in choice.reasons.values())
 
 
@@ -51,14 +58,14 @@ def test_each_table_gets_what_its_size_and_skew_ask_for(profile):
     assert choice.reasons["small"].startswith("keep")
     assert "of its reads are exact" in choice.reasons["skewed"]
     assert choice.exact_rows["skewed"][:3].tolist() == [19_999, 19_998, 19_997]
-    assert choice.chosen_bytes <= choice.full_bytes / 10
+    assert choice.chosen_bytes <= sum(map(full_bytes, profile.tables.values())) / 10
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("compress", [2, 10, 100, "50x", "60KB", 40_000])
 def test_the_bytes_asked_for_are_kept(profile, compress, precision):
     choice = choose_sharing(profile, compress=compress, precision=precision)
-    target = target_bytes(compress, full_bytes=choice.full_bytes, memory_budget_bytes=None)
+    target = target_bytes(compress, full_bytes=sum(map(full_bytes, profile.tables.values())), memory_budget_bytes=None)
     assert 0.9 * target < choice.chosen_bytes <= target
 
 
@@ -67,9 +74,6 @@ def test_exact_rows_get_fewer_and_narrower_with_compression(profile):
     assert ten.shared.exact_width == 4
     assert more.shared.exact_width == 2  # never less
     assert len(ten.exact_rows["skewed"]) > len(more.exact_rows["skewed"]) > 0
-    wide = choose_sharing(profile, compress=10, exact_width=16, exact_share=0.01)
-    assert wide.shared.exact_width == 16
-    assert 0 < len(wide.exact_rows["skewed"]) < len(ten.exact_rows["skewed"])
     assert "are exact with 4 weights each" in ten.reasons["skewed"]
     assert choose_exact_width(64, 10**0.5) == 16
     assert choose_exact_width(64, 10.0) == 2
@@ -93,7 +97,7 @@ def test_auto_compresses_as_far_as_the_budget_asks_for(profile):
 
 def test_exact_rows_are_written_and_read_in_slot_order(profile, tmp_path):
     choice = choose_sharing(profile, compress=10)
-    choice.write_rows(tmp_path)
+    write_slots(tmp_path / "exact", choice.exact_rows)
     assert np.array_equal(read_exact_rows(tmp_path, "skewed"), choice.exact_rows["skewed"])
     assert not (tmp_path / "exact" / "even.parquet").exists()
 
