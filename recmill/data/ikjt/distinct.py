@@ -86,6 +86,12 @@ class DistinctBlock:
     def __len__(self) -> int:
         return int(self.label_R.shape[0])
 
+    @property
+    def num_ids(self) -> int:
+        """Ids of all samples, repeated lists counted every time."""
+        lengths = ((own.lengths_FU.sum(axis=0, dtype=np.int64), own.inverse_R) for own in self.groups)
+        return sum(int((per_U if inverse_R is None else per_U[inverse_R]).sum()) for per_U, inverse_R in lengths)
+
     @cached_property
     def nbytes(self) -> int:
         arrays = (self.dense_RF, self.label_R, self.row_bytes_R, self.new_bytes_R)
@@ -180,6 +186,28 @@ def _join(sources: Sequence[DistinctGroup], keys: Sequence[str], num_rows: int) 
         lengths_FU=stack_rows([source.lengths_FU[at, rows] for source, at, rows in places]),
         inverse_R=inverse_R,
     )
+
+
+def reorder(block: DistinctBlock, order_R: IdArray) -> DistinctBlock:
+    """The block with its samples in another order; distinct rows are numbered in order of first use again."""
+    groups = tuple(_reorder_group(group, order_R) for group in block.groups)
+    session_R = None if block.session_R is None else block.session_R[order_R]
+    own = {"dense_RF": block.dense_RF[order_R], "label_R": block.label_R[order_R], "session_R": session_R}
+    return replace(block, **own, groups=groups)
+
+
+def _reorder_group(group: DistinctGroup, order_R: IdArray) -> DistinctGroup:
+    rows_U, inverse_R = order_R, None
+    if group.inverse_R is not None:
+        inverse_R = group.inverse_R[order_R]
+        first_U = np.full(group.num_distinct, len(order_R), np.int64)
+        np.minimum.at(first_U, inverse_R, np.arange(len(order_R)))
+        rows_U = np.argsort(first_U, kind="stable")
+        number_U = np.empty(len(rows_U), np.int32)
+        number_U[rows_U] = np.arange(len(rows_U), dtype=np.int32)
+        inverse_R = number_U[inverse_R]
+    starts_FU, lengths_FU = group.starts_FU[:, rows_U], group.lengths_FU[:, rows_U]
+    return replace(group, starts_FU=starts_FU, lengths_FU=lengths_FU, inverse_R=inverse_R)
 
 
 def find_windows(block: DistinctBlock, keys: Sequence[str]) -> DistinctBlock:

@@ -19,6 +19,9 @@ rarely splits a session; a row group is held until all of its runs have been use
     lane     |-- part 0 --|-- part 1 --|      runs of 2 parts, row groups A to D of 3 runs each
               A1 A2 A3 B1.. C1 C2 C3 D1..
     read      A2 C1 A3 C3 A1 C2 B1 D3 ..
+
+Where sessions are stored together, a batch holds them whole. With a limit, the rows of a row group are read in another
+order first: `spread_sessions` cuts sessions into pieces and permutes these, so that a session meets several batches.
 """
 
 from __future__ import annotations
@@ -79,6 +82,24 @@ def permute_runs(
     turns = np.concatenate([np.arange(len(part)) for part in np.array_split(whole, num_parts)])
     whole[:] = whole[np.argsort(turns, kind="stable")]
     return runs
+
+
+def spread_sessions(sizes_S: npt.NDArray[np.integer], *, limit: int, seed: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The rows of a row group in the order to read them: sessions in pieces of at most `limit` rows, permuted.
+
+    `sizes_S` are the rows of its sessions, in stored order. Rows of a piece stay together.
+    """
+    num_pieces_S = -(-sizes_S // limit)
+    first_S = np.cumsum(num_pieces_S) - num_pieces_S
+    session_P = np.repeat(np.arange(len(sizes_S)), num_pieces_S)
+    number_P = np.arange(len(session_P)) - first_S[session_P]
+    sizes_P = sizes_S[session_P] // num_pieces_S[session_P]
+    sizes_P += number_P < sizes_S[session_P] % num_pieces_S[session_P]
+    starts_P = np.cumsum(sizes_P) - sizes_P
+    chosen_P = np.random.default_rng(seed).permutation(len(session_P))
+    sizes_P, starts_P = sizes_P[chosen_P], starts_P[chosen_P]
+    order_R: npt.NDArray[np.int64] = np.repeat(starts_P - (np.cumsum(sizes_P) - sizes_P), sizes_P)
+    return order_R + np.arange(len(order_R))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ class IngestPipeline:
         windows: Sequence[str] = (),
         decodes_pages: bool = True,
         keeps_sessions: bool = False,
+        session_limit: int = 0,
         delays_s: Mapping[str, float] | None = None,
     ) -> None:
         """`batch_size` counts the samples of all ranks together, `prefetch` the batches that may wait for the consumer.
@@ -72,6 +73,9 @@ class IngestPipeline:
         InverseKeyedJaggedTensor, and features in no group as they are. `windows` names features whose distinct lists
         shift and should be windows of a shared buffer. Without `dedup`, batches are plain KeyedJaggedTensors.
 
+        `session_limit` is the most samples of one session that a lane gives to a batch at once, where sessions are
+        stored together; 0 keeps them whole.
+
         Parquet pages are decoded by a kernel, or with `decodes_pages=False` by Arrow, into the same batches. With
         `keeps_sessions` batches carry the session of each sample, which metrics need and training does not.
         `delays_s` gives the seconds that a stage waits before each item, as storage far away or a slow service would.
@@ -79,6 +83,8 @@ class IngestPipeline:
         _check_counts(
             batch_size=batch_size, world_size=world_size, epochs=epochs, prefetch=prefetch, rank=rank, seed=seed
         )
+        if session_limit < 0:
+            raise InputError(f"session_limit is {session_limit}, expected 0 or more")
         self.dataset = data if isinstance(data, Dataset) else Dataset.load(data)
         self.schema = Schema.load(self.dataset.path)
         self.split, self.epochs = split, epochs
@@ -97,6 +103,7 @@ class IngestPipeline:
             raise InputError(f"{self.dataset.path}: {what} rows cannot be divided among {world_size} ranks")
         self._workers = DEFAULT_WORKERS | _checked_workers(workers or {})
         self._prefetch = prefetch
+        self._session_limit = session_limit if shuffle and self.dataset.layout != "time" else 0
         self._guard = MemoryGuard()
         self._delays_s: dict[str, float] = {}
         self.set_delays(delays_s or {})
@@ -107,6 +114,8 @@ class IngestPipeline:
             windows=windows,
             decodes_pages=decodes_pages,
             keeps_sessions=keeps_sessions,
+            session_limit=self._session_limit,
+            seed=seed,
         )
         self._charges = self._reader.charges(self._groups)
         self._set_lanes(self.num_lanes)
@@ -215,9 +224,10 @@ class IngestPipeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at `state`, possibly on another number of ranks."""
+        saved = {"session_limit": 0, **state}  # older positions know no limit
         for key, expected in self._identity().items():
-            if state.get(key) != expected:
-                raise InputError(f"the saved ingest position has {key} {state.get(key)!r}, this run has {expected!r}")
+            if saved.get(key) != expected:
+                raise InputError(f"the saved ingest position has {key} {saved.get(key)!r}, this run has {expected!r}")
         if state["num_lanes"] % self._order.world_size:
             raise InputError(
                 f"the saved ingest position has {state['num_lanes']} lanes, "
@@ -236,6 +246,7 @@ class IngestPipeline:
             "shuffle": self._order.shuffle,
             "split": self.split,
             "dataset": self.dataset.content_hash,
+            "session_limit": self._session_limit,
         }
 
     def _set_lanes(self, num_lanes: int) -> None:

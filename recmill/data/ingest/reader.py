@@ -7,26 +7,39 @@ GIL, and the pipeline alone decides how many cores are busy.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.dataset import load_encoding
 from recmill.data.ikjt.batch import Batch, BlockSlice, RowBlock, assemble_batch, decode_block, expand_block
 from recmill.data.ikjt.build import check_groups
-from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, find_windows, group_keys, regroup
+from recmill.data.ikjt.distinct import (
+    DistinctBlock,
+    check_ranges,
+    find_distinct,
+    find_windows,
+    group_keys,
+    regroup,
+    reorder,
+)
 from recmill.data.ikjt.packing import pack_block, short_features
 from recmill.data.ingest.memory import Charge
+from recmill.data.ingest.order import spread_sessions
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line
 from recmill.data.ingest.splits import StoredGroup
 from recmill.data.schema import Schema
-from recmill.data.storage.deduplicated import decode_distinct
+from recmill.data.storage.deduplicated import decode_distinct, session_sizes
 from recmill.data.storage.encoding import columns_of
+from recmill.data.storage.writer import run_starts
 from recmill.data.transforms import Transforms
 
 STAGES = ("read", "decode", "transform", "batch")
@@ -34,6 +47,7 @@ NEXT_STAGE = {"read": "decode", "decode": "transform"}  # of a row group; batche
 LAYOUTS = ("time", "session", "deduplicated")
 MAX_OPEN_PARTS = 256  # each keeps a file descriptor and a parsed footer
 MAX_FOOTER_READERS = 8
+MAX_EXPANDED_BYTES = 16 * 2**20  # ids of a row group with one list per sample; 8 lanes of 4 parts hold 32 row groups
 
 
 class RowGroupReader:
@@ -43,7 +57,8 @@ class RowGroupReader:
     known already. With `dedup`, groups of features, the repeats of each group are found once per row group and batches
     hold distinct lists; those of the features `windows` as windows where that saves values. Parquet pages are decoded
     by a kernel, or by Arrow unless `decodes_pages`. With `keeps_sessions` batches carry the session of each sample.
-    `only` names the features to read; the default is all of them.
+    `only` names the features to read; the default is all of them. With `session_limit`, sessions that are stored
+    together are read in pieces of at most so many rows, in an order that `seed` determines (order.py).
     """
 
     def __init__(
@@ -56,6 +71,8 @@ class RowGroupReader:
         decodes_pages: bool = True,
         keeps_sessions: bool = False,
         only: Sequence[str] | None = None,
+        session_limit: int = 0,
+        seed: int = 0,
     ) -> None:
         if dataset.layout not in LAYOUTS:
             raise InputError(
@@ -70,20 +87,24 @@ class RowGroupReader:
         self._dedup, self._decodes_pages, self._keeps_sessions = dedup, decodes_pages, keeps_sessions
         self._windows = tuple(windows) if dedup is not None else ()
         self._transforms = Transforms(schema)
+        self._session_limit = session_limit if dataset.layout != "time" else 0
+        self._seed = seed
         # Whether the ids of a row group stay in the columns they were decoded to.
-        self._keeps_columns = self._encoding is None and dedup is None and not self._transforms
+        self._keeps_columns = (
+            self._encoding is None and dedup is None and not self._transforms and not self._session_limit
+        )
         self._keys = [feature.name for feature in schema.id_features]
         self._columns = self._stored_columns()
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         self._short: frozenset[str] | None = None  # features that are expanded once per row group
-        self._never_repeats: bool | None = None  # whether the first row group of records had no repeated list
+        self._expands: bool | None = None  # whether row groups are expanded as a whole
 
     def _stored_columns(self) -> list[str]:
         names = ["label", *(feature.name for feature in self._schema.features)]
         names += ["session_id"] if self._keeps_sessions else []
         if self._encoding is None:
-            return names
+            return list(dict.fromkeys([*names, *(["session_id"] if self._session_limit else [])]))
         stored = (columns_of(name, self._schema, self._encoding) for name in names)
         return list(dict.fromkeys(column for columns in stored for column in columns))
 
@@ -152,21 +173,38 @@ class RowGroupReader:
             block = decode_distinct(table, self._schema, self._encoding, keeps_sessions=keeps)
             if self._dedup is not None:
                 block = regroup(block, group_keys(self._keys, self._dedup))
-            elif not self._transforms and self._is_plain(block):
-                return expand_block(block, self._keys, schema=self._schema, where=where)
         block = self._transforms.apply(block)
         check_ranges(block, self._schema, where=where)
+        if self._session_limit:
+            block = reorder(block, self._spread(group, table))
+        if self._dedup is None and self._expands_group(block):
+            return expand_block(block, self._keys)
         with self._lock:
             if self._short is None:  # the first row group decides for all: batches mix them
                 self._short = short_features(block)
         return pack_block(block, dedup=self._dedup, windows=self._windows, expand=self._short)
 
-    def _is_plain(self, block: DistinctBlock) -> bool:
-        """Whether no list repeats, so that batches are cut from one list per sample; the first row group decides."""
+    def _spread(self, group: StoredGroup, table: pa.Table) -> npt.NDArray[np.int64]:
+        """The order in which the rows of a row group are read, the same in every epoch and for every reader."""
+        if self._encoding is not None:
+            sizes_S = session_sizes(table)
+        else:
+            sizes_S = np.diff(run_starts([table.column("session_id").to_numpy()]), append=table.num_rows)
+        seed = (self._seed, zlib.crc32(group.file.encode()), group.index)
+        return spread_sessions(sizes_S, limit=self._session_limit, seed=seed)
+
+    def _expands_group(self, block: DistinctBlock) -> bool:
+        """Whether plain batches are cut from one list per sample, made once per row group; the first group decides.
+
+        A plain batch of 2,048 samples then takes about half of the time. Long lists that repeat are picked for each
+        batch instead: expanded, the row groups of all lanes would exceed the memory for mixing.
+        """
         with self._lock:
-            if self._never_repeats is None:
-                self._never_repeats = all(group.num_distinct == len(block) for group in block.groups)
-            return self._never_repeats
+            if self._expands is None:
+                self._expands = all(own.num_distinct == len(block) for own in block.groups) or (
+                    8 * block.num_ids <= MAX_EXPANDED_BYTES
+                )
+            return self._expands
 
     def assemble(self, slices: Sequence[BlockSlice], *, num_global: int) -> Batch:
         """One batch from the rows [start, stop) of each transformed row group."""

@@ -63,6 +63,12 @@ def decode_distinct(
     )
 
 
+def session_sizes(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The number of rows of each session in the record of a row group."""
+    sizes_S: npt.NDArray[np.int64] = table.column("session/num_rows")[0].values.to_numpy().astype(np.int64)
+    return sizes_S
+
+
 def decode_rows(
     table: pa.Table, schema: Schema, encoding: Encoding, *, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:

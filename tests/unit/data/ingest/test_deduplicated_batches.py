@@ -75,11 +75,13 @@ def _id_tensors(ids) -> list[torch.Tensor]:
     ranks=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
     seed=st.integers(0, 9),
     resumed_at=st.integers(0, 3),
+    session_limit=st.sampled_from([0, 0, 1, 3]),
 )
 def test_deduplicated_batches_expand_to_the_plain_ones(
-    datasets, layout, groups, windows, workers, batch_size, ranks, seed, resumed_at
+    datasets, layout, groups, windows, workers, batch_size, ranks, seed, resumed_at, session_limit
 ):
     options = {"batch_size": batch_size, "rank": ranks[0], "world_size": ranks[1], "seed": seed, "epochs": 2}
+    options["session_limit"] = session_limit
     plain = list(IngestPipeline(datasets["time" if layout == "time" else "session"], **options))
     pipeline = IngestPipeline(datasets[layout], **options, workers=workers, dedup=groups, windows=windows)
     pipeline.load_state_dict(IngestPipeline(datasets[layout], **options).state_dict() | {"batch": resumed_at})
@@ -103,6 +105,37 @@ def test_batches_carry_the_session_of_each_sample_only_if_told_to(datasets, layo
     stored = [rows[name].to_pylist() for name in rows.column_names]
     assert sorted(zip(*found, strict=True)) == sorted(zip(*stored, strict=True))
     assert all(batch.session_B is None for batch in IngestPipeline(datasets[layout], **options))
+
+
+def _rows(batches) -> list[tuple[float, float]]:
+    """Something that identifies each sample."""
+    return [row for batch in batches for row in zip(batch.dense_BF[:, 0].tolist(), batch.label_B.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("layout", ["session", "deduplicated"])
+def test_a_session_limit_spreads_sessions_over_batches_and_keeps_every_row(datasets, layout):
+    options = {"batch_size": 64, "dedup": GROUPS}
+    whole = list(IngestPipeline(datasets[layout], **options))
+    pieces = list(IngestPipeline(datasets[layout], **options, session_limit=2))
+    assert sorted(_rows(pieces)) == sorted(_rows(whole))
+    assert pieces[0].ids.dedup_factor("likes") < whole[0].ids.dedup_factor("likes")
+    alone = list(IngestPipeline(datasets[layout], **options, session_limit=2))
+    halves = [list(IngestPipeline(datasets[layout], **options, session_limit=2, rank=r, world_size=2)) for r in (0, 1)]
+    for batch, *shares in zip(alone, *halves, strict=True):
+        assert _rows([batch]) == _rows(shares)
+
+
+def test_time_ordered_data_ignores_the_session_limit(datasets):
+    plain, limited = (list(IngestPipeline(datasets["time"], batch_size=64, session_limit=n)) for n in (0, 2))
+    assert _rows(plain) == _rows(limited)
+
+
+def test_a_position_is_valid_for_its_session_limit_only(datasets):
+    saved = IngestPipeline(datasets["session"], batch_size=64).state_dict()
+    del saved["session_limit"]  # as versions without the limit saved it
+    IngestPipeline(datasets["session"], batch_size=64).load_state_dict(saved)
+    with pytest.raises(InputError, match="session_limit 0, this run has 2"):
+        IngestPipeline(datasets["session"], batch_size=64, session_limit=2).load_state_dict(saved)
 
 
 def test_a_batch_holds_the_lists_of_a_session_once(datasets):

@@ -1,11 +1,20 @@
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.data.ingest.order import Order, lane_bounds, lane_quotas, num_lanes_for, permute_groups, permute_runs
+from recmill.data.ingest.order import (
+    Order,
+    lane_bounds,
+    lane_quotas,
+    num_lanes_for,
+    permute_groups,
+    permute_runs,
+    spread_sessions,
+)
 
 group_sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(tuple)
 
@@ -181,3 +190,17 @@ def test_the_batches_of_an_epoch_wander_through_a_row_group_unless_it_is_not_shu
     assert mixed != stored
     others = [rows[0][1] for rows in rows_of_batches(make_order((4_000,), batch_size=80), epoch=1)]
     assert others != mixed, "every epoch has its own order"
+
+
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=20), limit=st.integers(1, 12), seed=st.integers(0, 5))
+def test_sessions_are_spread_in_pieces_of_neighbouring_rows(sizes, limit, seed):
+    order = spread_sessions(np.array(sizes), limit=limit, seed=(seed,)).tolist()
+    assert sorted(order) == list(range(sum(sizes)))
+    num_cuts = sum(after != before + 1 for before, after in pairwise(order))
+    assert num_cuts < sum(-(-size // limit) for size in sizes)  # fewer cuts than pieces: rows of a piece stay together
+
+
+def test_two_pieces_of_a_session_rarely_meet():
+    order = spread_sessions(np.full(400, 16), limit=8, seed=(0,))
+    runs = (order // 16).reshape(-1, 160)  # 20 pieces each
+    assert np.mean([len(np.unique(run)) for run in runs]) > 19
