@@ -56,7 +56,7 @@ def stored_bytes(dataset: Dataset) -> int:
 
 def measure_preprocessing(layouts: Layouts, sizes: Sizes, seed: int, *, repeats: int) -> Metric:
     """Rows per second from the files to the trainer's batches: read, decode, dedup, transform, batch."""
-    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
+    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed, session_limit=0)
     chosen, plain = choose_dedup(layouts.deduplicated, layouts.schema, config), DedupChoice()
 
     def rate(dataset: Dataset, dedup: DedupChoice) -> Callable[[], float]:
@@ -171,7 +171,7 @@ def _against(values: list[float], baseline: list[float]) -> str:
 
 def bytes_per_sample(layouts: Layouts, sizes: Sizes, seed: int) -> dict[str, dict[str, float]]:
     """Bytes of a batch from the reader to the trainer, and between ranks when no table is local."""
-    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed)
+    config = TrainConfig(dedup="auto", batch_size=sizes.batch_size, seed=seed, session_limit=0)
     chosen = choose_dedup(layouts.deduplicated, layouts.schema, config)
     found: dict[str, dict[str, float]] = {"reader_to_trainer": {}, "over_the_wire": {}}
     sides = {"baseline": (layouts.time, DedupChoice()), "ours": (layouts.deduplicated, chosen)}

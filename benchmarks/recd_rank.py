@@ -29,7 +29,8 @@ NUM_RANKS = 2
 def count_bytes(job: dict[str, Any], side: dict[str, str], wire: Wire) -> dict[str, int]:
     """Bytes that this rank sent and samples that it trained on, in the first batches of an epoch."""
     dataset, schema = Dataset.load(side["data"]), Schema.load(side["data"])
-    config = TrainConfig(batch_size=job["batch_size"], seed=job["seed"], dedup=side["dedup"], sequence_encoder="mean")
+    own = {"batch_size": job["batch_size"], "seed": job["seed"], "dedup": side["dedup"]}
+    config = TrainConfig(**own, sequence_encoder="mean", session_limit=0)
     dedup = choose_dedup_together(dataset, schema, config, None)
     plan = default_plan(schema, Topology.local(dist.get_world_size()))
     sharded = shard_model(schema, config, plan, torch.device("cpu"), dedup=dedup)

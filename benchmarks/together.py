@@ -57,8 +57,16 @@ class Workload:
 
 def workloads(options: Options) -> dict[str, Workload]:
     """globo, recd, and globo again for the accuracy, at the requested size."""
+    # No trial and whole sessions: what is measured is each switch, in a part of a long run.
     base = TrainConfig(
-        batch_size=2048, eval_batch_size=8192, bottom_layers=(64,), top_layers=(128, 64), threads=1, seed=options.seed
+        batch_size=2048,
+        eval_batch_size=8192,
+        bottom_layers=(64,),
+        top_layers=(128, 64),
+        threads=1,
+        seed=options.seed,
+        trial=False,
+        session_limit=0,
     )
     one_in = {"tiny": "2000", "quick": "25", "full": "8"}[options.size]  # users, each with all clicks
     sessions = {"tiny": "40", "quick": "600", "full": "6000"}[options.size]

@@ -63,6 +63,7 @@ class Trainer:
 
     def __init__(self, dataset: Dataset, config: TrainConfig, *, num_batches: int | None = None) -> None:
         """`num_batches` ends an epoch early, for models too slow for a whole log."""
+        config = replace(config, session_limit=0)  # what is measured is a part of a long run
         self.dataset, self.config, self.num_batches = dataset, config, num_batches
         schema = Schema.load(dataset.path)
         self.dedup = choose_dedup(dataset, schema, config)

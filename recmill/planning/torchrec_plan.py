@@ -74,6 +74,26 @@ def plan_by_torchrec(
     return replace(plan, tables=tables, rank_bytes=tuple(rank_bytes))
 
 
+def without_tiers(plan: ShardPlan, schema: Schema, *, batch_size: int) -> ShardPlan:
+    """The plan with its tables placed by TorchRec's planner, as a run without tiers trains them.
+
+    Tables that share parameters stay where they are. So does every other table if TorchRec finds no room for them.
+    """
+    if not any(table.placement == "tiered" for table in plan.tables.values()):
+        return plan
+    lengths = {name: found.mean_length for name, found in plan.dedup.features.items()} if plan.dedup else {}
+    how: dict[str, Any] = {"batch_size": batch_size, "mean_lengths": lengths}
+    try:
+        placed = plan_with_torchrec(schema, plan.topology, plan.memory_budget_bytes or 2**40, **how)
+    except InputError:
+        return plan
+    tables = dict(plan.tables)
+    for name, (sharding, shards) in placed.items():
+        if tables[name].placement != "shared":
+            tables[name] = replace(tables[name], placement="torchrec", sharding=sharding, shards=shards)
+    return replace(plan, tables=tables)
+
+
 class _Collections(nn.Module):
     """The two collections under the path that plans name, on the meta device."""
 

@@ -1,7 +1,7 @@
 """Training: `trainer` launches torchrun, `rank` holds what every process runs; checkpoints, evaluation, export.
 
-`config` has every setting with its default, `switches` the five switches and `decisions` what they chose and why;
-`ablation` measures what each buys.
+`config` has every setting with its default, `switches` the five switches, `verdicts` what a trial found out about them
+and `decisions` what they chose and why; `ablation` measures what each buys.
 """
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "serving",
     "switches",
     "trainer",
+    "verdicts",
 ]

@@ -76,6 +76,8 @@ class TrainConfig:
 
     # running
     shuffle: bool = True
+    session_limit: int = -1  # samples of one session in a batch; 0: no limit; -1: 8 in runs of fewer than 100 steps
+    trial: bool = True  # measure on the first batches which switches pay; false: the plan's predictions decide
     eval_batch_size: int = 8192
     metric_cutoffs: tuple[int, ...] = (5, 10)  # k of NDCG@k, recall@k and hit rate@k
     eval_every: int = 0  # steps; 0: after every epoch
@@ -103,6 +105,8 @@ class TrainConfig:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.session_limit < -1:
+            raise InputError(f"session_limit is {self.session_limit}, expected -1 or more")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is {self.dropout}, expected at least 0 and below 1")
         for name in ("bottom_layers", "top_layers", "din_layers", "metric_cutoffs"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from recmill.artifacts import Dataset, ShardPlan
 from recmill.training.config import TrainConfig
 from recmill.training.switches import Switch, placed, shared_tables, wants_hot_batches
+from recmill.training.verdicts import Verdicts
 
 Source = Literal["trial", "plan", "setting", "data"]
 OFF = "turned off by the setting"
@@ -30,9 +31,18 @@ class Decision:
 
 
 def decisions_of(
-    config: TrainConfig, plan: ShardPlan, dataset: Dataset, *, deduplicated: Collection[str], is_tuned: bool
+    config: TrainConfig,
+    plan: ShardPlan,
+    dataset: Dataset,
+    *,
+    deduplicated: Collection[str],
+    is_tuned: bool,
+    verdicts: Verdicts | None = None,
 ) -> list[dict[str, Any]]:
-    """The decisions of a run. `deduplicated` names the features whose distinct lists it trained once."""
+    """The decisions of a run, those of its trial first.
+
+    `deduplicated` names the features whose distinct lists it trained once.
+    """
     found = (
         _dedup(config, plan, dataset, deduplicated),
         _tiers(config, plan),
@@ -40,7 +50,15 @@ def decisions_of(
         _sharing(config, plan),
         _tuning(config, is_tuned),
     )
-    return [decision.to_json() for decision in found]
+    return [_tried(decision, verdicts or Verdicts()).to_json() for decision in found]
+
+
+def _tried(decision: Decision, verdicts: Verdicts) -> Decision:
+    """The decision with what a trial measured, if there was one."""
+    verdict = verdicts.of(decision.switch)
+    if verdict is None:
+        return decision
+    return replace(decision, is_on=verdict.is_on, reason=verdict.reason, ratio=verdict.ratio, source="trial")
 
 
 def _made(config: TrainConfig, switch: Switch, is_on: bool, reason: str, source: Source) -> Decision:

@@ -62,6 +62,15 @@ def keep_freed_memory() -> None:
         mallopt(MXFAST, 0)
 
 
+def return_freed_memory() -> None:
+    """Give freed memory back to the kernel, and start to measure this process's peak memory anew."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    with suppress(OSError):  # not Linux, or /proc is read-only
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
 @contextmanager
 def frozen_objects() -> Iterator[None]:
     """While the block runs, garbage collections skip the objects that exist when it begins.

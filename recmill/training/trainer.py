@@ -33,7 +33,8 @@ from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, ending_orphans, rank_environment, threads_of
-from recmill.training.switches import shared_tables, wants_hot_batches
+from recmill.training.switches import Switch, shared_tables, wants_hot_batches
+from recmill.training.verdicts import remembered
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
@@ -138,6 +139,9 @@ def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progr
     """The job with the data laid out for hot batches where the run trains them; laid out once per run."""
     plan = ShardPlan.load(job["plan"]) if job["plan"] else None
     if not wants_hot_batches(plan, config) or plan is None:
+        return dict(job)
+    known = remembered(job, num_ranks=plan.world_size)
+    if known and Switch.HOT_BATCHES in known.refused:
         return dict(job)
     target = folder / "layout"
     if not (target / Dataset.manifest_name).exists():

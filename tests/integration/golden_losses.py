@@ -72,7 +72,10 @@ SMALL_MODEL = {"bottom_layers": (16,), "top_layers": (16,)}
 SLOW_LINKS = dict.fromkeys(("intra_node_latency_s", "inter_node_latency_s"), 0.0) | dict.fromkeys(
     ("intra_node_bytes_per_s", "inter_node_bytes_per_s"), 1e4
 )
-BASE = TrainConfig(batch_size=128, eval_batch_size=512, epochs=2, max_steps=14, threads=1, seed=1, **SMALL_MODEL)
+ORDER = {"session_limit": 0, "trial": False}  # the cases name their switches, and keep sessions whole
+BASE = TrainConfig(
+    batch_size=128, eval_batch_size=512, epochs=2, max_steps=14, threads=1, seed=1, **SMALL_MODEL, **ORDER
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,8 +192,8 @@ def reorder(block: DistinctBlock, order_R: IdArray) -> DistinctBlock:
     """The block with its samples in another order; distinct rows are numbered in order of first use again."""
     groups = tuple(_reorder_group(group, order_R) for group in block.groups)
     session_R = None if block.session_R is None else block.session_R[order_R]
-    own = {"dense_RF": block.dense_RF[order_R], "label_R": block.label_R[order_R], "session_R": session_R}
-    return replace(block, **own, groups=groups)
+    dense_RF, label_R = block.dense_RF[order_R], block.label_R[order_R]
+    return replace(block, dense_RF=dense_RF, label_R=label_R, groups=groups, session_R=session_R)
 
 
 def _reorder_group(group: DistinctGroup, order_R: IdArray) -> DistinctGroup:

@@ -16,6 +16,7 @@ from recmill.data.repeats import MIN_FACTOR, pays
 from recmill.data.schema import Schema
 from recmill.model.embeddings import Ids, looked_up_ids
 from recmill.training.config import TrainConfig
+from recmill.training.rank.feed import session_limit
 
 # How many repeated ids of a feature a batch must hold for finding them to pay. Two histories of 64 (131,000 ids each,
 # 25,000 of them distinct) train a step in 105 instead of 122 ms on a CPU, two of 10,500 and 3,800 in 28 instead of 26.
@@ -50,7 +51,13 @@ def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig, plan: Sh
     """
     if config.dedup == "false":
         return DedupChoice()
-    with IngestPipeline(dataset, batch_size=config.batch_size, seed=config.seed, shuffle=config.shuffle) as batches:
+    with IngestPipeline(
+        dataset,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=config.shuffle,
+        session_limit=session_limit(dataset, config),
+    ) as batches:
         batch = next(iter(batches))
     found = InverseKeyedJaggedTensor.from_kjt(batch.ids, min_factor=ANY_REPEAT)
     takes_all = config.dedup == "true"

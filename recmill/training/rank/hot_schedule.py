@@ -61,6 +61,11 @@ class HotSchedule:
         return self._state.num_swaps
 
     @property
+    def num_turns(self) -> int:
+        """Turns per epoch at the present rate."""
+        return max(1, min(round(1 / self.rate), self.num_cold, self.num_hot))
+
+    @property
     def is_turn_over(self) -> bool:
         """Whether the last block ended a turn: then the held-out loss is due."""
         state = self._state

@@ -36,10 +36,12 @@ from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
 from recmill.training.evaluation import PredictionCollector, Predictions, measure_predictions, metric_features
 from recmill.training.rank.dedup import DedupChoice
-from recmill.training.rank.feed import Feed
+from recmill.training.rank.description import describe_hot, describe_model
+from recmill.training.rank.feed import Feed, session_limit
 from recmill.training.rank.sharding import ShardedModel
 from recmill.training.rank.state import RunState
 from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
+from recmill.training.verdicts import Verdicts
 from recmill.tuning.online.tuner import OnlineTuner
 
 HELD_OUT_BATCHES = 4  # evaluated after a turn of hot and cold batches
@@ -49,7 +51,10 @@ Report = Callable[[str, int, int], None]
 
 
 class TrainingRun:
-    """One rank's part of a training run in the folder `out`."""
+    """One rank's part of a training run in the folder `out`.
+
+    `config` is what runs; in `settings`, the user's, switches that `verdicts` decided are still on "auto".
+    """
 
     def __init__(
         self,
@@ -59,6 +64,8 @@ class TrainingRun:
         hot_dataset: Dataset | None,
         schema: Schema,
         config: TrainConfig,
+        settings: TrainConfig,
+        verdicts: Verdicts,
         out: Path,
         device: torch.device,
         dedup: DedupChoice,
@@ -69,7 +76,7 @@ class TrainingRun:
     ) -> None:
         self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
         self.out, self.device, self.dedup, self.allocation = out, device, dedup, allocation
-        self.plan = plan
+        self.plan, self.settings, self.verdicts = plan, settings, verdicts
         planned = plan.ingest.workers if plan.ingest else None
         self.workers = allocation.stages if allocation else planned
         self.inputs, self.report = inputs, report
@@ -83,6 +90,7 @@ class TrainingRun:
 
     def _open_feed(self, hot_dataset: Dataset | None) -> Feed:
         options: dict[str, Any] = {"epochs": self.config.epochs, "shuffle": self.config.shuffle}
+        options["session_limit"] = session_limit(self.dataset, self.config)
         size = self.config.batch_size
         if hot_dataset is None or HOT not in hot_dataset.splits:
             prefetch = self.sharded.prefetch
@@ -102,6 +110,7 @@ class TrainingRun:
         *,
         epochs: int = 1,
         shuffle: bool = False,
+        session_limit: int = 0,
         dataset: Dataset | None = None,
         keeps_sessions: bool = False,
     ) -> IngestPipeline:
@@ -114,6 +123,7 @@ class TrainingRun:
             seed=self.config.seed,
             epochs=epochs,
             shuffle=shuffle,
+            session_limit=session_limit,
             workers=self.workers,
             dedup=self.dedup.groups or None,
             windows=self.dedup.windows,
@@ -146,7 +156,7 @@ class TrainingRun:
             batches = iter(self.ingest)
             self.meter.start()
             while self.state.step < self.num_steps and not self.state.is_stopped:
-                self._step(*self._next(batches))
+                self.train_step(*self._next(batches))
                 is_last = self.state.step == self.num_steps
                 if len(self.pending) == LOG_EVERY or is_last:
                     self._flush_losses()
@@ -187,7 +197,7 @@ class TrainingRun:
             self.state.seconds += time.perf_counter() - started
         return found
 
-    def _step(self, batch: Batch, is_hot: bool) -> None:
+    def train_step(self, batch: Batch, is_hot: bool) -> None:
         started = time.perf_counter()
         if is_hot:
             self.sharded.enter_hot()
@@ -208,6 +218,11 @@ class TrainingRun:
         self.num_metered_steps += 1
         self.pending.append((self.state.step, batch.num_global, loss_sum.detach()))
         self.state.seconds += time.perf_counter() - started
+
+    def forget_steps(self) -> None:
+        """Count no step so far, nor its loss: a trial only wants to know how long steps take."""
+        self.state, self.num_metered, self.num_metered_steps = RunState(), 0, 0
+        self.pending.clear()
 
     def _forward(self, batch: Batch, *, is_hot: bool = False) -> Tensor:
         """Logits of the batch. A rank without samples computes and drops a blank one: every rank must take part."""
@@ -298,7 +313,7 @@ class TrainingRun:
     def _body(self) -> dict[str, Any]:
         return {
             "step": self.state.step,
-            "config": self.config.to_json(),
+            "config": self.settings.to_json(),
             "schema": self.schema.to_json(),
             "sharing": record_json(self.sharded.sharing),
             "world_size": self.world_size,
@@ -327,7 +342,7 @@ class TrainingRun:
         result = {
             "format_version": 1,
             "kind": "training",
-            "config": self.config.to_json(),
+            "config": self.settings.to_json(),
             "world_size": self.world_size,
             "num_steps": self.state.step,
             "num_samples": self.state.num_samples,
@@ -341,12 +356,18 @@ class TrainingRun:
             "roc": predictions.roc() if predictions else {},
             "ingest": dict(ingest_stats),
             "tuning": tuning,
-            "hot": self._describe_hot(),
+            "hot": describe_hot(self.ingest, self.sharded),
             "dedup": self.dedup.to_json(),
             "decisions": decisions_of(
-                self.config, self.plan, self.dataset, deduplicated=self.dedup.features, is_tuned=self.is_tuned
+                self.settings,
+                self.plan,
+                self.dataset,
+                deduplicated=self.dedup.features,
+                is_tuned=self.is_tuned,
+                verdicts=self.verdicts,
             ),
-            "model": self._describe_model(),
+            "trial_seconds": self.verdicts.seconds,
+            "model": describe_model(self.sharded, self.config.model),
             "data": {
                 "path": self.dataset.path,
                 "layout": self.dataset.layout,
@@ -358,24 +379,3 @@ class TrainingRun:
         for folder in ("checkpoints", DISK_FOLDER):
             shutil.rmtree(self.out / folder, ignore_errors=True)
         return result
-
-    def _describe_hot(self) -> dict[str, Any] | None:
-        schedule = self.ingest.schedule
-        if schedule is None:
-            return None
-        return {
-            "batches": {"hot": schedule.num_hot, "cold": schedule.num_cold},
-            "rate": schedule.rate,
-            "num_swaps": schedule.num_swaps,
-            "bytes": sum(collection.num_bytes for collection in self.sharded.hot),
-        }
-
-    def _describe_model(self) -> dict[str, Any]:
-        num_embedding = sum(table.num_rows * table.dim for table in self.schema.tables)
-        num_dense = sum(parameter.numel() for parameter in self.sharded.dense_optimiser.param_groups[0]["params"])
-        return {
-            "name": self.config.model,
-            "num_dense_parameters": num_dense,
-            "num_embedding_parameters": num_embedding,
-            "embedding_bytes": num_embedding * 4,
-        }

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,17 @@ from recmill.artifacts import (
 )
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
+from recmill.planning.torchrec_plan import without_tiers
 from recmill.progress import seconds_since_start
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
 from recmill.training.rank.dedup import choose_dedup_together
 from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
 from recmill.training.rank.sharding import shard_model
+from recmill.training.rank.trial import decide_switches
 from recmill.training.serving import export_checkpoint
+from recmill.training.switches import wants_hot_batches
+from recmill.training.verdicts import Verdicts
 
 
 def main(job_path: str) -> None:
@@ -70,22 +75,46 @@ def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
 
 
 def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
-    """This rank's part of a job, resumed if it has begun; all ranks of the process group call it together."""
-    config = TrainConfig.from_json(job["config"])
-    dataset = Dataset.load(job["data"])
+    """This rank's part of a job, resumed if it has begun; all ranks of the process group call it together.
+
+    A trial decides first which switches on "auto" pay, unless that is known.
+    """
+    config, dataset = TrainConfig.from_json(job["config"]), Dataset.load(job["data"])
     schema = Schema.load(dataset.path)
     topology = Topology.local(dist.get_world_size())
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
+    build = partial(_build_run, job, device, dataset, schema, plan)
+    verdicts = decide_switches(job, config=config, plan=plan, dataset=dataset, open_run=build)
+    run = build(verdicts.settle(config), verdicts)
+    run.resume()
+    return run
+
+
+def _build_run(
+    job: dict[str, Any],
+    device: torch.device,
+    dataset: Dataset,
+    schema: Schema,
+    plan: ShardPlan,
+    config: TrainConfig,
+    verdicts: Verdicts | None = None,
+) -> TrainingRun:
+    """The run that `config` describes, from its first step on; equal however often and after whatever it is built."""
+    if config.tiers == "false":
+        plan = without_tiers(plan, schema, batch_size=config.batch_size)
     dedup = choose_dedup_together(dataset, schema, config, plan)
     sharded = shard_model(schema, config, plan, device, dedup=dedup, disk_folder=Path(job["out"]) / DISK_FOLDER)
     # Dropout draws differ between ranks, as samples do.
     torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
-    run = TrainingRun(
+    has_hot_data = job.get("hot_data") and wants_hot_batches(plan, config)
+    return TrainingRun(
         sharded=sharded,
         dataset=dataset,
-        hot_dataset=Dataset.load(job["hot_data"]) if job.get("hot_data") else None,
+        hot_dataset=Dataset.load(job["hot_data"]) if has_hot_data else None,
         schema=schema,
         config=config,
+        settings=TrainConfig.from_json(job["config"]),
+        verdicts=verdicts or Verdicts(),
         out=Path(job["out"]),
         device=device,
         dedup=dedup,
@@ -94,8 +123,6 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
         inputs=job["inputs"],
         report=_print_progress,
     )
-    run.resume()
-    return run
 
 
 def _device() -> torch.device:

@@ -105,7 +105,7 @@ def test_rows_of_the_next_batches_are_read_ahead(work, tmp_path, alone):
     with run.ingest as feed:
         batches = iter(feed)
         position = feed.state_dict()
-        run._step(*next(batches))
+        run.train_step(*next(batches))
         stores = [store for store in run.sharded.stores if type(store).__name__ == "DiskStore"]
         assert all(len(store._ahead) == 2 for store in stores)
         assert feed.state_dict()["batch"] == position["batch"] + 1
