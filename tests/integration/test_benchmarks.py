@@ -84,3 +84,17 @@ def test_recd_measures_globo_where_it_is_there(tmp_path: Path) -> None:
     check_result(result, printed, "recd")
     assert set(result["metrics"]) == {*RECD, *RECD_OTHER, *RECD_GLOBO}
     assert result["skipped"] == {}
+
+
+@pytest.mark.slow
+def test_the_grid_of_auto_measures_its_cells_and_resumes(tmp_path: Path) -> None:
+    out, work = tmp_path / "grid.json", tmp_path / "work"
+    command = [sys.executable, str(FOLDER / "auto_grid.py"), "--tiny", "--json", str(out), "--work", str(work)]
+    for _ in range(2):  # the second call finds the cells of the first
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert {"rate_tiny_dlrm_2048", "rate_single_dlrm_2048", "lowest_rate", "lost_cells"} <= set(result["metrics"])
+    assert "| tiny | dlrm | 2,048 |" in done.stdout
+    # A quiet machine reaches 0.97; this only notices a switch that is on and costs.
+    assert result["metrics"]["lowest_rate"]["ours"] > 0.7
