@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from recmill.artifacts import InputError, ShardPlan, join_path
 from recmill.artifacts.topology import Topology
@@ -101,6 +100,8 @@ def cut_by_origin(
 
 def _counts_of(path: Path, moved: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{kind: (rows, counts)} by falling count."""
+    import pyarrow.dataset as ds  # loads pandas, if it is installed
+
     found = {}
     for kind, rows in moved.items():
         read = ds.dataset(path).to_table(filter=pc.field("row").isin(pa.array(rows)))

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, ShardPlan, join_path, local_folder
@@ -23,6 +22,8 @@ ROW_SCHEMA = pa.schema([("row", pa.int64()), ("tier", pa.int32()), ("slot", pa.i
 
 def most_read_rows(counts_path: Path, num_rows: int) -> np.ndarray:
     """The `num_rows` most read rows of a table by falling count, from its counts file."""
+    import pyarrow.dataset as ds  # loads pandas, if it is installed
+
     found: np.ndarray = ds.dataset(counts_path).head(num_rows, columns=["row"])["row"].to_numpy()
     return found
 
@@ -68,6 +69,8 @@ def write_slots(folder: Path, tables: Mapping[str, np.ndarray]) -> None:
 
 def read_tier_rows(plan: ShardPlan, table: str) -> dict[str, np.ndarray]:
     """The rows of a table's replicated and node tiers by slot, as a plan placed them."""
+    import pyarrow.dataset as ds  # loads pandas, if it is installed
+
     entry = plan.tables.get(table)
     if entry is None:
         raise InputError(f"{join_path(plan.path, plan.manifest_name)}: has no table {table!r}")
