@@ -49,9 +49,20 @@ inline std::vector<Lists> read_lists(const std::vector<Input>& values, const std
 }
 
 template <typename Id>
-void check_rows(const char* name, const Id* rows, int64_t num_rows, int64_t limit) {
+bool are_rows(const Id* rows, int64_t begin, int64_t end, int64_t limit) {
   bool good = true;
-  for (int64_t i = 0; i < num_rows; ++i) good &= static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit);
+  for (int64_t i = begin; i < end; ++i) good &= static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit);
+  return good;
+}
+
+template <typename Id>
+void check_rows(const char* name, const Id* rows, int64_t num_rows, int64_t limit, int threads = 1) {
+  bool good = threads > 1 || are_rows(rows, 0, num_rows, limit);
+  if (threads > 1) {
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(& : good)
+    for (int part = 0; part < threads; ++part)
+      good &= are_rows(rows, num_rows * part / threads, num_rows * (part + 1) / threads, limit);
+  }
   if (good) return;
   int64_t i = 0;
   while (static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit)) ++i;

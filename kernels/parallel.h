@@ -1,12 +1,10 @@
-// What all CPU kernels share: the number of threads, errors inside loops, and code compiled for AVX2.
+// What all CPU kernels share: the number of threads, and code compiled for AVX2.
 #pragma once
 
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <limits>
 
 namespace recmill {
 
@@ -24,22 +22,6 @@ inline int choose_threads(int64_t work, int64_t work_per_thread, int requested =
   if (requested > 0 || forced.threads > 0) return requested > 0 ? requested : forced.threads;
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), work / work_per_thread)));
 }
-
-// The lowest position at which any thread found an error, so that the message does not depend on the threads.
-class FirstError {
- public:
-  void report(int64_t position) {
-    int64_t seen = position_.load(std::memory_order_relaxed);
-    while (position < seen && !position_.compare_exchange_weak(seen, position, std::memory_order_relaxed)) {
-    }
-  }
-  bool found() const { return position() != kNone; }
-  int64_t position() const { return position_.load(std::memory_order_relaxed); }
-
- private:
-  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  std::atomic<int64_t> position_{kNone};
-};
 
 // run_avx2(body) calls `body` compiled for AVX2 where the CPU has it, run_fma(body) for AVX2 and FMA. `body` is a lambda
 // marked RECMILL_BODY, and everything it calls must be inlined to be compiled the same way. With FMA, products are not

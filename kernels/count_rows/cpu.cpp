@@ -1,8 +1,5 @@
 // counts[id] += 1 for every id, on several threads and without atomics.
-#include <vector>
-
-#include "arrays.h"
-#include "parallel.h"
+#include "jagged.h"
 
 namespace recmill {
 namespace {
@@ -10,26 +7,6 @@ namespace {
 // A private histogram of 32k rows takes 256 KiB: it stays in a core's L2 cache, and adding it to the others costs little.
 constexpr int64_t kPrivateRows = 32 * 1024;
 constexpr int64_t kIdsPerThread = 64 * 1024;
-
-template <typename Id>
-void check_ids(const Id* ids, int64_t num_ids, int64_t num_rows, int threads) {
-  FirstError error;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t block = 0; block < (num_ids + 1023) / 1024; ++block) {
-    const int64_t end = std::min(num_ids, (block + 1) * 1024);
-    bool good = true;
-    for (int64_t i = block * 1024; i < end; ++i) good &= static_cast<uint64_t>(ids[i]) < static_cast<uint64_t>(num_rows);
-    if (good) continue;
-    for (int64_t i = block * 1024; i < end; ++i)
-      if (static_cast<uint64_t>(ids[i]) >= static_cast<uint64_t>(num_rows)) {
-        error.report(i);
-        break;
-      }
-  }
-  if (error.found())
-    refuse("ids[" + std::to_string(error.position()) + "] is " + std::to_string(ids[error.position()]) +
-           ", expected a row in [0, " + std::to_string(num_rows) + ")");
-}
 
 template <typename Id>
 void count_privately(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids, int threads) {
@@ -64,7 +41,7 @@ void count_partitioned(int64_t* counts, int64_t num_rows, const Id* ids, int64_t
 template <typename Id>
 void count(int64_t* counts, int64_t num_rows, const Id* ids, int64_t num_ids) {
   const int threads = choose_threads(num_ids, kIdsPerThread);
-  check_ids(ids, num_ids, num_rows, threads);  // before anything is written: a bad id leaves the counts unchanged
+  check_rows("ids", ids, num_ids, num_rows, threads);  // before anything is written: a bad id leaves the counts unchanged
   if (threads == 1) {
     for (int64_t i = 0; i < num_ids; ++i) ++counts[ids[i]];
   } else if (num_rows <= kPrivateRows) {

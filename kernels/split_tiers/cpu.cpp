@@ -1,8 +1,5 @@
 // The tier of a table that holds a row, and its slot there; and the distinct keys of a batch in ascending order.
-#include <vector>
-
-#include "arrays.h"
-#include "parallel.h"
+#include "jagged.h"
 
 namespace recmill {
 namespace {
@@ -29,36 +26,22 @@ struct TierMap {
     tier = static_cast<uint8_t>((entry & ((1 << kTierBits) - 1) & is_moved) | (common_tier & ~is_moved));
     slot = ((entry >> kTierBits) & is_moved) | ((static_cast<int64_t>(row) - below) & ~is_moved);
   }
-
-  bool holds(const Id* ids, int64_t begin, int64_t end) const {
-    bool good = true;
-    for (int64_t i = begin; i < end; ++i) good &= static_cast<uint64_t>(ids[i]) < static_cast<uint64_t>(num_rows);
-    return good;
-  }
 };
 
 template <typename Id>
 void split_ids(const TierMap<Id>& map, const Id* ids, int64_t num_ids, uint8_t* tiers, int64_t* slots) {
-  FirstError error;
-  const int threads = choose_threads(num_ids, kIdsPerThread);
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t block = 0; block < (num_ids + kBlock - 1) / kBlock; ++block) {
-    const int64_t begin = block * kBlock, end = std::min(num_ids, begin + kBlock);
-    if (map.holds(ids, begin, end)) {
+  bool is_good = true;
+#pragma omp parallel for num_threads(choose_threads(num_ids, kIdsPerThread)) schedule(static) reduction(& : is_good)
+  for (int64_t begin = 0; begin < num_ids; begin += kBlock) {
+    const int64_t end = std::min(num_ids, begin + kBlock);
+    const bool are_inside = are_rows(ids, begin, end, map.num_rows);
+    is_good &= are_inside;
+    if (are_inside)
       run_avx2([&]() RECMILL_BODY {  // for the popcnt instruction
         for (int64_t i = begin; i < end; ++i) map.split(ids[i], tiers[i], slots[i]);
       });
-      continue;
-    }
-    for (int64_t i = begin; i < end; ++i)
-      if (!map.holds(ids, i, i + 1)) {
-        error.report(i);
-        break;
-      }
   }
-  if (error.found())
-    refuse("ids[" + std::to_string(error.position()) + "] is " + std::to_string(ids[error.position()]) +
-           ", expected a row in [0, " + std::to_string(map.num_rows) + ")");
+  if (!is_good) check_rows("ids", ids, num_ids, map.num_rows);  // names the first one
 }
 
 // `moved` has at least one entry.
@@ -102,13 +85,9 @@ int64_t distinct_keys(const Input& all_keys, int64_t bound, const Output& distin
   const int64_t* keys = all_keys.as<const int64_t>("keys");
   int64_t* distinct = distinct_out.as<int64_t>("distinct", num_keys);
   int64_t* inverse = inverse_out.as<int64_t>("inverse", num_keys);
+  check_rows("keys", keys, num_keys, bound);
   std::vector<Entry> entries(num_keys);
-  for (int64_t i = 0; i < num_keys; ++i) {
-    if (static_cast<uint64_t>(keys[i]) >= static_cast<uint64_t>(bound))
-      refuse("keys[" + std::to_string(i) + "] is " + std::to_string(keys[i]) + ", expected one in [0, " +
-             std::to_string(bound) + ")");
-    entries[i] = {keys[i], i};
-  }
+  for (int64_t i = 0; i < num_keys; ++i) entries[i] = {keys[i], i};
   sort_entries(entries, bound);
   int64_t count = 0;
   for (const Entry& entry : entries) {

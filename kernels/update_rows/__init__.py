@@ -99,6 +99,5 @@ def update_rows(
 
         reference.update_rows(weights_HD, state, blocks, optimiser=optimiser, lr=lr, eps=eps, scale=scale)
         return
-    settings = _cpu.Optimiser(OPTIMISERS[optimiser], lr, eps, scale)
-    of_blocks = [own for own, _ in blocks], [own for _, own in blocks]
-    _cpu.update_rows(weights_HD, state, settings, *of_blocks)
+    settings = (OPTIMISERS[optimiser], lr, eps, scale)
+    _cpu.update_rows(weights_HD, state, *settings, [own for own, _ in blocks], [own for _, own in blocks])

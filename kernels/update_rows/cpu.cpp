@@ -186,21 +186,15 @@ void sum_bags(const std::vector<Input>& gradients, const OptionalInput& offsets,
   }
 }
 
-// An optimiser and its settings, as Python passes them.
-struct Optimiser {
-  int kind;
-  double lr, eps, scale;
-};
-
 // Gradients of the same row are chained in the order in which they arrive, so that one thread steps a row once.
-void update_rows(const Output& weights, const OptionalOutput& state, const Optimiser& optimiser,
+void update_rows(const Output& weights, const OptionalOutput& state, int kind, double lr, double eps, double scale,
                  const std::vector<Input>& rows_of_blocks, const std::vector<Input>& gradients_of_blocks) {
   const int64_t num_rows = weights.dim(0), width = weights.dim(1);
   const int64_t state_size[] = {0, num_rows * width, num_rows};
-  if (optimiser.kind < kSgd || optimiser.kind > kRowWiseAdagrad || state.has_value() != (optimiser.kind != kSgd))
+  if (kind < kSgd || kind > kRowWiseAdagrad || state.has_value() != (kind != kSgd))
     refuse("state: does not fit the optimiser");
-  const Table table{weights.as<float>("weights_HD"), state ? state->as<float>("state", state_size[optimiser.kind]) : nullptr,
-                    width, optimiser.kind, optimiser.lr, optimiser.eps, optimiser.scale};
+  float* own_state = state ? state->as<float>("state", state_size[kind]) : nullptr;
+  const Table table{weights.as<float>("weights_HD"), own_state, width, kind, lr, eps, scale};
   if (rows_of_blocks.size() != gradients_of_blocks.size()) refuse("blocks: expected as many rows as gradients");
   std::vector<Chain> chains;
   std::vector<int64_t> firsts;
@@ -234,7 +228,6 @@ void update_rows(const Output& weights, const OptionalOutput& state, const Optim
 }  // namespace
 
 void bind_update_rows(nb::module_& m) {
-  nb::class_<Optimiser>(m, "Optimiser").def(nb::init<int, double, double, double>());
   add_function(m, "find_rows", &find_rows);
   add_function(m, "sum_bags", &sum_bags);
   add_function(m, "update_rows", &update_rows);

@@ -53,7 +53,7 @@ class TableEmbeddings(nn.Module):
 
     Tables stay on the meta device unless one is given: sharding materialises only what a rank holds. `deduplicated`
     names the features that arrive as distinct rows; the result is the same, with each row looked up once. TorchRec does
-    not hold the tables in `elsewhere`: `attach` adds the collections that do. `attach_hot` adds collections for batches
+    not hold the tables in `elsewhere`: `attach` adds the collections that do, and collections for batches
     that read hot rows only; their ids are slots of the hot set. `repeated_ids` names features of sequence tables whose
     ids TorchRec looks up once per batch instead of once per list element.
     """
@@ -88,17 +88,13 @@ class TableEmbeddings(nn.Module):
         self._hot: dict[str, list[_Source]] = {shape: [] for shape in SHAPES}
         self._ahead: deque[tuple[Ids, _CollectionInputs]] = deque()  # batches whose rows are being read from disk
 
-    def attach(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
-        """Let a collection look up these tables of a shape (pooled, distinct or sequence)."""
-        self._attached[shape].append(_Source(features=self._readers(shape, tables), lookup=lookup))
-
-    def attach_hot(self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any]) -> None:
-        """Let a collection look up these tables of a shape in hot batches."""
-        self._hot[shape].append(_Source(features=self._readers(shape, tables), lookup=lookup))
-
-    def _readers(self, shape: str, tables: Sequence[str]) -> list[str]:
+    def attach(
+        self, shape: str, tables: Sequence[str], lookup: Callable[[KeyedJaggedTensor], Any], *, is_hot: bool = False
+    ) -> None:
+        """Let a collection look up these tables of a shape (pooled, distinct or sequence), or do so in hot batches."""
         wanted = {module_name(table) for table in tables}
-        return _features_of([config for config in self.configs[shape] if config.name in wanted])
+        features = _features_of([config for config in self.configs[shape] if config.name in wanted])
+        (self._hot if is_hot else self._attached)[shape].append(_Source(features=features, lookup=lookup))
 
     def _sources(self, shape: str, *, is_hot: bool) -> list[_Source]:
         if is_hot:

@@ -98,5 +98,5 @@ def test_distinct_keys_are_those_of_torch_unique(keys, bound):
 
 
 def test_a_key_beyond_the_bound_is_named():
-    with pytest.raises(ValueError, match=r"keys\[1\] is 9, expected one in \[0, 9\)"):
+    with pytest.raises(ValueError, match=r"keys\[1\] is 9, expected a row in \[0, 9\)"):
         distinct_keys(torch.tensor([3, 9]), bound=9)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from kernels.buffers import join_arrays
+from kernels.buffers import empty_array, join_arrays
 from kernels.join_lists import ListBlock, join_lists, scan_lists
-from kernels.stack_columns import stack_columns
 from recmill.artifacts import InputError
 from recmill.data.ikjt.build import split_list_column
 from recmill.data.ikjt.cutting import cut_ids
@@ -117,6 +116,13 @@ class RowBlock:
 BlockSlice = tuple[RowBlock | DistinctBlock, int, int]  # rows [start, stop) of a row group
 
 
+def _stack(columns: Sequence[FloatArray], num_rows: int) -> FloatArray:
+    stacked_RF: FloatArray = empty_array((num_rows, len(columns)), np.float32)
+    for position, column in enumerate(columns):
+        stacked_RF[:, position] = column
+    return stacked_RF
+
+
 def decode_block(
     table: pa.Table,
     schema: Schema,
@@ -132,10 +138,10 @@ def decode_block(
     """
     num_rows = table.num_rows
     numbers = [_dense_column(_column(table, feature.name, where), feature.name, where) for feature in schema.dense]
-    dense_RF, wrong = stack_columns(numbers, num_rows)
-    if wrong is not None:
+    dense_RF = _stack(numbers, num_rows)
+    if not np.isfinite(dense_RF).all():
         filled = [_filled(column, feature.name, where) for column, feature in zip(numbers, schema.dense, strict=True)]
-        dense_RF, _ = stack_columns(filled, num_rows)
+        dense_RF = _stack(filled, num_rows)
     columns = [_id_column(_column(table, feature.name, where), feature.name, where) for feature in schema.id_features]
     lists = _list_block(columns, num_rows)
     bounds = [feature.num_rows for feature in schema.id_features] if checks_ranges else None

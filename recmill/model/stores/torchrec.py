@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels import move_rows
 from recmill.model.stores.collectives import world_size
 from recmill.model.stores.hot.swap import HeldShard, exchange_changes
-from recmill.model.stores.interface import InitialRows, Replica, copy_rows
+from recmill.model.stores.interface import InitialRows, Replica
 
 # R = requested rows, D = embedding width
 START_BLOCK = 1 << 20
@@ -21,8 +21,8 @@ START_BLOCK = 1 << 20
 class TorchRecStore:
     """Tables of a DistributedModelParallel, by their ShardedTensors, whose local shards are views of the live rows.
 
-    `weights` maps a table to its ShardedTensor, `optimiser_state` a table to {state name: ShardedTensor}. Table-wise
-    and row-wise shards hold whole rows; of column-wise shards only weights and element-wise state can be moved.
+    `weights` maps a table to its ShardedTensor, `optimiser_state` a table to {state name: ShardedTensor}. Shards hold
+    whole rows: plans are table-wise or row-wise.
     """
 
     def __init__(
@@ -55,12 +55,10 @@ class TorchRecStore:
         """Set every local row to its initial value and clear the optimiser state."""
         for table, weight in self._weights.items():
             for shard in weight.local_shards():
-                first, column = shard.metadata.shard_offsets
-                num_rows, width = shard.metadata.shard_sizes
+                first, num_rows = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
                 for start in range(first, first + num_rows, START_BLOCK):
                     stop = min(start + START_BLOCK, first + num_rows)
-                    rows = initial_rows(table, start, stop)
-                    shard.tensor[start - first : stop - first].copy_(rows[:, column : column + width])
+                    shard.tensor[start - first : stop - first].copy_(initial_rows(table, start, stop))
             for state in self._state.get(table, {}).values():
                 for shard in state.local_shards():
                     shard.tensor.zero_()
@@ -85,12 +83,8 @@ class TorchRecStore:
         """Write rows into the shards that this rank holds."""
         for name, values in (("", weights_RD), *state.items()):
             for shard in self._shards(table, name):
-                place, local, columns = self._overlap(table, shard, rows_R)
-                if columns is None:
-                    move_rows(values, shard.tensor, source_rows_N=place, target_rows_N=local)
-                else:
-                    chosen = values if place is None else values[place]
-                    shard.tensor[local] = chosen[:, columns].to(shard.tensor.device)
+                place, local = self._overlap(table, shard, rows_R)
+                move_rows(values, shard.tensor, source_rows_N=place, target_rows_N=local)
 
     @torch.no_grad()
     def refresh(self, replicas: Mapping[str, Replica]) -> None:
@@ -99,18 +93,15 @@ class TorchRecStore:
         Replicas are equal on all ranks, so the rank that holds a row compares it with its own copy and sends it if they
         differ.
         """
-        cut = {table: own for table, own in replicas.items() if self._is_cut(table)}
-        whole = {table: own for table, own in replicas.items() if table not in cut}
-        copy_rows(self, cut)
         if world_size(self._group) == 1:
-            for table, own in whole.items():
+            for table, own in replicas.items():
                 for live, held, place, local in self._pairs(table, own):
                     for source, target in zip(live, held, strict=True):
                         move_rows(source, target, source_rows_N=local, target_rows_N=place)
             return
         exchange_changes(
-            {table: own.parts for table, own in whole.items()},
-            {table: self._pairs(table, own) for table, own in whole.items()},
+            {table: own.parts for table, own in replicas.items()},
+            {table: self._pairs(table, own) for table, own in replicas.items()},
             self._group,
         )
 
@@ -118,7 +109,7 @@ class TorchRecStore:
         """This rank's shards of a replicated table: weights and state paired with their copies."""
         found = []
         for number, shard in enumerate(self._shards(table, "")):
-            place, local, _ = self._overlap(table, shard, own.rows_H)
+            place, local = self._overlap(table, shard, own.rows_H)
             live = [shard.tensor, *(self._shards(table, name)[number].tensor for name in own.state)]
             found.append(HeldShard(live=live, held=own.parts, place=place, local=local))
         return found
@@ -129,26 +120,19 @@ class TorchRecStore:
         shards = [] if held is None else held.local_shards()
         return sorted(shards, key=lambda shard: tuple(shard.metadata.shard_offsets))
 
-    def _is_cut(self, table: str) -> bool:
-        """Whether shards hold only some columns of their rows."""
-        whole = self._weights[table].metadata()
-        return any(shard.shard_sizes[1] != whole.size[1] for shard in whole.shards_metadata)
-
-    def _overlap(self, table: str, shard: Any, rows_R: Tensor) -> tuple[Tensor | None, Tensor, slice | None]:
-        """The rows that a shard holds: (positions in `rows_R` or None for all, positions in the shard, its columns).
+    def _overlap(self, table: str, shard: Any, rows_R: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The rows that a shard holds: (positions in `rows_R` or None for all, positions in the shard).
 
         Cached for the rows requested last: hot rows are the same at every swap.
         """
-        offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        columns = slice(int(offsets[1]), int(offsets[1] + sizes[1])) if len(offsets) == 2 else None
-        if columns is not None and columns == slice(0, int(self._weights[table].metadata().size[1])):
-            columns = None
-        key = (table, int(offsets[0]), int(sizes[0]))
-        known = self._overlaps.get(key)
+        first, count = int(shard.metadata.shard_offsets[0]), int(shard.metadata.shard_sizes[0])
+        known = self._overlaps.get((table, first, count))
         if known is None or known[0] is not rows_R:
-            place, local = _overlap(shard, rows_R)
-            known = self._overlaps[key] = (rows_R, None if len(place) == len(rows_R) else place, local)
-        return known[1], known[2], columns
+            place = ((rows_R >= first) & (rows_R < first + count)).nonzero().squeeze(1)
+            local = (rows_R[place] - first).to(shard.tensor.device)
+            known = (rows_R, None if len(place) == len(rows_R) else place, local)
+            self._overlaps[table, first, count] = known
+        return known[1:]
 
     def _state_shape(self, table: str, name: str, rows_R: Tensor, dim: int) -> tuple[int, ...]:
         # TorchRec knows the state of local tables only, so ranks that hold nothing learn its shape from one that does.
@@ -161,28 +145,16 @@ class TorchRecStore:
         return (len(rows_R), dim) if self._wide[table, name] else (len(rows_R),)
 
     def _collect(self, table: str, name: str, rows_R: Tensor, shape: tuple[int, ...]) -> Tensor:
-        device = rows_R.device
-        found = torch.zeros(shape, dtype=torch.float32, device=device)
+        found = torch.zeros(shape, dtype=torch.float32, device=rows_R.device)
         for shard in self._shards(table, name):
-            place, local, columns = self._overlap(table, shard, rows_R)
-            if columns is None:
-                move_rows(shard.tensor, found, source_rows_N=local, target_rows_N=place)
-            else:
-                found[slice(None) if place is None else place, columns] = shard.tensor[local].to(device)
+            place, local = self._overlap(table, shard, rows_R)
+            move_rows(shard.tensor, found, source_rows_N=local, target_rows_N=place)
         if world_size(self._group) == 1:
             return found
         owners = {shard.placement.rank() for shard in self._weights[table].metadata().shards_metadata}
         if len(owners) == 1:
-            source_rank = owners.pop()
-            dist.broadcast(found, src=source_rank, group=self._group)
+            dist.broadcast(found, src=owners.pop(), group=self._group)
             return found
         # Each element is held by one rank and zero elsewhere; summed as integers, so that no bit changes (-0.0 + 0.0).
         dist.all_reduce(found.view(torch.int32), group=self._group)
         return found
-
-
-def _overlap(shard: Any, rows_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the rows a shard holds: their positions in `rows_R` and in the shard."""
-    first, count = int(shard.metadata.shard_offsets[0]), int(shard.metadata.shard_sizes[0])
-    place = ((rows_R >= first) & (rows_R < first + count)).nonzero().squeeze(1)
-    return place, (rows_R[place] - first).to(shard.tensor.device)

@@ -229,7 +229,7 @@ class _Tables:
         built = attach_shared_tables(embeddings, self.plan.shared, exact, **self._options())
         for shape, collection in built:
             # Their rows are on every rank anyway: hot batches read them by their own ids.
-            embeddings.attach_hot(shape, collection.tables, collection)
+            embeddings.attach(shape, collection.tables, collection, is_hot=True)
         return [built[0][1]]
 
     def attach_disk(self, embeddings: TableEmbeddings, folder: Path | None) -> list[DiskStore]:
@@ -252,7 +252,7 @@ class _Tables:
         for shape, configs in self._by_shape(embeddings, frozenset(self.held.hot_rows)):
             options = {"sync": self.config.hot_sync, **self._options()}
             collection = HotEmbeddingCollection(configs, self.held.hot_rows, **options)
-            embeddings.attach_hot(shape, collection.tables, collection)
+            embeddings.attach(shape, collection.tables, collection, is_hot=True)
             built.append(collection)
         return built
 

@@ -167,7 +167,6 @@ class DiskStore(nn.Module):
         hot_rows: Mapping[str, Tensor] | None = None,
         scale: float = 0.01,
         seed: int = 0,
-        resident_bytes: int = 256 * 2**20,
     ) -> None:
         super().__init__()
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -186,7 +185,6 @@ class DiskStore(nn.Module):
                 state_width=state_width,
                 scale=scale,
                 seed=seed + len(self._tables),
-                resident_bytes=resident_bytes,
             )
             hot = given.get(name, torch.empty(0, dtype=torch.int64))
             self._tables[name] = _DiskTable(config, hot, rows=rows, optimiser=optimiser)

@@ -14,46 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec import KeyedJaggedTensor, KeyedTensor
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from kernels import _cpu
 from kernels.shared_lookup import SharedFeatures, ops
 from kernels.shared_lookup.layout import LINE, mix_bits, signed
 from recmill.artifacts import InputError, module_name
 from recmill.model.stores.interface import InitialRows, TableOptimiser
-from recmill.model.stores.lookups import TableConfig, pooling_of
+from recmill.model.stores.lookups import HandOver, TableConfig, answer_rows, pooling_of
 from recmill.model.stores.shared.array import SharedArray, SharedTable
 from recmill.model.stores.shared.step import LookupGradient, SharedStep
 
 # F = features, B = samples, N = ids, R = requested rows, D = embedding width
 SAMPLE_ROWS = 4096  # per table, to estimate the spread of initial rows
-
-
-class _SharedLookup(torch.autograd.Function):
-    """Vectors forward; backward hands their gradient to the step, so the array needs no gradient of its own."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, collection: SharedEmbeddingBagCollection, ids_N: Tensor, offsets: Tensor
-    ) -> Tensor:
-        ctx.collection, ctx.ids, ctx.offsets = collection, ids_N, offsets
-        ctx.lists = collection.check_lists(ids_N, offsets)
-        return collection.read(ctx.lists)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None]:
-        collection: SharedEmbeddingBagCollection = ctx.collection
-        gradient = LookupGradient(
-            features=collection.kernel_features,
-            ids=ctx.ids,
-            offsets=ctx.offsets,
-            output=gradients[0].contiguous(),
-            is_pooled=collection.is_pooled,
-            lists=ctx.lists,
-        )
-        collection.step.add(gradient)
-        return None, None, None, None
 
 
 class SharedEmbeddingBagCollection(nn.Module):
@@ -146,27 +119,22 @@ class SharedEmbeddingBagCollection(nn.Module):
         vectors = self.look_up(features.values(), features.offsets())
         if self.is_pooled:
             return KeyedTensor(keys=self._output_names, length_per_key=self._dims, values=vectors)
-        ends, stride = features.offset_per_key(), features.stride()
-        lengths = features.lengths()
-        return {
-            name: JaggedTensor(values=vectors[ends[f] : ends[f + 1]], lengths=lengths[f * stride : (f + 1) * stride])
-            for f, name in enumerate(self._output_names)
-        }
+        return answer_rows(vectors, self._output_names, features.lengths())
 
     def look_up(self, ids_N: Tensor, offsets: Tensor) -> Tensor:
         """The vectors of plain lists: feature f of sample b is ids_N[offsets[f * B + b] : offsets[f * B + b + 1]]."""
-        if torch.is_grad_enabled():
-            vectors: Tensor = _SharedLookup.apply(self.anchor, self, ids_N, offsets)  # type: ignore[no-untyped-call]
-            return vectors
-        return self.read(self.check_lists(ids_N, offsets))
-
-    def check_lists(self, ids_N: Tensor, offsets: Tensor) -> _cpu.SharedLists:
         described = self.kernel_features.described(self.array.layout, is_pooled=self.is_pooled)
-        return ops.check_lists(ids_N, offsets, *described)
+        lists = ops.check_lists(ids_N, offsets, *described)
+        vectors = ops.look_up(self.step.slots, self.array.exponents, lists)
+        if not torch.is_grad_enabled():
+            return vectors
 
-    def read(self, lists: _cpu.SharedLists) -> Tensor:
-        """The vectors of checked lists, without a gradient."""
-        return ops.look_up(self.step.slots, self.array.exponents, lists)
+        def receive(gradients: Sequence[Tensor]) -> None:
+            how: dict[str, Any] = {"features": self.kernel_features, "is_pooled": self.is_pooled, "lists": lists}
+            self.step.add(LookupGradient(ids=ids_N, offsets=offsets, output=gradients[0].contiguous(), **how))
+
+        handed: Tensor = HandOver.apply(self.anchor, vectors, vectors.shape[1], receive)[0]  # type: ignore[no-untyped-call]
+        return handed
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps that begin from now on, for all tables of the array."""

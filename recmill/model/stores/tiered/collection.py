@@ -22,7 +22,7 @@ from kernels import expand_jagged, expand_rows
 from recmill.artifacts import InputError, ShardPlan, module_name
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.model.stores.fbgemm import FusedTables
-from recmill.model.stores.interface import InitialRows, TableOptimiser
+from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.lookups import HandOver, pooling_of
 from recmill.model.stores.tiered.exchange import Grid
 from recmill.model.stores.tiered.layout import KeyLayout
@@ -43,7 +43,7 @@ class _Lists:
     inverse: Tensor | None
 
 
-class TieredEmbeddingCollection(nn.Module):
+class TieredEmbeddingCollection(TieredState, nn.Module):
     """Looks up tables by a tier plan on any number of ranks; rows update themselves in the backward pass.
 
     `plan` is a ShardPlan, or tier maps by table name together with `ranks_per_node`. Call the collection with a
@@ -90,8 +90,8 @@ class TieredEmbeddingCollection(nn.Module):
             layout = KeyLayout.of(own, self.grid)
             store = FusedTables([layout.num_local], dim=dim, optimiser=optimiser, device=device)
             self._exchanges[dim] = RowExchange(layout, store, worker, sync_every=sync_every)
-        exchange_of = {table: self._exchanges[config.embedding_dim] for table, config in self._configs.items()}
-        self._state = TieredState(exchange_of, process_group)
+        self._exchange_of = {table: self._exchanges[config.embedding_dim] for table, config in self._configs.items()}
+        self._group = process_group
         # Autograd calls backward only where an input requires a gradient; rows are not inputs.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
@@ -124,11 +124,6 @@ class TieredEmbeddingCollection(nn.Module):
         """The exchanges that move rows, one per width of tables."""
         return tuple(self._exchanges.values())
 
-    def finish(self) -> None:
-        """Wait until all gradients sent so far are applied."""
-        for exchange in self._exchanges.values():
-            exchange.finish()
-
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps that begin from now on."""
         for exchange in self._exchanges.values():
@@ -145,26 +140,6 @@ class TieredEmbeddingCollection(nn.Module):
             exchange.store.num_bytes + sum(tiers.size_in_bytes for tiers in exchange.layout.maps.values())
             for exchange in self._exchanges.values()
         )
-
-    def start(self, initial_rows: InitialRows) -> None:
-        """Set every row to its initial value and clear the optimiser state."""
-        self._state.start(initial_rows)
-
-    def state(self) -> dict[str, Any]:
-        """Copies of the logical tables and their optimiser state, each rank holding a block of rows."""
-        return self._state.state()
-
-    def absorb(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the form that `state()` returns."""
-        self._state.absorb(state)
-
-    def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(weights, {state name: state}) of rows, the same on every rank."""
-        return self._state.gather_rows(table, rows_R)
-
-    def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Write rows; all ranks pass the same values."""
-        self._state.put_rows(table, rows_R, weights_RD, state)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,16 +23,18 @@ CHUNK_ROWS = 1 << 17  # rows sent at once, so that saving needs little memory be
 class TieredState:
     """The TableStore half of a tiered collection. All ranks call every method together."""
 
-    def __init__(self, exchange_of: Mapping[str, RowExchange], process_group: dist.ProcessGroup | None) -> None:
-        self._exchange_of, self._group = dict(exchange_of), process_group
+    _exchange_of: dict[str, RowExchange]  # by table
+    _group: dist.ProcessGroup | None
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait until all gradients sent so far are applied."""
         for exchange in self._exchange_of.values():
             exchange.finish()
 
     @torch.no_grad()
     def start(self, initial_rows: InitialRows) -> None:
-        self._finish()
+        """Set every row to its initial value and clear the optimiser state."""
+        self.finish()
         for table, exchange in self._exchange_of.items():
             num_rows = exchange.layout.maps[table].num_rows
             for first in range(0, num_rows, CHUNK_ROWS):
@@ -45,7 +47,8 @@ class TieredState:
 
     @torch.no_grad()
     def state(self) -> dict[str, Any]:
-        self._finish()
+        """Copies of the logical tables and their optimiser state, each rank holding a block of rows."""
+        self.finish()
         tables: dict[str, Any] = {}
         optimiser: dict[str, dict[str, Any]] = {}
         for table, exchange in self._exchange_of.items():
@@ -62,7 +65,8 @@ class TieredState:
 
     @torch.no_grad()
     def absorb(self, state: Mapping[str, Any]) -> None:
-        self._finish()
+        """Load a state of the form that `state()` returns."""
+        self.finish()
         for table, exchange in self._exchange_of.items():
             start, _ = self._block(table)
             weights = _local(state["tables"][table])
@@ -74,13 +78,15 @@ class TieredState:
                 self._write(table, shared_rows, *exchange.store.split(shared_columns))
 
     def gather_rows(self, table: str, rows_R: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        self._finish()
+        """(weights, {state name: state}) of rows, the same on every rank."""
+        self.finish()
         with torch.no_grad():
             return self._exchange_of[table].store.split(self._fetch(table, rows_R))
 
     @torch.no_grad()
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
-        self._finish()
+        """Write rows; all ranks pass the same values."""
+        self.finish()
         self._write(table, rows_R, weights_RD, state)
 
     def _fetch(self, table: str, rows_R: Tensor) -> Tensor:
