@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels import _cpu
@@ -22,6 +23,8 @@ def _expand_rows(distinct_UD: Tensor, inverse_B: Tensor, kernel: str) -> Tensor:
 
 
 def _sum_rows(gradient_BD: Tensor, inverse_B: Tensor, num_distinct: int, kernel: str) -> Tensor:
+    if gradient_BD.dtype == torch.bfloat16:  # summed in float32, rounded once
+        return _sum_rows(gradient_BD.float(), inverse_B, num_distinct, kernel).bfloat16()
     gradient_BD, inverse_B = gradient_BD.contiguous(), inverse_B.long().contiguous()
     if kernel == "triton":
         from kernels.expand_rows import triton_impl

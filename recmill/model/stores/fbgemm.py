@@ -73,8 +73,8 @@ class FusedTables:
         for rows in num_rows:
             bases.append(bases[-1] + max(rows, 1))
         self.num_rows = bases[-1]
-        self.bases = torch.tensor(bases, dtype=torch.int64, device=device)  # each table's first row among all rows
-        self.base_of_feature = self.bases[torch.tensor(list(table_of_feature), dtype=torch.int64, device=device)]
+        firsts = [bases[table] for table in table_of_feature]  # each feature's first row among all rows
+        self.base_of_feature = torch.tensor(firsts, dtype=torch.int64, device=device)
         self._buffer = torch.empty(0, dim, device=device)
         self.clear()
 
@@ -144,36 +144,14 @@ class FusedTables:
 
         A row may occur several times: its gradients are summed first, in the order given.
         """
-        if self._is_cuda:
-            positions = torch.cat([rows for rows, _ in blocks]).long()
-            positions, order = positions.sort(stable=True)
-            edges_T = torch.searchsorted(positions, self.bases)
-            ids = positions - torch.repeat_interleave(self.bases[:-1], edges_T.diff())
-            self._update_rows_as_bags(ids, edges_T, torch.cat([own for _, own in blocks])[order] * scale)
-            return
         # FBGEMM stores all tables of one width one after another: together they are one matrix.
-        weights = self.module.weights_host.detach().view(-1, self.dim)
-        state = self.module.momentum1_host.detach() if self.optimiser.state_names else None
+        place = "dev" if self._is_cuda else "host"
+        weights = getattr(self.module, f"weights_{place}").detach().view(-1, self.dim)
+        state = getattr(self.module, f"momentum1_{place}").detach() if self.optimiser.state_names else None
         if self.optimiser.kind == "adagrad" and state is not None:
             state = state.view(-1, self.dim)
         lr = float(self.module.learning_rate_tensor)
         update_rows(weights, state, blocks, optimiser=self.optimiser.kind, lr=lr, eps=self.optimiser.eps, scale=scale)
-
-    def _update_rows_as_bags(self, ids_U: Tensor, edges_T: Tensor, gradient_UD: Tensor) -> None:
-        """The CUDA operator expects bags for every feature: one bag per row, none for features that repeat a table."""
-        counts = edges_T.diff()
-        longest = int(counts.max()) if len(counts) else 0
-        features = torch.searchsorted(self.base_of_feature, self.bases[:-1])  # the first feature of every table
-        lengths = torch.zeros(self.num_features, longest, dtype=torch.int64, device=self.device)
-        steps = torch.arange(longest, device=self.device)
-        lengths[features] = (steps[None, :] < counts[:, None]).long()
-        offsets = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
-        if self.pooling == "none":
-            self.update(ids_U, offsets, gradient_UD)
-            return
-        gradient = gradient_UD.new_zeros(self.num_features, longest, self.dim)
-        gradient[lengths.bool()] = gradient_UD
-        self.update(ids_U, offsets, gradient.transpose(0, 1).reshape(longest, -1))
 
     # Rows with their state as columns, [K, D + S]: how they travel and how files store them. Of the first table.
 
