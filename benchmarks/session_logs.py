@@ -120,10 +120,8 @@ class Logs:
         rows = pq.read_table(sorted(widest.glob("log-*.parquet")))
         users = rows.column("user").combine_chunks().flatten().to_numpy()
         rows = rows.take(np.flatnonzero(users % one_in == 0))
-        with write_log(out, Schema.load(widest)) as writer:
-            writer.info["num_sessions"] = len(rows.column("session_id").unique())
-            for batch in rows.to_batches():
-                writer.write(batch)
+        num_sessions = len(rows.column("session_id").unique())
+        write_log(out, Schema.load(widest), rows.to_batches(), info=lambda: {"num_sessions": num_sessions})
         return out
 
 

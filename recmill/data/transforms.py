@@ -96,7 +96,7 @@ def _hash(values: IdArray, *, num_rows: int, seed: int = 0) -> IdArray:
     hashed: IdArray = empty_array(len(values), np.int64)
     for begin in range(0, len(values), BLOCK_VALUES):
         part = slice(begin, begin + BLOCK_VALUES)
-        hashed[part] = _to_range(_mix(values[part].view(np.uint64) + _offset_of(seed)), num_rows)
+        hashed[part] = spread_bits(mix_bits(values[part].view(np.uint64) + _offset_of(seed)), num_rows)
     return hashed
 
 
@@ -104,7 +104,7 @@ def _offset_of(seed: int) -> np.uint64:
     return np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) % 2**64)
 
 
-def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix_bits(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """splitmix64's finaliser, in place."""
     numbers ^= numbers >> np.uint64(30)
     numbers *= np.uint64(0xBF58476D1CE4E5B9)
@@ -114,7 +114,7 @@ def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return numbers
 
 
-def _to_range(numbers: npt.NDArray[np.uint64], num_rows: int) -> npt.NDArray[np.uint64]:
+def spread_bits(numbers: npt.NDArray[np.uint64], num_rows: int) -> npt.NDArray[np.uint64]:
     numbers >>= np.uint64(32)
     numbers *= np.uint64(num_rows)
     numbers >>= np.uint64(32)
@@ -159,12 +159,12 @@ def _ngram(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int, nu
     grams = np.zeros(len(values), dtype=np.int64)
     for begin in range(0, len(values) - n + 1, BLOCK_VALUES):
         size = min(BLOCK_VALUES, len(values) - n + 1 - begin)
-        hashes = _mix(values[begin : begin + size].view(np.uint64) + _offset_of(seed))
+        hashes = mix_bits(values[begin : begin + size].view(np.uint64) + _offset_of(seed))
         for step in range(1, n):
             hashes *= np.uint64(31)  # so that the order of the ids matters
             hashes += values[begin + step : begin + step + size].view(np.uint64)
-            _mix(hashes)
-        grams[begin : begin + size] = _to_range(hashes, num_rows)
+            mix_bits(hashes)
+        grams[begin : begin + size] = spread_bits(hashes, num_rows)
     return grams, starts, np.maximum(lengths - (n - 1), 0).astype(np.int32)
 
 

@@ -45,13 +45,10 @@ def convert_frappe(
         splits={"valid": int(first_row[1]), "test": int(first_row[2])},
         info={"source": "frappe", "num_sessions": table.num_rows},
     )
-    with write_log(out, schema) as writer:
-        row = np.arange(table.num_rows)
-        columns = [plain_column(row), plain_column(row), table["label"].combine_chunks().cast(pa.float32())]
-        columns += [id_column(ids[name]) for name in FIELDS]
-        writer.write(pa.RecordBatch.from_arrays(columns, schema=schema.arrow_schema()))
-        progress("write samples", table.num_rows, table.num_rows)
-    return out
+    row = plain_column(np.arange(table.num_rows))
+    columns = [row, row, table["label"].combine_chunks().cast(pa.float32()), *map(id_column, ids.values())]
+    progress("write samples", table.num_rows, table.num_rows)
+    return write_log(out, schema, [pa.RecordBatch.from_arrays(columns, schema=schema.arrow_schema())])
 
 
 def _read_split(folder: Path, split: str) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 from recmill.data.sources.lists import (
     IntArray,
+    first_sessions,
     id_column,
     plain_column,
     position_in_run,
@@ -20,7 +22,7 @@ from recmill.data.sources.lists import (
     window_column,
 )
 from recmill.data.sources.locate import read_whole_numbers
-from recmill.data.sources.log_writer import ROWS_PER_GROUP, LogWriter, write_log
+from recmill.data.sources.log_writer import in_row_groups, write_log
 from recmill.progress import Progress, no_progress
 
 CONTEXT = ("environment", "deviceGroup", "os", "country", "region")  # the same in 99.9% of neighbouring clicks
@@ -33,6 +35,8 @@ COLUMNS = (
     *(f"click_{name}" for name in (*CONTEXT, CHANGING)),
 )
 DIM = 16
+HISTORY_LENGTH = 50
+NEGATIVE_WINDOW = 10_000  # clicks
 
 Clicks = dict[str, npt.NDArray[np.int64]]
 
@@ -42,8 +46,6 @@ def convert_globo(
     *,
     out: str | Path,
     negatives: int = 1,
-    negative_window: int | None = 10_000,
-    history_length: int = 50,
     limit: int | None = None,
     one_in: int = 1,
     seed: int = 0,
@@ -51,34 +53,34 @@ def convert_globo(
 ) -> str | Path:
     """A raw log of clicks (label 1) and, after each, `negatives` articles that were not clicked (label 0).
 
-    The data has no impressions. A negative is the article of a click drawn from the last `negative_window` clicks of
-    all users, so popular and fresh articles appear as they would on the page; None draws from all clicks. `limit` takes
-    the sessions that start first, when histories are still short; `one_in=n` takes every n-th user with all clicks.
+    The data has no impressions. A negative is the article of a click drawn from the last NEGATIVE_WINDOW clicks of all
+    users, so popular and fresh articles appear as they would on the page. `limit` takes the sessions that start first,
+    when histories are still short; `one_in=n` takes every n-th user with all clicks.
     `path` is clicks.parquet, or a folder with it or with clicks_hour_*.csv.
     """
     progress("read clicks", 0, 0)
     clicks = _in_time_order(_read_clicks(Path(path)), spacing=negatives + 1)
     articles, clicks["article"] = np.unique(clicks["click_article_id"], return_inverse=True)
-    stream, starts, lengths = _histories(clicks, history_length)
-    drawn = _draw_negatives(clicks["article"], count=negatives, window=negative_window, seed=seed)
+    stream, starts, lengths = _histories(clicks)
+    drawn = _draw_negatives(clicks["article"], count=negatives, seed=seed)
     rows = _of_some_users(clicks, one_in)
     if limit is not None:
-        rows = _first_sessions(clicks["session_id"], rows, limit)
-    schema = _schema(clicks, num_articles=len(articles))
-    with write_log(out, schema) as writer:
-        # Row r of the log is variant r % (1 + negatives) of a click; variant 0 is the click itself.
-        variants = 1 + negatives
-        click = np.repeat(rows, variants)
-        variant = np.tile(np.arange(variants), len(rows))
-        timestamp = clicks["timestamp"][click] + variant
-        order = np.lexsort((clicks["session_id"][click], timestamp))
-        shown = np.concatenate([clicks["article"][:, None], drawn], axis=1)
-        for begin in range(0, len(order), ROWS_PER_GROUP):
-            chunk = order[begin : begin + ROWS_PER_GROUP]
-            at, which = click[chunk], variant[chunk]
+        rows = rows[first_sessions(clicks["session_id"][rows], limit)]
+    info = {"num_sessions": int((clicks["position"][rows] == 0).sum()), "negatives": negatives, "seed": seed}
+    schema = _schema(clicks, num_articles=len(articles), info={"source": "globo", **info})
+    # Row r of the log is variant r % (1 + negatives) of a click; variant 0 is the click itself.
+    click = np.repeat(rows, 1 + negatives)
+    variant = np.tile(np.arange(1 + negatives), len(rows))
+    timestamp = clicks["timestamp"][click] + variant
+    order = np.lexsort((clicks["session_id"][click], timestamp))
+    shown = np.concatenate([clicks["article"][:, None], drawn], axis=1)
+
+    def samples() -> Iterator[pa.RecordBatch]:
+        for piece in in_row_groups(order, progress):
+            at, which = click[piece], variant[piece]
             columns = {
                 "session_id": plain_column(clicks["session_id"][at]),
-                "timestamp": plain_column(timestamp[chunk]),
+                "timestamp": plain_column(timestamp[piece]),
                 "label": plain_column((which == 0).astype(np.float32)),
                 "session_position": plain_column(np.log1p(clicks["position"][at]).astype(np.float32)),
                 "user": id_column(clicks["user_id"][at]),
@@ -86,19 +88,10 @@ def convert_globo(
                 "history": window_column(stream, starts[at], lengths[at]),
                 "article": id_column(shown[at, which]),
             }
-            writer.write(_record_batch(columns, writer))
-            progress("write samples", begin + len(chunk), len(order))
-        writer.info |= {
-            "num_sessions": int((clicks["position"][rows] == 0).sum()),
-            "negatives": negatives,
-            "seed": seed,
-        }
-    return out
+            arrays = [columns[name] for name in schema.columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema())
 
-
-def _record_batch(columns: dict[str, pa.Array], writer: LogWriter) -> pa.RecordBatch:
-    arrow_schema = writer.schema.arrow_schema()
-    return pa.RecordBatch.from_arrays([columns[name] for name in arrow_schema.names], schema=arrow_schema)
+    return write_log(out, schema, samples())
 
 
 def _read_clicks(path: Path) -> Clicks:
@@ -131,23 +124,23 @@ def _in_time_order(clicks: Clicks, *, spacing: int) -> Clicks:
     return {name: column[by_time] for name, column in clicks.items()}
 
 
-def _histories(clicks: Clicks, history_length: int) -> tuple[IntArray, IntArray, IntArray]:
+def _histories(clicks: Clicks) -> tuple[IntArray, IntArray, IntArray]:
     """All articles user by user in time order, and for each click the window of its user's earlier clicks."""
     by_user = np.argsort(clicks["user_id"], kind="stable")
     position = position_in_run(starts_of_runs(clicks["user_id"][by_user]))
     lengths, starts = np.empty_like(position), np.empty_like(position)
-    lengths[by_user] = np.minimum(position, history_length)
+    lengths[by_user] = np.minimum(position, HISTORY_LENGTH)
     starts[by_user] = np.arange(len(by_user)) - lengths[by_user]
     return clicks["article"][by_user], starts, lengths
 
 
-def _draw_negatives(articles: IntArray, *, count: int, window: int | None, seed: int) -> IntArray:
+def _draw_negatives(articles: IntArray, *, count: int, seed: int) -> IntArray:
     """`count` other articles for every click, each the article of a random earlier click."""
     rng = np.random.default_rng(seed)
     position = np.arange(len(articles))[:, None]
-    size = len(articles) if window is None else min(window, len(articles))
+    size = min(NEGATIVE_WINDOW, len(articles))
     # The first clicks have too short a past: they draw from the first window, whose articles are as fresh.
-    low = np.zeros_like(position) if window is None else np.maximum(position - size, 0)
+    low = np.maximum(position - size, 0)
     drawn = articles[low + rng.integers(0, size, (len(articles), count))]
     for _ in range(8):
         clash = np.nonzero(drawn == articles[:, None])
@@ -172,14 +165,7 @@ def _of_some_users(clicks: Clicks, one_in: int) -> IntArray:
     return rows
 
 
-def _first_sessions(session: IntArray, rows: IntArray, limit: int) -> IntArray:
-    """The rows of the `limit` sessions that start first."""
-    sessions, first_row = np.unique(session[rows], return_index=True)  # clicks are in time order
-    chosen = sessions[np.argsort(first_row)[:limit]]
-    return rows[np.isin(session[rows], chosen)]
-
-
-def _schema(clicks: Clicks, *, num_articles: int) -> Schema:
+def _schema(clicks: Clicks, *, num_articles: int, info: dict[str, object]) -> Schema:
     def context(name: str, column: str, group: str) -> Feature:
         return Feature(name=name, kind="sparse", num_rows=int(clicks[column].max()) + 1, dim=DIM, group=group)
 
@@ -194,5 +180,5 @@ def _schema(clicks: Clicks, *, num_articles: int) -> Schema:
         ),
         user="user",
         item="article",
-        info={"source": "globo"},
+        info=info,
     )

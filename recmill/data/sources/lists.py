@@ -70,6 +70,12 @@ def position_in_run(is_start: BoolArray) -> npt.NDArray[np.int64]:
     return positions - np.maximum.accumulate(np.where(is_start, positions, 0))
 
 
+def first_sessions(session: IntArray, limit: int) -> BoolArray:
+    """Which rows, given in time order, belong to the `limit` sessions that start first."""
+    sessions, first_row = np.unique(session, return_index=True)
+    return np.isin(session, sessions[np.argsort(first_row)[:limit]])
+
+
 def space_out(timestamps: IntArray, is_start: BoolArray, *, spacing: int) -> npt.NDArray[np.int64]:
     """Timestamps moved forward as little as needed for neighbours in a run to be at least `spacing` apart.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, is_remote
+from recmill.data.log import RawLog
 from recmill.data.sources.presets import PRESETS
 
 DATA_DIR_VARIABLE = "RECMILL_DATA_DIR"
@@ -36,18 +38,10 @@ def locate_data(source: str, data: str | Path | None) -> Path:
 
 def locate_parquet(path: str | Path | None) -> str | Path:
     """The path of a user's own log, which is used as it is: Parquet with `schema.json` beside it."""
-    wanted = "expected a Parquet file, or a folder of them, with a schema.json beside it"
     if path is None:
-        raise InputError(f"the source 'parquet' needs the path of your data (--data); {wanted}")
-    if is_remote(path):
-        return path
-    folder = Path(path)
-    if not folder.exists():
-        raise InputError(f"{path}: no such file or folder; {wanted}")
-    if folder.is_dir() and not any(folder.rglob("*.parquet")):
-        raise InputError(f"{path}: holds no *.parquet file; {wanted}")
-    if not ((folder if folder.is_dir() else folder.parent) / "schema.json").is_file():
-        raise InputError(f"{path}: has no schema.json beside it; docs/data.md shows what one looks like")
+        raise InputError("the source 'parquet' needs the path of your data (--data); docs/data.md describes it")
+    if not is_remote(path):
+        RawLog.open(path)  # raises for a log that cannot be clustered
     return path
 
 
@@ -74,3 +68,15 @@ def read_whole_numbers(path: Path, columns: Sequence[str]) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise InputError(f"{path}: column {name!r} is {column.type}, expected whole numbers") from None
     return pa.table(arrays, names=list(columns))
+
+
+def csv_error(file: str | Path, error: Exception, columns: Sequence[str]) -> InputError:
+    """What Arrow's CSV parser says, with line and column. It counts lines only while it uses a single thread."""
+    text = str(error).partition("\n")[0]
+    if found := re.search(r"column #(\d+): Row #(\d+): .* invalid value '(.*)'", text):
+        column, line, value = found.groups()
+        return InputError(f"{file}, line {line}, column {columns[int(column)]}: is {value!r}, expected a whole number")
+    if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
+        line, expected, count = found.groups()
+        return InputError(f"{file}, line {line}: has {count} fields, expected {expected}")
+    return InputError(f"{file}: cannot be read ({text})")

@@ -4,43 +4,49 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 from recmill.data.sources.lists import (
     IntArray,
-    Jagged,
+    first_sessions,
     id_column,
-    offsets_of,
     plain_column,
     position_in_run,
     space_out,
     starts_of_runs,
     window_column,
 )
-from recmill.data.sources.log_writer import ROWS_PER_GROUP, write_log
+from recmill.data.sources.locate import csv_error
+from recmill.data.sources.log_writer import in_row_groups, write_log
 from recmill.progress import Progress, no_progress
 
 DIM = 16
 LIKED = 4  # a rating of 4 or 5 is a positive
 SESSION_GAP_S = 30 * 60
-RATING_FIELDS = ("user", "movie", "rating", "timestamp")
+HISTORY_LENGTH = 50
+FILES = {
+    "ratings.dat": dict.fromkeys(("user", "movie", "rating", "timestamp"), pa.uint32()),
+    "users.dat": {
+        "user": pa.uint32(),
+        "gender": pa.string(),
+        "age": pa.string(),
+        "occupation": pa.uint32(),
+        "zip": pa.string(),
+    },
+    "movies.dat": {"movie": pa.uint32(), "title": pa.string(), "genres": pa.string()},
+}
 
 
 def convert_movielens(
-    path: str | Path,
-    *,
-    out: str | Path,
-    history_length: int = 50,
-    limit: int | None = None,
-    progress: Progress = no_progress,
+    path: str | Path, *, out: str | Path, limit: int | None = None, progress: Progress = no_progress
 ) -> str | Path:
     """A raw log of ratings (label: 4 stars or more) with the movies that the user rated before.
 
@@ -48,10 +54,10 @@ def convert_movielens(
     folder inside it; `limit` takes the sessions that start first.
     """
     progress("read ratings", 0, 0)
-    files = _open_files(Path(path))
-    user, movie, rating, seconds = _read_ratings(*files["ratings.dat"])
-    profiles = _read_users(*files["users.dat"], num_users=int(user.max()) + 1)
-    genres, genre_names = _read_movies(*files["movies.dat"], num_movies=int(movie.max()) + 1)
+    ratings, users, movies = _read_files(Path(path))
+    user, movie, rating, seconds = (column.to_numpy().astype(np.int64) for column in ratings.columns)
+    profiles = _profiles(users, num_users=int(user.max()) + 1)
+    genres, genre_starts, genre_counts, genre_names = _genres(movies, num_movies=int(movie.max()) + 1)
 
     by_user = np.lexsort((seconds, user))  # stable: ratings of one second keep the order of the file
     user, movie, rating, seconds = (column[by_user] for column in (user, movie, rating, seconds))
@@ -60,18 +66,28 @@ def convert_movielens(
     is_session[1:] |= np.diff(seconds) > SESSION_GAP_S
     session = np.cumsum(is_session) - 1
     timestamp = space_out(seconds * 1000, is_session, spacing=1)
-    lengths = np.minimum(position_in_run(is_user), history_length)
+    lengths = np.minimum(position_in_run(is_user), HISTORY_LENGTH)
     starts = np.arange(len(movie)) - lengths
 
     order = np.lexsort((session, timestamp))
     if limit is not None:
-        first = timestamp[is_session]
-        chosen = np.argsort(first, kind="stable")[:limit]
-        order = order[np.isin(session[order], chosen)]
-    schema = _schema(profiles, num_movies=len(genres.offsets) - 1, num_genres=len(genre_names))
-    with write_log(out, schema) as writer:
-        for begin in range(0, len(order), ROWS_PER_GROUP):
-            at = order[begin : begin + ROWS_PER_GROUP]
+        order = order[first_sessions(session[order], limit)]
+    user_rows = {"user": int(user.max()) + 1} | {name: int(own.max()) + 1 for name, own in profiles.items()}
+    history = Feature(name="history", kind="sequence", table="movie", num_rows=len(genre_starts), dim=DIM, shift=True)
+    schema = Schema(
+        features=(
+            *(Feature(name=n, kind="sparse", num_rows=rows, dim=DIM, group="user") for n, rows in user_rows.items()),
+            history,
+            Feature(name="movie", kind="sparse", num_rows=history.num_rows, dim=DIM),
+            Feature(name="genres", kind="sparse", num_rows=len(genre_names), dim=DIM, pooling="mean"),
+        ),
+        user="user",
+        item="movie",
+        info={"source": "movielens", "num_sessions": len(np.unique(session[order])), "genres": genre_names},
+    )
+
+    def samples() -> Iterator[pa.RecordBatch]:
+        for at in in_row_groups(order, progress):
             columns = [
                 plain_column(session[at]),
                 plain_column(timestamp[at]),
@@ -80,117 +96,64 @@ def convert_movielens(
                 *(id_column(profiles[name][user[at]]) for name in profiles),
                 window_column(movie, starts[at], lengths[at]),
                 id_column(movie[at]),
-                window_column(genres.values, genres.offsets[movie[at]], genres.lengths[movie[at]]),
+                window_column(genres, genre_starts[movie[at]], genre_counts[movie[at]]),
             ]
-            writer.write(pa.RecordBatch.from_arrays(columns, schema=schema.arrow_schema()))
-            progress("write samples", begin + len(at), len(order))
-        writer.info |= {"num_sessions": len(np.unique(session[order])), "genres": genre_names}
-    return out
+            yield pa.RecordBatch.from_arrays(columns, schema=schema.arrow_schema())
+
+    return write_log(out, schema, samples())
 
 
-def _schema(profiles: dict[str, IntArray], *, num_movies: int, num_genres: int) -> Schema:
-    user_rows = {"user": len(next(iter(profiles.values())))}
-    user_rows |= {name: int(column.max()) + 1 for name, column in profiles.items()}
-    return Schema(
-        features=(
-            *(Feature(name=n, kind="sparse", num_rows=rows, dim=DIM, group="user") for n, rows in user_rows.items()),
-            Feature(name="history", kind="sequence", table="movie", num_rows=num_movies, dim=DIM, shift=True),
-            Feature(name="movie", kind="sparse", num_rows=num_movies, dim=DIM),
-            Feature(name="genres", kind="sparse", num_rows=num_genres, dim=DIM, pooling="mean"),
-        ),
-        user="user",
-        item="movie",
-        info={"source": "movielens"},
-    )
-
-
-def _open_files(path: Path) -> dict[str, tuple[str, bytes]]:
-    """Display name and content of the three files, from the zip or the folder."""
-    names = ("ratings.dat", "users.dat", "movies.dat")
+def _read_files(path: Path) -> list[pa.Table]:
+    """The three files, from the zip or the folder."""
     if path.is_dir():
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise InputError(f"{path}: holds no {missing[0]}; expected the folder ml-1m with {', '.join(names)}")
-        return {name: (str(path / name), (path / name).read_bytes()) for name in names}
-    try:
+        found = {file.name: file.read_bytes() for file in path.iterdir() if file.name in FILES}
+    elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            found = {Path(member).name: member for member in archive.namelist()}
-            missing = [name for name in names if name not in found]
-            if missing:
-                raise InputError(f"{path}: holds no {missing[0]}; expected ml-1m.zip with {', '.join(names)}")
-            return {name: (f"{path}:{found[name]}", archive.read(found[name])) for name in names}
-    except zipfile.BadZipFile:
-        raise InputError(
-            f"{path}: is neither a folder nor a zip file; expected ml-1m.zip or the folder ml-1m"
-        ) from None
+            members = {Path(member).name: member for member in archive.namelist()}
+            found = {name: archive.read(members[name]) for name in FILES if name in members}
+    else:
+        raise InputError(f"{path}: is neither a folder nor a zip file; expected ml-1m.zip or the folder ml-1m")
+    if missing := [name for name in FILES if name not in found]:
+        raise InputError(f"{path}: holds no {missing[0]}; expected ml-1m with {', '.join(FILES)}")
+    return [_parse(found[name], types, where=f"{path}/{name}") for name, types in FILES.items()]
 
 
-def _split_lines(name: str, content: bytes, fields: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(content.decode("latin-1").splitlines(), start=1):
-        parts = line.split("::")
-        if len(parts) != len(fields):
-            raise InputError(
-                f"{name}, line {number}: has {len(parts)} fields, expected {len(fields)} ({'::'.join(fields)})"
-            )
-        yield number, parts
-
-
-def _whole_number(text: str, *, name: str, line: int, field: str) -> int:
-    if not text.isdigit():
-        raise InputError(f"{name}, line {line}: {field} is {text!r}, expected a whole number")
-    return int(text)
-
-
-def _read_ratings(name: str, content: bytes) -> tuple[npt.NDArray[np.int64], ...]:
-    """Columns of user::movie::rating::timestamp; with the delimiter ':' every second column is empty."""
-    if not content.strip():
-        raise InputError(f"{name}: holds no ratings")
-    columns = ["user", "_1", "movie", "_2", "rating", "_3", "timestamp"]
-    types = {column: pa.null() if column.startswith("_") else pa.uint32() for column in columns}
+def _parse(content: bytes, types: Mapping[str, pa.DataType], *, where: str) -> pa.Table:
+    """The columns of lines such as user::movie::rating::timestamp. Nothing in them holds a tab."""
     try:
-        table = pa_csv.read_csv(
-            io.BytesIO(content),
-            read_options=pa_csv.ReadOptions(column_names=columns),
-            parse_options=pa_csv.ParseOptions(delimiter=":", quote_char=False),
-            convert_options=pa_csv.ConvertOptions(column_types=types, null_values=[""]),
+        return pa_csv.read_csv(
+            io.BytesIO(content.replace(b"::", b"\t")),
+            read_options=pa_csv.ReadOptions(column_names=list(types), encoding="latin-1", use_threads=False),
+            parse_options=pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+            convert_options=pa_csv.ConvertOptions(column_types=types, null_values=[]),
         )
-        if any(table[field].null_count for field in RATING_FIELDS):
-            raise pa.ArrowInvalid("an empty field")
     except pa.ArrowInvalid as error:
-        # The fast parser does not say where: read again, slowly, up to the wrong line.
-        for line, parts in _split_lines(name, content, RATING_FIELDS):
-            for field, text in zip(RATING_FIELDS, parts, strict=True):
-                _whole_number(text, name=name, line=line, field=field)
-        raise InputError(f"{name}: cannot be read ({error})") from None
-    return tuple(table[field].to_numpy().astype(np.int64) for field in RATING_FIELDS)
+        raise csv_error(where, error, list(types)) from None
 
 
-def _read_users(name: str, content: bytes, *, num_users: int) -> dict[str, IntArray]:
+def _profiles(users: pa.Table, *, num_users: int) -> dict[str, IntArray]:
     """Gender, age group and occupation by user id; 0 if unknown."""
-    profiles: dict[str, IntArray] = {
-        field: np.zeros(num_users, dtype=np.int64) for field in ("gender", "age", "occupation")
+    users = users.filter(pc.less(users["user"], num_users)).combine_chunks()  # the others rated nothing
+    columns = {
+        "gender": pc.equal(users["gender"], "F").cast(pa.int64()),
+        "age": users["age"].chunk(0).dictionary_encode().indices if users.num_rows else pa.array([], pa.int64()),
+        "occupation": users["occupation"],
     }
-    ages: dict[str, int] = {}
-    fields = ("user", "gender", "age", "occupation", "zip")
-    for line, (user, gender, age, occupation, _) in _split_lines(name, content, fields):
-        number = _whole_number(user, name=name, line=line, field="user")
-        if number >= num_users:
-            continue  # rated nothing
-        profiles["gender"][number] = 1 + (gender == "F")
-        profiles["age"][number] = ages.setdefault(age, len(ages) + 1)
-        profiles["occupation"][number] = 1 + _whole_number(occupation, name=name, line=line, field="occupation")
+    profiles: dict[str, IntArray] = {}
+    for name, column in columns.items():
+        profiles[name] = np.zeros(num_users, np.int64)
+        profiles[name][users["user"].to_numpy()] = 1 + column.to_numpy().astype(np.int64)
     return profiles
 
 
-def _read_movies(name: str, content: bytes, *, num_movies: int) -> tuple[Jagged, list[str]]:
-    """The genres of every movie id, and their names; a movie that is not listed has none."""
-    genre_ids: dict[str, int] = {}
-    by_movie: list[list[int]] = [[] for _ in range(num_movies)]
-    for line, (movie, _, genres) in _split_lines(name, content, ("movie", "title", "genres")):
-        number = _whole_number(movie, name=name, line=line, field="movie")
-        if number < num_movies:
-            by_movie[number] = [genre_ids.setdefault(genre, len(genre_ids)) for genre in genres.split("|")]
-    if not genre_ids:
-        raise InputError(f"{name}: names no genre of any rated movie")
-    values = np.array([genre for listed in by_movie for genre in listed], dtype=np.int64)
-    return Jagged(values=values, offsets=offsets_of(np.array([len(listed) for listed in by_movie]))), list(genre_ids)
+def _genres(movies: pa.Table, *, num_movies: int) -> tuple[IntArray, IntArray, IntArray, list[str]]:
+    """All genres, where those of every movie id begin, how many it has (none if it is not listed), and their names."""
+    movies = movies.filter(pc.less(movies["movie"], num_movies))
+    if not movies.num_rows:
+        raise InputError("movies.dat: names no genre of any rated movie")
+    lists = pc.split_pattern(movies["genres"].combine_chunks(), "|")
+    genres = lists.flatten().dictionary_encode()
+    starts, counts = np.zeros(num_movies, np.int64), np.zeros(num_movies, np.int64)
+    starts[movies["movie"].to_numpy()] = lists.offsets.to_numpy()[:-1]
+    counts[movies["movie"].to_numpy()] = np.diff(lists.offsets.to_numpy())
+    return genres.indices.to_numpy(), starts, counts, genres.dictionary.to_pylist()

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recmill.data.sources.log_writer import ROWS_PER_GROUP, write_log
+from recmill.data.sources.log_writer import write_log
 from recmill.data.sources.synthetic.block_maker import BlockMaker
 from recmill.data.sources.synthetic.blocks import SampleBlock
 from recmill.data.sources.synthetic.config import SyntheticConfig, schema_of
@@ -33,36 +33,20 @@ MIN_WAITING_SHARE = 0.5  # neither number changes the output
 ROWS_PER_BATCH = 16_384
 
 
-def generate_log(
-    config: SyntheticConfig,
-    *,
-    out: str | Path,
-    rows_per_group: int = ROWS_PER_GROUP,
-    progress: Progress = no_progress,
-) -> str | Path:
+def generate_log(config: SyntheticConfig, *, out: str | Path, progress: Progress = no_progress) -> str | Path:
     """A raw log at `out`: `log-*.parquet` in time order and `schema.json`, whose info has the best reachable AUC."""
     scores = BestScores()
-    with write_log(out, schema_of(config), rows_per_group=rows_per_group) as writer:
-        for batch in stream_samples(config, scores=scores, progress=progress):
-            writer.write(batch)
-        writer.info |= {
-            "best_auc": scores.auc,
-            "best_log_loss": scores.log_loss,
-            "num_sessions": config.num_sessions,
-            "samples_per_session": config.samples_per_session,
-            "zipf": config.zipf,
-            "stay_prob": config.stay_prob,
-            "shift_prob": config.shift_prob,
-            "seed": config.seed,
-        }
-    return out
+
+    def info() -> dict[str, object]:
+        settings = ("num_sessions", "samples_per_session", "zipf", "stay_prob", "shift_prob", "seed")
+        best = {"best_auc": scores.auc, "best_log_loss": scores.log_loss}
+        return best | {name: getattr(config, name) for name in settings}
+
+    return write_log(out, schema_of(config), stream_samples(config, scores, progress=progress), info=info)
 
 
 def stream_samples(
-    config: SyntheticConfig,
-    *,
-    scores: BestScores | None = None,
-    progress: Progress = no_progress,
+    config: SyntheticConfig, scores: BestScores, *, progress: Progress = no_progress
 ) -> Iterator[pa.RecordBatch]:
     """The samples of the whole log in time order.
 
@@ -77,8 +61,7 @@ def stream_samples(
         if not maker.is_done:
             block, logits = maker.next_block()
             fresh.append(block)
-            if scores is not None:
-                scores.add(logits, block.samples["label"])
+            scores.add(logits, block.samples["label"])
             progress("generate sessions", maker.num_made, config.num_sessions)
         num_waiting = waiting.num_samples if waiting is not None else 0
         if not maker.is_done and sum(b.num_samples for b in fresh) < MIN_WAITING_SHARE * num_waiting:

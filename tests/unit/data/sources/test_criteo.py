@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Schema
-from recmill.data.sources.criteo import CATEGORIES, COUNTS, _hash_category, convert_criteo
+from recmill.data.sources.criteo import CATEGORIES, COUNTS, convert_criteo, hash_category
 
 
 def line(label="0", counts=("1",) * 13, categories=("68fd1e64",) * 26):
@@ -23,7 +23,7 @@ def read_log(folder):
 def test_rows_become_samples_in_order(tmp_path):
     counts = ("0", "-2", "", "7", *("1",) * 9)
     (tmp_path / "train.txt").write_text(line() + line("1", counts, ("", *("0000000A",) * 25)))
-    convert_criteo(tmp_path / "train.txt", out=tmp_path / "log", num_rows=1000)
+    convert_criteo(tmp_path / "train.txt", out=tmp_path / "log")
     table, schema = read_log(tmp_path / "log"), Schema.load(tmp_path / "log")
     assert [feature.name for feature in schema.features] == [*COUNTS, *CATEGORIES]
     assert table["label"].to_pylist() == [0, 1]
@@ -50,7 +50,7 @@ def test_gzip_and_folders_read_in_natural_order(tmp_path):
 def test_hashes_depend_on_the_value_only_and_fit_the_table(values, num_rows):
     def ids(values):
         column = pa.array([None if value is None else f"{value:08x}" for value in values], pa.string())
-        return _hash_category(column, 3, num_rows, file="f", first_line=1, name="C4").tolist()
+        return hash_category(column, 3, num_rows).tolist()
 
     hashed = ids(values)
     assert hashed == [ids([value])[0] for value in values]
@@ -59,7 +59,7 @@ def test_hashes_depend_on_the_value_only_and_fit_the_table(values, num_rows):
 
 def test_hashes_fill_the_table_evenly():
     column = pa.array([f"{value:08x}" for value in range(50_000)])
-    counts = np.bincount(_hash_category(column, 0, 101, file="f", first_line=1, name="C1"), minlength=101)
+    counts = np.bincount(hash_category(column, 0, 101), minlength=101)
     assert counts[0] == 0
     assert 400 < counts[1:].min() <= counts[1:].max() < 600
 
@@ -67,7 +67,7 @@ def test_hashes_fill_the_table_evenly():
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        (line().replace("\t", " ", 1), r"train.txt, line 3: has 39 tab-separated fields, expected 40"),
+        (line().replace("\t", " ", 1), r"train.txt, line 3: has 39 fields, expected 40"),
         (line(counts=("1.5", *("1",) * 12)), r"train.txt, line 3, column I1: is '1.5', expected a whole number"),
         (line(label="2"), r"train.txt, line 3, column label: is 2, expected 0 or 1"),
         (line(label=""), r"train.txt, line 3, column label: is None, expected 0 or 1"),

@@ -32,10 +32,9 @@ def rows(first, last):
 
 
 def test_batches_of_any_size_become_groups_and_files_of_one_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_writer, "ROWS_PER_FILE", 8)
-    with write_log(tmp_path / "log", SCHEMA, rows_per_group=4) as writer:
-        for first, last in ((0, 1), (1, 10), (10, 10), (10, 21)):
-            writer.write(rows(first, last))
+    monkeypatch.setattr(log_writer, "ROWS_PER_GROUP", 4)
+    monkeypatch.setattr(log_writer, "GROUPS_PER_FILE", 2)
+    write_log(tmp_path / "log", SCHEMA, (rows(*ends) for ends in ((0, 1), (1, 10), (10, 10), (10, 21))))
     files = sorted((tmp_path / "log").glob("log-*.parquet"))
     metadata = [pq.ParquetFile(file).metadata for file in files]
     assert [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in metadata] == [[4, 4], [4, 4], [4, 1]]
@@ -48,37 +47,37 @@ def test_batches_of_any_size_become_groups_and_files_of_one_size(tmp_path, monke
 
 
 def test_splits_keep_their_order_on_disk(tmp_path):
-    with write_log(tmp_path / "log", SCHEMA) as writer:
-        writer.write(rows(0, 10))
+    write_log(tmp_path / "log", SCHEMA, [rows(0, 10)])
     assert list(json.loads((tmp_path / "log" / "schema.json").read_text())["splits"]) == ["valid", "test"]
     assert Schema.load(tmp_path / "log").splits == {"valid": 5, "test": 8}
 
 
-def test_nothing_is_left_when_the_source_fails(tmp_path):
+def test_nothing_is_left_when_the_source_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_writer, "ROWS_PER_GROUP", 2)
+
     def fail():
-        with write_log(tmp_path / "log", SCHEMA, rows_per_group=2) as writer:
-            writer.write(rows(0, 10))
-            raise InputError("line 3 is wrong")
+        yield rows(0, 10)
+        raise InputError("line 3 is wrong")
 
     with pytest.raises(InputError, match="line 3"):
-        fail()
+        write_log(tmp_path / "log", SCHEMA, fail())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_log_is_not_written(tmp_path):
-    with pytest.raises(InputError, match="no rows"), write_log(tmp_path / "log", SCHEMA):
-        pass
+    for batches in ([], [rows(0, 0)]):
+        with pytest.raises(InputError, match="no rows"):
+            write_log(tmp_path / "log", SCHEMA, batches)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_is_replaced_but_not_a_folder_of_the_user(tmp_path):
     for _ in range(2):
-        with write_log(tmp_path / "log", SCHEMA) as writer:
-            writer.write(rows(0, 3))
+        write_log(tmp_path / "log", SCHEMA, [rows(0, 3)])
     mine = tmp_path / "mine"
     mine.mkdir()
     SCHEMA.save(mine)
     (mine / "clicks.parquet").write_bytes(b"precious")
-    with pytest.raises(InputError, match=r"not from recmill generate \(clicks.parquet\)"), write_log(mine, SCHEMA):
-        pass
+    with pytest.raises(InputError, match=r"not from recmill generate \(clicks.parquet\)"):
+        write_log(mine, SCHEMA, [rows(0, 3)])
     assert (mine / "clicks.parquet").read_bytes() == b"precious"

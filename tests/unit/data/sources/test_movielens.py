@@ -59,13 +59,16 @@ def test_limit_takes_the_sessions_that_start_first(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"ratings": "1::10::4::500\n1::x::4::500\n"}, r"ratings.dat, line 2: movie is 'x', expected a whole number"),
+        (
+            {"ratings": "1::10::4::500\n1::x::4::500\n"},
+            r"ratings.dat, line 2, column movie: is 'x'",
+        ),
         ({"ratings": "1::10::4::500\n1::10::4\n"}, r"ratings.dat, line 2: has 3 fields, expected 4"),
-        ({"ratings": "1::10::::500\n"}, r"ratings.dat, line 1: rating is '', expected a whole number"),
-        ({"ratings": ""}, r"ratings.dat: holds no ratings"),
+        ({"ratings": "1::10::::500\n"}, r"ratings.dat, line 1, column rating: is '', expected a whole number"),
+        ({"ratings": ""}, r"ratings.dat: cannot be read .Empty"),
         ({"users": "1::F::25\n"}, r"users.dat, line 1: has 3 fields, expected 5"),
-        ({"users": "1::F::25::none::1\n"}, r"users.dat, line 1: occupation is 'none', expected a whole number"),
-        ({"movies": "10::Alien::Action\nthree::Heat::Action\n"}, r"movies.dat, line 2: movie is 'three'"),
+        ({"users": "1::F::25::none::1\n"}, r"users.dat, line 1, column occupation: is 'none', expected a whole number"),
+        ({"movies": "10::Alien::Action\nthree::Heat::Action\n"}, r"movies.dat, line 2, column movie: is 'three'"),
     ],
 )
 def test_a_malformed_line_is_named(changed, sentence, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Schema
-from recmill.data.sources import PRESETS, make_raw_log
+from recmill.data.sources import PRESETS, globo, make_raw_log
 from recmill.data.sources.frappe import FIELDS, convert_frappe
 from recmill.data.sources.globo import COLUMNS, CONTEXT, convert_globo
 
@@ -45,8 +45,9 @@ CLICKS = [
 ]
 
 
-def test_globo_history_holds_what_the_user_clicked_before(tmp_path):
-    convert_globo(write_clicks(tmp_path / "clicks.parquet", CLICKS), out=tmp_path / "log", history_length=2)
+def test_globo_history_holds_what_the_user_clicked_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(globo, "HISTORY_LENGTH", 2)
+    convert_globo(write_clicks(tmp_path / "clicks.parquet", CLICKS), out=tmp_path / "log")
     table = read_log(tmp_path / "log").sort_by([("session_id", "ascending"), ("timestamp", "ascending")])
     clicked = table.filter(pc.equal(table["label"], 1.0))
     ids = {500: 0, 600: 1, 700: 2, 800: 3}
@@ -69,10 +70,11 @@ def test_globo_negatives_share_all_but_the_article(tmp_path):
     assert table.group_by(["session_id", "timestamp"]).aggregate([]).num_rows == table.num_rows
 
 
-def test_globo_negatives_come_from_the_clicks_just_before(tmp_path):
+def test_globo_negatives_come_from_the_clicks_just_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(globo, "NEGATIVE_WINDOW", 3)
     # Article k is clicked only at time k: a negative must be one of the last three.
     rows = [(user, user, user, 1000 * user) for user in range(200)]
-    convert_globo(write_clicks(tmp_path / "clicks.parquet", rows), out=tmp_path / "log", negative_window=3)
+    convert_globo(write_clicks(tmp_path / "clicks.parquet", rows), out=tmp_path / "log")
     table = read_log(tmp_path / "log")
     clicked = pc.list_flatten(table["article"]).to_numpy()[table["label"].to_numpy() == 1]
     negative = pc.list_flatten(table["article"]).to_numpy()[table["label"].to_numpy() == 0]
@@ -198,7 +200,7 @@ def test_parquet_of_the_user_is_only_located(tmp_path):
     mine = make_raw_log("tiny", out=tmp_path / "mine", overrides={"sessions": 20})
     assert make_raw_log("parquet", out=tmp_path / "log", data=mine) == mine
     (mine / "schema.json").unlink()
-    with pytest.raises(InputError, match=r"no schema\.json beside it"):
+    with pytest.raises(InputError, match=r"schema\.json"):
         make_raw_log("parquet", out=tmp_path / "log", data=mine)
     assert not (tmp_path / "log").exists()
 
