@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from recmill.progress import Progress, no_progress
 VALIDATE_BATCH_ROWS = 65_536
 VALIDATE_BATCH_BYTES = 8_000_000
 MAX_COLUMNS_AT_ONCE = 4
+MAX_INT64 = np.iinfo(np.int64).max
 READ_BYTES = 65_536  # per column and read; otherwise Arrow holds the stored bytes of all columns of a row group
 
 
@@ -92,8 +93,7 @@ class RawLog:
         """Check every value once, in bounded memory; the first wrong one raises InputError."""
         done = 0
         for file in self.files:
-            with _explain_read_errors(file.path), fsspec.open(file.path, "rb") as source:
-                opened = pq.ParquetFile(source if is_remote(file.path) else file.path, buffer_size=READ_BYTES)
+            with _open_parquet(file.path) as opened:
                 first_row = 0
                 for number in range(opened.num_row_groups):
                     self._check_group(opened, number, file=file.path, first_row=first_row)
@@ -109,27 +109,26 @@ class RawLog:
         for start in range(0, len(names), at_once):
             row, columns = first_row, names[start : start + at_once]
             for batch in opened.iter_batches(batch_size=batch_rows, row_groups=[number], columns=columns):
-                _check_values(batch, self.schema, file=file, first_row=row)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if fault := _find_fault(column, name, self.schema):
+                        where = f"{file}: column {name!r}, row {row + fault[0]} (counted from 0 in this file)"
+                        raise InputError(f"{where}: {fault[1]}")
                 row += batch.num_rows
 
 
 def read_file(
-    path: str,
-    *,
-    columns: Sequence[str] | None = None,
-    row_groups: Sequence[int] | None = None,
-    batch_rows: int = 65_536,
+    path: str, *, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Stream a local or remote Parquet file; data that cannot be decoded raises InputError naming the file."""
-    with _explain_read_errors(path), fsspec.open(path, "rb") as source:
-        file = pq.ParquetFile(path if not is_remote(path) else source, buffer_size=READ_BYTES)
-        yield from file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=row_groups)
+    with _open_parquet(path) as file:
+        yield from file.iter_batches(columns=columns, row_groups=row_groups)
 
 
 @contextmanager
-def _explain_read_errors(path: str) -> Iterator[None]:
+def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     try:
-        yield
+        with fsspec.open(path, "rb") as source:
+            yield pq.ParquetFile(source if is_remote(path) else path, buffer_size=READ_BYTES)
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path}: the Parquet data cannot be read ({_first_line(error)})") from None
 
@@ -158,18 +157,15 @@ def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
             footer_hash = hashlib.sha256(source.read(length)).hexdigest()
             source.seek(0)
             file = pq.ParquetFile(source)
-            arrow_schema, num_rows = file.schema_arrow, file.metadata.num_rows
-            num_values = _count_values(file.metadata, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file, or truncated ({_first_line(error)})") from None
-    types = tuple(_check_column(arrow_schema, name, schema, path) for name in schema.columns)
     return LogFile(
         path=path,
-        num_rows=num_rows,
+        num_rows=file.metadata.num_rows,
         num_bytes=num_bytes,
-        num_values=num_values,
+        num_values=_count_values(file.metadata, schema),
         footer_hash=footer_hash,
-        types=types,
+        types=tuple(_check_column(file.schema_arrow, name, schema, path) for name in schema.columns),
     )
 
 
@@ -210,84 +206,53 @@ def _expected_type(name: str, schema: Schema, found: pa.DataType) -> tuple[str, 
     return "list<int64> or int64", pa.types.is_integer(found.value_type if is_list else found)
 
 
-def _check_values(batch: pa.RecordBatch, schema: Schema, *, file: str, first_row: int) -> None:
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name in ("session_id", "timestamp"):
-            fault = _whole_number_fault(column)
-        elif name == "label":
-            fault = _label_fault(column)
-        elif schema.feature(name).kind == "dense":
-            fault = _number_fault(column)
-        else:
-            fault = _ids_fault(column, schema.feature(name))
-        if fault:
-            row, message = fault
-            raise InputError(f"{file}: column {name!r}, row {first_row + row} (counted from 0 in this file): {message}")
+WHOLE, SHARE, FINITE = "a whole number", "a number between 0 and 1", "a finite number"
+# By kind of column: what is expected, which values are wrong, and what an error says about them.
+CHECKS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray], str]] = {
+    "key": (WHOLE, lambda v: v > MAX_INT64, f"{{}} does not fit int64, expected at most {MAX_INT64}"),
+    "label": (SHARE, lambda v: ~((v >= 0) & (v <= 1)), f"label {{:g}} is not {SHARE}"),
+    "dense": (FINITE, lambda v: ~np.isfinite(v.astype(np.float32)), f"{{}} is not a finite float32, expected {FINITE}"),
+}
 
 
-# The first wrong row of a batch, and what is wrong with it.
-Fault = tuple[int, str] | None
-
-
-def _first(mask: np.ndarray) -> int | None:
-    position = int(mask.argmax()) if len(mask) else 0
-    return position if len(mask) and mask[position] else None
-
-
-def _null_fault(column: pa.Array, expected: str) -> Fault:
-    if column.null_count == 0:
-        return None
-    row = _first(pc.is_null(column).to_numpy(zero_copy_only=False))
-    return (row or 0), f"is null, expected {expected}"
-
-
-def _whole_number_fault(column: pa.Array) -> Fault:
-    if fault := _null_fault(column, "a whole number"):
-        return fault
-    return _too_large_fault(column.to_numpy(zero_copy_only=False))
-
-
-def _too_large_fault(values: np.ndarray) -> Fault:
-    if values.dtype != np.uint64 or (row := _first(values > np.iinfo(np.int64).max)) is None:
-        return None
-    return row, f"{values[row]} does not fit int64, expected at most {np.iinfo(np.int64).max}"
-
-
-def _number_fault(column: pa.Array) -> Fault:
-    if fault := _null_fault(column, "a finite number"):
-        return fault
-    numbers = column.to_numpy(zero_copy_only=False)
+def _find_fault(column: pa.Array, name: str, schema: Schema) -> tuple[int, str] | None:
+    """The first wrong row of a batch, and what is wrong with it."""
+    kind = {"session_id": "key", "timestamp": "key", "label": "label"}.get(name) or schema.feature(name).kind
+    if kind not in CHECKS:
+        return _find_wrong_id(column, schema.feature(name))
+    expected, find_wrong, message = CHECKS[kind]
+    if column.null_count:
+        return _first(column.is_null()), f"is null, expected {expected}"
+    values = column.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
-        row = _first(~np.isfinite(numbers.astype(np.float32)))
-    return None if row is None else (row, f"{numbers[row]} is not a finite float32, expected a finite number")
+        row = _first(find_wrong(values))
+    return None if row < 0 else (row, message.format(values[row]))
 
 
-def _label_fault(column: pa.Array) -> Fault:
-    expected = "a number between 0 and 1"
-    if fault := _null_fault(column, expected):
-        return fault
-    labels = column.to_numpy(zero_copy_only=False).astype(np.float64)
-    row = _first(~((labels >= 0) & (labels <= 1)))
-    return None if row is None else (row, f"label {labels[row]:g} is not {expected}")
-
-
-def _ids_fault(column: pa.Array, feature: Feature) -> Fault:
+def _find_wrong_id(column: pa.Array, feature: Feature) -> tuple[int, str] | None:
     is_list = not pa.types.is_integer(column.type)
-    if fault := _null_fault(column, "a list of ids (an empty one is fine)" if is_list else "an id"):
-        return fault
+    if column.null_count:
+        expected = "a list of ids (an empty one is fine)" if is_list else "an id"
+        return _first(column.is_null()), f"is null, expected {expected}"
     ids = column.flatten() if is_list else column
     if ids.null_count:
-        position = _first(pc.is_null(ids).to_numpy(zero_copy_only=False)) or 0
-        return _row_of(column, position), "holds a null inside the list, expected ids"
+        return _row_of(column, _first(ids.is_null())), "holds a null inside the list, expected ids"
     if feature.transforms:  # they may bring any id into range, and the reader checks their results
         return None
     values = ids.to_numpy(zero_copy_only=False)
     wrong = _first((values < 0) | (values >= feature.num_rows))
-    if wrong is None:
+    if wrong < 0:
         return None
     row = _row_of(column, wrong) if is_list else wrong
     problem = "is negative" if values[wrong] < 0 else "is out of range"
     return row, f"id {values[wrong]} {problem}, expected 0 <= id < {feature.num_rows} (num_rows of {feature.name!r})"
+
+
+def _first(mask: pa.Array | np.ndarray) -> int:
+    """The first position that is true, or -1."""
+    bits = np.asarray(mask)
+    position = int(bits.argmax()) if len(bits) else 0
+    return position if len(bits) and bits[position] else -1
 
 
 def _row_of(lists: pa.Array, position: int) -> int:

@@ -16,6 +16,7 @@ from recmill.artifacts import (
     dump_json,
     join_path,
     read_json,
+    read_record,
     write_text_atomically,
 )
 from recmill.data.transforms import check_transform
@@ -43,28 +44,16 @@ class Feature:
 
     def __post_init__(self) -> None:
         where = f"feature {self.name!r}"
-        if not isinstance(self.name, str) or not self.name:
-            raise InputError(f"a feature's name must be a non-empty string, received {self.name!r}")
+        if not self.name:
+            raise InputError("a feature's name must be a non-empty string")
         if self.name in KEY_COLUMNS:
             raise InputError(f"{where}: the name belongs to a key column ({', '.join(KEY_COLUMNS)})")
-        if "/" in self.name or (isinstance(self.table, str) and "/" in self.table):
+        if "/" in self.name or "/" in self.table:
             raise InputError(f"{where}: names of features and tables must not contain '/' (they name files)")
         if self.kind not in KINDS:
             raise InputError(f"{where}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
-        for name in ("table", "pooling", "group", "target"):
-            if not isinstance(getattr(self, name), str):
-                raise InputError(f"{where}: {name} must be a string, received {getattr(self, name)!r}")
-        for name in ("num_rows", "dim"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InputError(f"{where}: {name} must be a whole number, received {value!r}")
-        if not isinstance(self.shift, bool):
-            raise InputError(f"{where}: shift must be true or false, received {self.shift!r}")
-        if not isinstance(self.transforms, list | tuple):
-            raise InputError(f"{where}: transforms must be a list, received {self.transforms!r}")
         for step in self.transforms:
             check_transform(step, is_dense=self.kind == "dense", where=where)
-        object.__setattr__(self, "transforms", tuple(self.transforms))
         if self.target and self.kind != "sequence":
             raise InputError(f"{where}: only a sequence feature has a target, received {self.target!r}")
         if self.kind == "dense":
@@ -231,26 +220,15 @@ class Schema:
     @classmethod
     def from_json(cls, loaded: Mapping[str, Any], *, where: str = "schema") -> Self:
         check_format_version(loaded, where)
-        known = {entry.name for entry in fields(Feature)}
-        listed = loaded.get("features")
+        listed, known = loaded.get("features"), {entry.name for entry in fields(Feature)}
         if not isinstance(listed, list):
             raise InputError(f"{where}: 'features' must be a list, found {type(listed).__name__}")
         features = []
         for position, entry in enumerate(listed):
-            if not isinstance(entry, dict):
-                raise InputError(f"{where}: feature {position} must be an object, found {entry!r}")
-            unknown = sorted(set(entry) - known)
-            if unknown:
-                raise InputError(
-                    f"{where}: feature {entry.get('name', position)!r} has unknown keys {', '.join(unknown)}"
-                )
-            missing = [key for key in ("name", "kind") if key not in entry]
-            if missing:
-                raise InputError(f"{where}: feature {entry.get('name', position)!r} lacks {', '.join(missing)}")
-            try:
-                features.append(Feature(**entry))
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from None
+            key = f"features[{position}]"
+            if isinstance(entry, dict) and (unknown := sorted(set(entry) - known)):
+                raise InputError(f"{where}: {key} ({entry.get('name')}) has unknown keys {', '.join(unknown)}")
+            features.append(read_record(Feature, entry, where=where, key=key))
         for key in ("splits", "info"):
             if not isinstance(loaded.get(key, {}), dict):
                 raise InputError(f"{where}: {key!r} must be an object, found {loaded[key]!r}")

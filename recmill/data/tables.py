@@ -11,7 +11,7 @@ from typing import Any
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 from recmill.artifacts import module_name
-from recmill.data.schema import Schema
+from recmill.data.schema import Schema, Table
 
 SHAPES = ("pooled", "distinct", "sequence")  # bags of one list per sample, bags over distinct rows, single rows
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
@@ -34,13 +34,7 @@ def distinct_tables(schema: Schema, deduplicated: frozenset[str]) -> frozenset[s
 def bag_configs(schema: Schema) -> list[EmbeddingBagConfig]:
     """Tables that only sparse features read."""
     return [
-        EmbeddingBagConfig(
-            name=module_name(table.name),
-            num_embeddings=table.num_rows,
-            embedding_dim=table.dim,
-            feature_names=list(table.features),
-            pooling=_POOLING[schema.feature(table.features[0]).pooling],
-        )
+        EmbeddingBagConfig(**_shape(table), pooling=_POOLING[schema.feature(table.features[0]).pooling])
         for table in schema.tables
         if table.name not in schema.sequence_tables
     ]
@@ -48,16 +42,16 @@ def bag_configs(schema: Schema) -> list[EmbeddingBagConfig]:
 
 def row_configs(schema: Schema) -> list[EmbeddingConfig]:
     """Tables that some sequence feature reads."""
-    return [
-        EmbeddingConfig(
-            name=module_name(table.name),
-            num_embeddings=table.num_rows,
-            embedding_dim=table.dim,
-            feature_names=list(table.features),
-        )
-        for table in schema.tables
-        if table.name in schema.sequence_tables
-    ]
+    return [EmbeddingConfig(**_shape(table)) for table in schema.tables if table.name in schema.sequence_tables]
+
+
+def _shape(table: Table) -> dict[str, Any]:
+    return {
+        "name": module_name(table.name),
+        "num_embeddings": table.num_rows,
+        "embedding_dim": table.dim,
+        "feature_names": list(table.features),
+    }
 
 
 def table_shapes(schema: Schema, deduplicated: frozenset[str]) -> dict[str, list[Any]]:

@@ -15,8 +15,9 @@ but never read.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -41,50 +42,12 @@ Numbers = npt.NDArray[Any]
 BLOCK_VALUES = 16_384  # a hash makes several passes; blocks of this size stay in the cache
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and bool(np.isfinite(value))
-
-
-def _is_count(value: Any) -> bool:
-    return _is_whole(value) and value >= 1
-
-
-def _is_range(value: Any) -> bool:
-    return _is_count(value) and value <= 2**32
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_reads_as_id(key) and _is_whole(to) for key, to in value.items())
-
-
-def _reads_as_id(text: Any) -> bool:
-    return isinstance(text, str) and text.removeprefix("-").isdecimal()
-
-
-def _are_boundaries(value: Any) -> bool:
-    if not isinstance(value, Sequence) or not value or not all(_is_number(number) for number in value):
-        return False
-    return all(before < after for before, after in pairwise(value))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parameter:
-    """What a step accepts as one of its parameters: a test and a description."""
-
-    is_valid: Callable[[Any], bool]
-    expected: str
-    is_required: bool = True
-
-
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     """One kind of step: its parameters, and what it does to values or to lists."""
 
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     on_values: Callable[..., Numbers] | None = None  # one result per value, which depends on that value alone
     on_lists: Callable[..., Windows] | None = None
     for_ids: bool = True
@@ -168,29 +131,50 @@ def _ngram(values: IdArray, starts: IdArray, lengths: LengthArray, *, n: int, nu
     return grams, starts, np.maximum(lengths - (n - 1), 0).astype(np.int32)
 
 
-WHOLE = Parameter(is_valid=_is_whole, expected="a whole number")
-SEED = Parameter(is_valid=lambda value: _is_whole(value) and value >= 0, expected="0 or more", is_required=False)
-COUNT = Parameter(is_valid=_is_count, expected="a whole number of at least 1")
-RANGE = Parameter(is_valid=_is_range, expected="a whole number from 1 to 2**32")
-NUMBER = Parameter(is_valid=_is_number, expected="a finite number")
-BOUND = replace(NUMBER, is_required=False)
-SPREAD = Parameter(is_valid=lambda value: _is_number(value) and value > 0, expected="a number above 0")
-BOUNDARIES = Parameter(is_valid=_are_boundaries, expected="a list of rising numbers")
-MAPPING = Parameter(is_valid=_is_mapping, expected='an object such as {"17": 1}', is_required=False)
-FILE = Parameter(is_valid=lambda value: isinstance(value, str), expected="a path", is_required=False)
-
 OPERATIONS = {
-    "hash_to_range": Operation(parameters={"num_rows": RANGE, "seed": SEED}, on_values=_hash),
-    "map_ids": Operation(parameters={"mapping": MAPPING, "file": FILE, "default": WHOLE}, on_values=_map),
-    "truncate": Operation(parameters={"n": COUNT}, on_lists=_truncate),
-    "first_x": Operation(parameters={"n": COUNT}, on_lists=_first_x),
-    "ngram": Operation(parameters={"n": COUNT, "num_rows": RANGE, "seed": SEED}, on_lists=_ngram),
+    "hash_to_range": Operation(required=("num_rows",), optional=("seed",), on_values=_hash),
+    "map_ids": Operation(required=("default",), optional=("mapping", "file"), on_values=_map),
+    "truncate": Operation(required=("n",), on_lists=_truncate),
+    "first_x": Operation(required=("n",), on_lists=_first_x),
+    "ngram": Operation(required=("n", "num_rows"), optional=("seed",), on_lists=_ngram),
     "log": Operation(on_values=_log, for_ids=False, for_dense=True),
-    "normalise": Operation(
-        parameters={"mean": NUMBER, "std": SPREAD}, on_values=_normalise, for_ids=False, for_dense=True
-    ),
-    "clip": Operation(parameters={"min": BOUND, "max": BOUND}, on_values=_clip, for_dense=True),
-    "bucketise": Operation(parameters={"boundaries": BOUNDARIES}, on_values=_bucketise, for_dense=True),
+    "normalise": Operation(required=("mean", "std"), on_values=_normalise, for_ids=False, for_dense=True),
+    "clip": Operation(optional=("min", "max"), on_values=_clip, for_dense=True),
+    "bucketise": Operation(required=("boundaries",), on_values=_bucketise, for_dense=True),
+}
+
+
+def _is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _are_boundaries(value: Any) -> bool:
+    if not isinstance(value, Sequence) or not value or not all(map(_is_number, value)):
+        return False
+    return all(before < after for before, after in pairwise(value))
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and key.removeprefix("-").isdecimal() and _is_whole(to) for key, to in value.items()
+    )
+
+
+# What is expected of a parameter, whatever the step, and how to tell.
+PARAMETERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_rows": ("a whole number from 1 to 2**32", lambda value: _is_whole(value, 1, 2**32)),
+    "seed": ("0 or more", lambda value: _is_whole(value, 0)),
+    "n": ("a whole number of at least 1", lambda value: _is_whole(value, 1)),
+    **dict.fromkeys(("mean", "min", "max"), ("a finite number", _is_number)),
+    "std": ("a number above 0", lambda value: _is_number(value) and value > 0),
+    "boundaries": ("a list of rising numbers", _are_boundaries),
+    "mapping": ('an object such as {"17": 1}', _is_mapping),
+    "file": ("a path", lambda value: isinstance(value, str)),
+    "default": ("a whole number", _is_whole),
 }
 
 
@@ -206,31 +190,27 @@ def check_transform(step: Any, *, is_dense: bool, where: str) -> None:
     where = f"{where}: transform {step['op']!r}"
     if not (operation.for_dense if is_dense else operation.for_ids):
         raise InputError(f"{where} is for {'ids' if is_dense else 'dense features'} only")
-    for name in step:
-        if name != "op" and name not in operation.parameters:
-            known = ", ".join(operation.parameters) or "none"
-            raise InputError(f"{where} has no parameter {name!r}; its parameters: {known}")
-    for name, parameter in operation.parameters.items():
-        if parameter.is_required and name not in step:
-            raise InputError(f"{where} lacks {name!r}, expected {parameter.expected}")
-        if name in step and not parameter.is_valid(step[name]):
-            raise InputError(f"{where}: {name} is {step[name]!r}, expected {parameter.expected}")
+    known = operation.required + operation.optional
+    for name, value in step.items():
+        if name != "op" and name not in known:
+            raise InputError(f"{where} has no parameter {name!r}; its parameters: {', '.join(known) or 'none'}")
+        if name != "op" and not PARAMETERS[name][1](value):
+            raise InputError(f"{where}: {name} is {value!r}, expected {PARAMETERS[name][0]}")
+    for name in operation.required:
+        if name not in step:
+            raise InputError(f"{where} lacks {name!r}, expected {PARAMETERS[name][0]}")
     _check_together(step, is_dense=is_dense, where=where)
 
 
 def _check_together(step: Mapping[str, Any], *, is_dense: bool, where: str) -> None:
     if step["op"] == "map_ids" and ("mapping" in step) == ("file" in step):
         raise InputError(f"{where} needs either 'mapping' or 'file'")
-    if step["op"] == "clip":
-        bounds = [step[name] for name in ("min", "max") if name in step]
-        if not bounds or bounds != sorted(bounds):
-            raise InputError(f"{where} needs 'min', 'max' or both with min <= max, received {bounds}")
-    if not is_dense and not all(_is_whole(number) for number in _numbers(step)):
-        raise InputError(f"{where}: ids are whole numbers, received {_numbers(step)}")
-
-
-def _numbers(step: Mapping[str, Any]) -> list[Any]:
-    return [*step.get("boundaries", ()), *(step[name] for name in ("min", "max") if name in step)]
+    bounds = [step[name] for name in ("min", "max") if name in step]
+    if step["op"] == "clip" and (not bounds or bounds != sorted(bounds)):
+        raise InputError(f"{where} needs 'min', 'max' or both with min <= max, received {bounds}")
+    numbers = [*step.get("boundaries", ()), *bounds]
+    if not is_dense and not all(map(_is_whole, numbers)):
+        raise InputError(f"{where}: ids are whole numbers, received {numbers}")
 
 
 class Transforms:
@@ -298,18 +278,16 @@ def _drop_unused(values: IdArray, starts: IdArray, lengths: LengthArray) -> tupl
 
 
 def _prepare(step: Mapping[str, Any], *, where: str) -> tuple[Operation, dict[str, Any]]:
-    options = {name: value for name, value in step.items() if name != "op"}
+    options = {name: value for name, value in step.items() if name not in ("op", "mapping", "file")}
     if step["op"] == "map_ids":
-        mapping = options.pop("mapping", None)
-        known, mapped = _mapping_arrays(mapping) if mapping is not None else _read_mapping(options.pop("file"), where)
+        known, mapped = _read_mapping(step["file"], where) if "file" in step else _mapping_arrays(step["mapping"])
         order = np.argsort(known, kind="stable")
         options |= {"known": known[order], "mapped": mapped[order]}
     return OPERATIONS[step["op"]], options
 
 
 def _mapping_arrays(mapping: Mapping[str, int]) -> tuple[IdArray, IdArray]:
-    known = np.fromiter((int(key) for key in mapping), dtype=np.int64, count=len(mapping))
-    return known, np.fromiter(mapping.values(), dtype=np.int64, count=len(mapping))
+    return np.array([int(key) for key in mapping], np.int64), np.array(list(mapping.values()), np.int64)
 
 
 def _read_mapping(path: str, where: str) -> tuple[IdArray, IdArray]:
@@ -317,12 +295,11 @@ def _read_mapping(path: str, where: str) -> tuple[IdArray, IdArray]:
         with fsspec.open(path, "rb") as file:
             if path.endswith(".parquet"):
                 table = pq.read_table(file, columns=["id", "mapped"])
-                return table.column("id").to_numpy().astype(np.int64), table.column("mapped").to_numpy().astype(
-                    np.int64
-                )
+                known, mapped = (table[name].to_numpy().astype(np.int64) for name in ("id", "mapped"))
+                return known, mapped
             mapping = json.load(file)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{where}: the mapping {path} cannot be read ({error})") from error
     if not _is_mapping(mapping):
-        raise InputError(f"{where}: the mapping {path} must be {MAPPING.expected}")
+        raise InputError(f"{where}: the mapping {path} must be {PARAMETERS['mapping'][0]}")
     return _mapping_arrays(mapping)
