@@ -34,7 +34,7 @@ from recmill.data.log import RawLog
 from recmill.data.memory_plan import LeanArrow, MemoryPlan
 from recmill.data.repeats import count_repeats, layout_for
 from recmill.data.schema import Schema
-from recmill.data.storage.options import SORT_KEYS
+from recmill.data.storage.options import SORT_KEYS, row_options, writer_options
 from recmill.data.storage.record_format import choose_record_format
 from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
 from recmill.progress import Progress, no_progress
@@ -208,10 +208,10 @@ def _fetch(plan: ClusterPlan, engine: ClusterEngine, query: Any) -> pa.Table:
 def choose_format(plan: ClusterPlan, engine: ClusterEngine) -> tuple[PartFormat, dict[str, Any]]:
     """The format of the parts, and what a reader needs to find in the manifest."""
     if plan.layout == "time":
-        return PartFormat.of_rows(plan.arrow_schema, plan.layout), {}
+        return PartFormat(schema=plan.arrow_schema, options=writer_options(plan.arrow_schema, plan.layout)), {}
     rows = sample_sessions(plan, engine)
     if plan.layout == "session":
-        return PartFormat.of_rows(plan.arrow_schema, plan.layout, rows), {}
+        return PartFormat(schema=plan.arrow_schema, options=row_options(rows, plan.layout)), {}
     form, encoding = choose_record_format(
         rows,
         plan.log.schema,

@@ -25,22 +25,26 @@ from recmill.progress import Progress, no_progress
 COUNTS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *COUNTS, *CATEGORIES)
-NUM_ROWS = 200_000  # of each table
 DIM = 16
 BLOCK_BYTES = 16 << 20
 HEX_DIGITS = 8
 
 
 def convert_criteo(
-    path: str | Path, *, out: str | Path, limit: int | None = None, progress: Progress = no_progress
+    path: str | Path,
+    *,
+    out: str | Path,
+    num_rows: int = 200_000,
+    limit: int | None = None,
+    progress: Progress = no_progress,
 ) -> str | Path:
     """A raw log with one session per row and the row number as time; counts become log(1 + max(x, 0)), missing ones 0.
 
-    Categories are hashed to [1, NUM_ROWS); a missing one is id 0. `path` is a TSV file, optionally .gz, or a folder
+    Categories are hashed to [1, num_rows); a missing one is id 0. `path` is a TSV file, optionally .gz, or a folder
     whose files (train.txt, day_0.gz, ...) are read in natural order. Memory does not grow with the data.
     """
     features = [Feature(name=name, kind="dense") for name in COUNTS]
-    features += [Feature(name=name, kind="sparse", num_rows=NUM_ROWS, dim=DIM) for name in CATEGORIES]
+    features += [Feature(name=name, kind="sparse", num_rows=num_rows, dim=DIM) for name in CATEGORIES]
     schema = Schema(features=tuple(features), info={"source": "criteo"})
     num_read = 0
 
@@ -98,7 +102,7 @@ def _convert_rows(
         counts = pc.fill_null(batch[name], 0).to_numpy(zero_copy_only=False)
         columns.append(plain_column(np.log1p(np.maximum(counts, 0).astype(np.float64)).astype(np.float32)))
     for salt, name in enumerate(CATEGORIES):
-        ids = hash_category(batch[name], salt, NUM_ROWS)
+        ids = hash_category(batch[name], salt, schema.feature(name).num_rows)
         if ids is None:
             row = pc.index(pc.match_substring_regex(batch[name], "^[0-9a-fA-F]{8}$"), False).as_py()
             found = f"{where} {first_line + row}, column {name}: is {batch[name][row].as_py()!r}"

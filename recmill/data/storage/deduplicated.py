@@ -35,8 +35,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kernels import decode_inverse, decode_windows, take_windows
-from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, stack_rows
+from kernels import decode_inverse, decode_windows
+from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, stack_rows, take_lists
 from recmill.data.schema import Schema
 from recmill.data.storage.encoding import Encoding
 from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
@@ -230,11 +230,9 @@ class _Decoder:
         found = {}
         for group in self.groups(names):
             for name, values, starts_U, lengths_U in group.features():
-                is_own = group.inverse_R is None
-                starts_R = np.ascontiguousarray(starts_U if is_own else starts_U[group.inverse_R])
-                lengths_R = (lengths_U if is_own else lengths_U[group.inverse_R]).astype(np.int64)
-                taken = take_windows(values, starts_R, lengths_R)
+                row_R = slice(None) if group.inverse_R is None else group.inverse_R
+                taken = take_lists(values, starts_U[row_R], lengths_U[row_R])
                 offsets = np.zeros(self.num_rows + 1, np.int32)
-                np.cumsum(lengths_R, out=offsets[1:])
+                np.cumsum(lengths_U[row_R], out=offsets[1:])
                 found[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(taken))
         return found

@@ -7,7 +7,7 @@ more bits than the inverse costs. Features of a named group that do not change t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kernels import dedup_rows, take_rows
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, read_record
 from recmill.data.schema import Feature, Schema
 
 FORMAT = 2  # of the records and footers; 1 stored the text of footers in seven bits per character
@@ -77,17 +77,11 @@ class Encoding:
         loaded = loaded.get("features")
         if not isinstance(loaded, dict):
             raise InputError(f"{where}: encoding is {loaded!r}, expected an object")
-        if missing := [name for name in names if not isinstance(loaded.get(name), dict)]:
-            raise InputError(f"{where}: encoding: {missing[0]!r} is missing")
-        features, keys, known_names = {}, {field.name for field in fields(FeatureEncoding)}, ("", *names)
+        features = {}
         for name in names:
-            entry = loaded[name]
-            known = entry.keys() == keys
-            named = [entry.get(key) in known_names for key in ("group", "shared_by")]
-            flags = [isinstance(entry.get(key), bool) for key in ("windows", "coded")]
-            if not all((known, *named, *flags)):
-                raise InputError(f"{where}: encoding of {name!r} is {entry}, expected group, windows, coded, shared_by")
-            features[name] = FeatureEncoding(**entry)
+            own = features[name] = read_record(FeatureEncoding, loaded.get(name), where=where, key=f"encoding.{name}")
+            if not {own.group, own.shared_by} <= {"", *names}:
+                raise InputError(f"{where}: encoding.{name} is {own}, expected names of features")
         return cls(features=features)
 
 
@@ -109,6 +103,10 @@ class Column:
         first, last = int(offsets[0]), int(offsets[-1])
         return cls(values=array.values.slice(first, last - first).to_numpy(), offsets=offsets - first)
 
+    @classmethod
+    def of_numbers(cls, numbers_R: IntArray) -> Self:
+        return cls(values=numbers_R, offsets=np.arange(len(numbers_R) + 1))
+
     def take(self, rows: IntArray) -> tuple[npt.NDArray[Any], IntArray]:
         """The values of some rows, one row after another, and how many each has."""
         return take_rows([self.values], [self.offsets], rows, num_threads=1)
@@ -117,14 +115,11 @@ class Column:
 # R = rows, U = distinct rows. One thread: more cost more than they save here.
 def dedup_in_sessions(session_R: IntArray, columns: Sequence[Column]) -> tuple[IntArray, IntArray]:
     """The distinct rows of every session, in their order, and for each row its position among all of them."""
-    return _dedup([session_R, *(own.values for own in columns)], [own.offsets for own in columns])
+    return _dedup([Column.of_numbers(session_R), *columns])
 
 
-def _dedup(values: Sequence[npt.NDArray[Any]], offsets: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Distinct rows; the first columns, for which no offsets are given, hold one value per row."""
-    each = np.arange(len(values[0]) + 1)
-    singles = [each] * (len(values) - len(offsets))
-    return dedup_rows(list(values), [*singles, *offsets], num_threads=1)
+def _dedup(columns: Sequence[Column]) -> tuple[IntArray, IntArray]:
+    return dedup_rows([own.values for own in columns], [own.offsets for own in columns], num_threads=1)
 
 
 def inverse_events(
@@ -154,33 +149,26 @@ def session_firsts(session_R: IntArray) -> BoolArray:
 
 @dataclass(kw_only=True, eq=False)
 class _Candidate:
-    """Features that change together, and the bits to store them per row and per distinct list."""
+    """Features that change together, and how many bits their inverse may take if storing distinct lists is to pay."""
 
     names: list[str]
     inverse_R: IntArray
     unique_U: IntArray
-    plain_bits: float = 0.0
-    distinct_bits: float = 0.0
+    spare_bits: float
 
     def joined_by(self, other: _Candidate) -> _Candidate | None:
         """Both as one candidate, unless that adds distinct rows to either."""
-        unique_U, inverse_R = _dedup([self.inverse_R, other.inverse_R], [])
+        unique_U, inverse_R = _dedup([Column.of_numbers(self.inverse_R), Column.of_numbers(other.inverse_R)])
         if len(unique_U) > (1 + GROUP_TOLERANCE) * min(len(self.unique_U), len(other.unique_U)):
             return None
-        return _Candidate(
-            names=self.names + other.names,
-            inverse_R=inverse_R,
-            unique_U=unique_U,
-            plain_bits=self.plain_bits + other.plain_bits,
-            distinct_bits=self.distinct_bits + other.distinct_bits,
-        )
+        names, spare_bits = self.names + other.names, self.spare_bits + other.spare_bits
+        return _Candidate(names=names, inverse_R=inverse_R, unique_U=unique_U, spare_bits=spare_bits)
 
     def pays(self, session_R: IntArray) -> bool:
-        changed, again = inverse_events(self.unique_U, self.inverse_R, session_firsts(session_R))
         if len(self.inverse_R) >= ALWAYS_FACTOR * (1 + np.count_nonzero(np.diff(self.inverse_R))):
             return True
-        inverse_bits = sum(len(stored) * entropy_bits(stored) for stored in (changed, again) if len(stored))
-        return self.distinct_bits + inverse_bits <= MAX_SHARE * self.plain_bits
+        events = inverse_events(self.unique_U, self.inverse_R, session_firsts(session_R))
+        return sum(len(stored) * entropy_bits(stored) for stored in events if len(stored)) <= self.spare_bits
 
 
 def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
@@ -218,14 +206,8 @@ def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
 def _examine(name: str, column: Column, session_R: IntArray) -> _Candidate:
     unique_U, inverse_R = dedup_in_sessions(session_R, [column])
     distinct, _ = column.take(unique_U)
-    bits = entropy_bits(distinct)
-    return _Candidate(
-        names=[name],
-        inverse_R=inverse_R,
-        unique_U=unique_U,
-        plain_bits=bits * len(column.values),
-        distinct_bits=bits * len(distinct),
-    )
+    spare_bits = entropy_bits(distinct) * (MAX_SHARE * len(column.values) - len(distinct))
+    return _Candidate(names=[name], inverse_R=inverse_R, unique_U=unique_U, spare_bits=spare_bits)
 
 
 def entropy_bits(values: npt.NDArray[Any]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import is_remote, join_path
-from recmill.data.storage.options import SORT_KEYS, row_options, writer_options
+from recmill.data.storage.options import SORT_KEYS
+
+if TYPE_CHECKING:
+    from recmill.data.storage.session_encoder import SessionEncoder  # imports torch, which rows do not need
 
 # The last column of the stream: the position of the row's split in the list of splits. It is not written.
 SPLIT_COLUMN = "__split"
@@ -150,45 +153,14 @@ def _list_buffers(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
     return lists.offsets.to_numpy(), lists.values.to_numpy(zero_copy_only=False)
 
 
-class PartEncoder(Protocol):
-    """Turns the rows of one part into the table that is stored."""
-
-    def encode(self, rows: pa.Table) -> pa.Table: ...
-
-    def metadata(self) -> Mapping[bytes, bytes]:
-        """Metadata for the footer, once all rows are encoded."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether further rows belong in another part."""
-
-
-class PlainEncoder:
-    """Stores the rows themselves."""
-
-    is_full = False
-
-    def encode(self, rows: pa.Table) -> pa.Table:
-        return rows
-
-    def metadata(self) -> Mapping[bytes, bytes]:
-        return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartFormat:
     """The schema and the Parquet settings of the files of a layout."""
 
     schema: pa.Schema
     options: Mapping[str, Any]
-    make_encoder: Callable[[], PartEncoder] = PlainEncoder  # called once per part
-
-    @classmethod
-    def of_rows(cls, schema: pa.Schema, layout: str, sample: pa.Table | None = None) -> Self:
-        """Files that hold the rows themselves, with the settings that suit a sample of them."""
-        has_rows = sample is not None and sample.num_rows > 0
-        options = row_options(sample, layout) if has_rows else writer_options(schema, layout)
-        return cls(schema=schema, options=options)
+    # Turns the rows of one part into records; None stores the rows themselves.
+    make_encoder: Callable[[], SessionEncoder] | None = None
 
 
 @dataclass(kw_only=True)
@@ -202,19 +174,20 @@ class PartWriter:
     rows_per_part: int
     parts: list[dict[str, Any]] = field(default_factory=list)
     _writer: Any = None
-    _encoder: PartEncoder = field(default_factory=PlainEncoder)
+    _encoder: SessionEncoder | None = None
     _sink: Any = None
     _sessions: list[np.ndarray] = field(default_factory=list)
 
     def write(self, group: SplitRows) -> None:
         split = self.split_names[group.split]
         if self._writer is not None:
-            is_full = self.parts[-1]["num_rows"] + group.rows.num_rows > self.rows_per_part or self._encoder.is_full
+            is_full = self._encoder is not None and self._encoder.is_full
+            is_full |= self.parts[-1]["num_rows"] + group.rows.num_rows > self.rows_per_part
             if is_full or self.parts[-1]["split"] != split:
                 self._close_part()
         if self._writer is None:
             self._open_part(split)
-        stored = self._encoder.encode(group.rows)
+        stored = self._encoder.encode(group.rows) if self._encoder else group.rows
         self._writer.write_table(stored, row_group_size=stored.num_rows)
         part = self.parts[-1]
         part["num_rows"] += group.rows.num_rows
@@ -231,13 +204,13 @@ class PartWriter:
         name = f"{self.prefix}-{len(self.parts):05d}.parquet"
         path = join_path(self.folder, name)
         self._sink = fsspec.open(path, "wb").open() if is_remote(path) else open(path, "wb")  # noqa: SIM115
-        self._encoder = self.form.make_encoder()
+        self._encoder = self.form.make_encoder() if self.form.make_encoder else None
         self._writer = pq.ParquetWriter(self._sink, self.form.schema, **self.form.options)
         empty: dict[str, Any] = {"num_rows": 0, "num_sessions": 0, "bytes": 0, "row_group_rows": []}
         self.parts.append({"file": name, "split": split, **empty})
 
     def _close_part(self) -> None:
-        if metadata := self._encoder.metadata():
+        if self._encoder and (metadata := self._encoder.metadata()):
             self._writer.add_key_value_metadata(metadata)
         self._writer.close()
         self.parts[-1]["bytes"] = self._sink.tell()
