@@ -5,22 +5,20 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
-import duckdb
 import fsspec
 import ibis
 import numpy as np
 import pyarrow as pa
 
-from recmill.artifacts import InputError, is_remote
-from recmill.data.cluster.query import ClusterPlan, canonical_rows
+from recmill.artifacts import is_remote
+from recmill.data.cluster.query import ClusterPlan, log_rows, write_sorted
 from recmill.data.cluster.range_sort import MAX_RANGES, RangeSort
-from recmill.data.log import RawLog
 from recmill.data.memory_plan import give_back
 from recmill.data.storage.options import SORT_KEYS
-from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
+from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
 
 # With less memory per thread, sorting rows with lists fails instead of spilling (measured: 100 MB suffice for one
 # thread and not for two).
@@ -53,95 +51,51 @@ def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -
     return connection
 
 
-def stream(connection: Any, query: Any, *, batch_rows: int = 32_768) -> Iterator[pa.RecordBatch]:
-    """The rows of an Ibis query, in no particular order."""
-    # Not ibis' to_pyarrow_batches, which calls fetch_record_batch: DuckDB 2 no longer has it. A relation, unlike
-    # execute(), does not hold the whole result in memory.
-    yield from connection.con.sql(connection.compile(query)).to_arrow_reader(batch_rows)
-
-
-def register_log(connection: Any, log: RawLog) -> Any:
-    """The canonical rows of the log as an Ibis table."""
-    if is_remote(log.path):
-        connection.con.register_filesystem(fsspec.core.url_to_fs(log.path)[0])
-    by_types: dict[tuple[Any, ...], list[str]] = {}
-    for file in log.files:
-        by_types.setdefault(file.types, []).append(file.path)
-    tables = []
-    for number, (types, paths) in enumerate(by_types.items()):
-        # Escaped twice: as SQL strings, and against being read as patterns.
-        listed = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in paths)
-        options = "union_by_name = true, hive_partitioning = false"
-        connection.con.execute(f"CREATE TEMP VIEW log_{number} AS SELECT * FROM read_parquet([{listed}], {options})")
-        found = dict(zip(log.schema.columns, types, strict=True))
-        tables.append(canonical_rows(connection.table(f"log_{number}"), log.schema, found))
-    return ibis.union(*tables) if len(tables) > 1 else tables[0]
-
-
-@contextmanager
-def explain_duckdb_errors(memory_limit_bytes: int, out: str) -> Iterator[None]:
-    """Raise InputError when memory or disk space does not suffice."""
-    try:
-        yield
-    except (duckdb.Error, OSError) as error:  # an error inside an Arrow stream arrives as OSError
-        text = str(error)
-        if "No space left" in text or "max_temp_directory_size" in text:
-            raise InputError(f"{out}: cannot be written: the disk is full") from error
-        if "Out of Memory" in text:
-            raise InputError(
-                f"{memory_limit_bytes:,} bytes of memory are too few for this log; raise --memory-limit"
-            ) from error
-        raise
-
-
 class DuckDBEngine:
     """Runs `ClusterEngine` in this process."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
-        with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
-            self.connection = connect(
-                memory_limit_bytes=plan.memory.duckdb_bytes,
-                spill_folder=str(plan.spill_folder),
-                row_bytes=plan.log.row_bytes,
-            )
-            for setting, value in LEAN_SETTINGS.items():
-                self.connection.con.execute(f"SET {setting} = {value!r}")
-            if is_remote(plan.log.path):  # reading ahead is worth its memory there
-                self.connection.con.execute("SET disable_parquet_prefetching = false")
-            self.rows = register_log(self.connection, plan.log)
+        self.connection = connect(
+            memory_limit_bytes=plan.memory.duckdb_bytes,
+            spill_folder=str(plan.spill_folder),
+            row_bytes=plan.log.row_bytes,
+        )
+        for setting, value in LEAN_SETTINGS.items():
+            self.connection.con.execute(f"SET {setting} = {value!r}")
+        if is_remote(plan.log.path):  # reading ahead is worth its memory there
+            self.connection.con.execute("SET disable_parquet_prefetching = false")
+            self.connection.con.register_filesystem(fsspec.core.url_to_fs(plan.log.path)[0])
+        self._num_views = count()
+        self.rows = log_rows(plan.log, self._open_files)
+
+    def _open_files(self, paths: Sequence[str]) -> Any:
+        view = f"log_{next(self._num_views)}"
+        # Escaped twice: as SQL strings, and against being read as patterns.
+        listed = ", ".join("'" + glob.escape(path).replace("'", "''") + "'" for path in paths)
+        options = "union_by_name = true, hive_partitioning = false"
+        self.connection.con.execute(f"CREATE TEMP VIEW {view} AS SELECT * FROM read_parquet([{listed}], {options})")
+        return self.connection.table(view)
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
-        with explain_duckdb_errors(self.plan.memory_limit_bytes, self.plan.out):
-            row: tuple[Any, ...] = self.connection.con.sql(self.connection.compile(query)).fetchall()[0]
-            return row
+        row: tuple[Any, ...] = self.connection.con.sql(self.connection.compile(query)).fetchall()[0]
+        return row
 
     def fetch_table(self, query: Any, schema: pa.Schema) -> pa.Table:
-        with explain_duckdb_errors(self.plan.memory_limit_bytes, self.plan.out):
-            stored = stream(self.connection, query, batch_rows=self.plan.memory.batch_rows)
-            batches = [batch.select(schema.names).cast(schema) for batch in stored]
-            return pa.Table.from_batches(batches, schema=schema)
+        stored = self._stream(query)
+        return pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in stored], schema=schema)
+
+    def _stream(self, query: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of an Ibis query, in no particular order."""
+        # Not ibis' to_pyarrow_batches, which calls fetch_record_batch: DuckDB 2 no longer has it. A relation, unlike
+        # execute(), does not hold the whole result in memory.
+        relation = self.connection.con.sql(self.connection.compile(query))
+        yield from relation.to_arrow_reader(self.plan.memory.batch_rows)
 
     def write_parts(self, query: Any, *, split_names: Sequence[str], form: PartFormat) -> list[dict[str, Any]]:
-        plan = self.plan
-        writer = PartWriter(
-            folder=str(plan.folder),
-            prefix="part",
-            form=form,
-            split_names=split_names,
-            rows_per_part=plan.rows_per_part,
-        )
         split = [SPLIT_COLUMN] if SPLIT_COLUMN in query.columns else []
-        done = 0
-        with explain_duckdb_errors(plan.memory_limit_bytes, plan.out):
-            batches = self._sorted(query, [*split, *SORT_KEYS[plan.layout]], num_splits=len(split_names))
-            for group in cut_row_groups(
-                batches, schema=plan.arrow_schema, layout=plan.layout, rows_per_group=plan.rows_per_group
-            ):
-                writer.write(group)
-                done += group.rows.num_rows
-                plan.progress("write the dataset", done, plan.log.num_rows)
-        return writer.close()
+        rows = self._sorted(query, [*split, *SORT_KEYS[self.plan.layout]], num_splits=len(split_names))
+        return write_sorted(rows, self.plan, form, split_names, folder=str(self.plan.folder), prefix="part")
 
     def _sorted(self, query: Any, keys: list[str], *, num_splits: int) -> Iterator[pa.RecordBatch]:
         """The rows in the order of their keys.
@@ -150,7 +104,7 @@ class DuckDBEngine:
         rows of 3 kB) and fails with less.
         """
         memory, log = self.plan.memory, self.plan.log
-        rows = stream(self.connection, query, batch_rows=memory.batch_rows)
+        rows = self._stream(query)
         sort = RangeSort(
             self.plan.spill_folder,
             keys=keys,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow as pa
 from recmill.data.log import RawLog
 from recmill.data.memory_plan import MemoryPlan
 from recmill.data.schema import Schema
-from recmill.data.storage.writer import SPLIT_COLUMN
+from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
 from recmill.progress import Progress
 
 
@@ -25,7 +25,6 @@ class ClusterPlan:
     folder: Path  # where the parts are written
     out: str  # where `folder` is moved to in the end; a URL if the dataset is remote
     layout: str
-    rows_per_group: int
     rows_per_part: int
     memory_limit_bytes: int
     memory: MemoryPlan
@@ -53,6 +52,40 @@ def canonical_rows(table: Any, schema: Schema, types: Mapping[str, pa.DataType])
             column = column.cast("float32" if pa.types.is_floating(field.type) else "int64")
         columns.append(column.name(field.name))
     return table.select(columns)
+
+
+def log_rows(log: RawLog, open_files: Callable[[Sequence[str]], Any]) -> Any:
+    """The canonical rows of the log; `open_files` returns the Ibis table of files that have the same types."""
+    by_types: dict[tuple[Any, ...], list[str]] = {}
+    for file in log.files:
+        by_types.setdefault(file.types, []).append(file.path)
+    tables = [
+        canonical_rows(open_files(paths), log.schema, dict(zip(log.schema.columns, types, strict=True)))
+        for types, paths in by_types.items()
+    ]
+    return ibis.union(*tables) if len(tables) > 1 else tables[0]
+
+
+def write_sorted(
+    batches: Iterable[pa.RecordBatch],
+    plan: ClusterPlan,
+    form: PartFormat,
+    split_names: Sequence[str],
+    *,
+    folder: str,
+    prefix: str,
+) -> list[dict[str, Any]]:
+    """Write sorted rows to parts in `folder`; the parts as the manifest lists them."""
+    writer = PartWriter(
+        folder=folder, prefix=prefix, form=form, split_names=split_names, rows_per_part=plan.rows_per_part
+    )
+    rows_per_group, done = plan.memory.rows_per_group, 0
+    groups = cut_row_groups(batches, schema=plan.arrow_schema, layout=plan.layout, rows_per_group=rows_per_group)
+    for group in groups:
+        writer.write(group)
+        done += group.rows.num_rows
+        plan.progress("write the dataset", done, plan.log.num_rows)
+    return writer.close()
 
 
 def session_starts(rows: Any) -> Any:

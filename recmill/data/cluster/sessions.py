@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,7 +110,6 @@ def cluster_sessions(
             folder=folder,
             out=str(out),
             layout=layout,
-            rows_per_group=memory.rows_per_group,
             rows_per_part=rows_per_part,
             memory_limit_bytes=memory_limit_bytes,
             memory=memory,
@@ -160,12 +159,20 @@ def choose_layout(plan: ClusterPlan, engine_name: str) -> tuple[str, str]:
 
 @contextmanager
 def _opened(plan: ClusterPlan, engine_name: str) -> Iterator[ClusterEngine]:
+    """The engine; InputError when memory or disk space does not suffice for what it does."""
     plan.spill_folder.mkdir()
-    engine = _open_engine(plan, engine_name)
     try:
-        yield engine
+        with closing(_open_engine(plan, engine_name)) as engine:
+            yield engine
+    except Exception as error:  # DuckDB's, Java's, or OSError from inside an Arrow stream
+        text = str(error)
+        if "No space left" in text or "max_temp_directory_size" in text:
+            raise InputError(f"{plan.out}: cannot be written: the disk is full") from error
+        if "Out of Memory" in text:
+            limit = f"{plan.memory_limit_bytes:,} bytes of memory"
+            raise InputError(f"{limit} are too few for this log; raise --memory-limit") from error
+        raise
     finally:
-        engine.close()
         shutil.rmtree(plan.spill_folder, ignore_errors=True)
 
 
@@ -216,7 +223,7 @@ def choose_format(plan: ClusterPlan, engine: ClusterEngine) -> tuple[PartFormat,
         rows,
         plan.log.schema,
         num_rows=plan.log.num_rows,
-        rows_per_group=plan.rows_per_group,
+        rows_per_group=plan.memory.rows_per_group,
         max_shared_ids=plan.memory.max_shared_ids,
         fetch_users=lambda user: _fetch(plan, engine, sampled(engine.rows, engine.rows[user][0], share=_share(plan))),
     )

@@ -11,7 +11,8 @@ import shutil
 import sys
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import ibis
 import pyarrow as pa
 
 from recmill.artifacts import InputError, is_remote, join_path
-from recmill.data.cluster.query import ClusterPlan, canonical_rows
+from recmill.data.cluster.query import ClusterPlan, log_rows, write_sorted
 from recmill.data.storage.options import SORT_KEYS
-from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat, PartWriter, cut_row_groups
+from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
+from recmill.progress import no_progress
 
 MIN_DRIVER_MEMORY_BYTES = 512 * 2**20  # Spark does not start with less than about 450 MiB
 
@@ -36,6 +38,19 @@ def missing_for_spark() -> str | None:
     if "SPARK_REMOTE" in os.environ or shutil.which("java") or os.environ.get("JAVA_HOME"):
         return None
     return "no Java was found (install Java 17 or newer, or set JAVA_HOME)"
+
+
+def start_session(settings: Mapping[str, str]) -> Any:
+    """The active Spark session, or a new one, with these settings."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("recmill")
+    for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", **settings}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    if "SPARK_REMOTE" not in os.environ:
+        session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 class SparkEngine:
@@ -55,42 +70,22 @@ class SparkEngine:
         self.is_own = active is None
         self.spark = active or self._start()
         self.connection = ibis.pyspark.connect(self.spark)
-        self.rows = self._register_log()
+        self.rows = log_rows(plan.log, self._open_files)
 
     def _start(self) -> Any:
         """Our own session; the user's Spark settings (spark.master, SPARK_REMOTE) decide where it runs."""
-        from pyspark.sql import SparkSession
-
         # Workers default to the first `python3` on the path; on this machine it must be the one that has recmill.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         memory_bytes = max(self.plan.memory_limit_bytes, MIN_DRIVER_MEMORY_BYTES)
-        settings = {
-            "spark.driver.memory": f"{memory_bytes // 2**20}m",
-            "spark.local.dir": str(self.plan.spill_folder),
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-        }
-        builder = SparkSession.builder.appName("recmill cluster")
-        for name, value in settings.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        if "SPARK_REMOTE" not in os.environ:
-            session.sparkContext.setLogLevel("ERROR")
-        return session
+        return start_session(
+            {"spark.driver.memory": f"{memory_bytes // 2**20}m", "spark.local.dir": str(self.plan.spill_folder)}
+        )
 
-    def _register_log(self) -> Any:
-        schema = self.plan.log.schema
-        by_types: dict[tuple[Any, ...], list[str]] = {}
-        for file in self.plan.log.files:
-            by_types.setdefault(file.types, []).append(file.path)
-        tables = []
-        for types, paths in by_types.items():
-            view = f"recmill_log_{uuid.uuid4().hex[:8]}"
-            self.spark.read.parquet(*map(_spark_path, paths)).createOrReplaceTempView(view)
-            self.views.append(view)
-            found = dict(zip(schema.columns, types, strict=True))
-            tables.append(canonical_rows(self.connection.table(view), schema, found))
-        return ibis.union(*tables) if len(tables) > 1 else tables[0]
+    def _open_files(self, paths: Sequence[str]) -> Any:
+        view = f"recmill_log_{uuid.uuid4().hex[:8]}"
+        self.spark.read.parquet(*map(_spark_path, paths)).createOrReplaceTempView(view)
+        self.views.append(view)
+        return self.connection.table(view)
 
     def fetch_row(self, query: Any) -> tuple[Any, ...]:
         return tuple(self.spark.sql(self.connection.compile(query)).first())
@@ -114,10 +109,6 @@ class SparkEngine:
             )
             reports = sorted((row.partition, json.loads(row.parts)) for row in written.collect())
             return self._collect_parts([part for _, parts in reports for part in parts], staging)
-        except Exception as error:
-            if "No space left on device" in str(error):
-                raise InputError(f"{plan.out}: cannot be written: the disk is full") from error
-            raise
         finally:
             if is_remote(staging):
                 filesystem, root = fsspec.core.url_to_fs(staging)
@@ -164,27 +155,14 @@ def _partition_writer(
     plan: ClusterPlan, staging: str, split_names: Sequence[str], form: PartFormat
 ) -> Callable[..., Iterator[pa.RecordBatch]]:
     """A function for the executors: writes the sorted rows of a partition and returns its parts."""
-    schema, layout, rows_per_group, rows_per_part = (
-        plan.arrow_schema,
-        plan.layout,
-        plan.rows_per_group,
-        plan.rows_per_part,
-    )
+    plan = replace(plan, progress=no_progress)  # the caller's may not be pickled
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         partition = TaskContext.get().partitionId()
-        writer = PartWriter(
-            folder=staging,
-            prefix=f"task-{partition:05d}-{uuid.uuid4().hex[:8]}",  # attempts of one task must not share a file
-            form=form,
-            split_names=split_names,
-            rows_per_part=rows_per_part,
-        )
-        for group in cut_row_groups(batches, schema=schema, layout=layout, rows_per_group=rows_per_group):
-            writer.write(group)
-        report = {"partition": [partition], "parts": [json.dumps(writer.close())]}
-        yield pa.RecordBatch.from_pydict(report)
+        prefix = f"task-{partition:05d}-{uuid.uuid4().hex[:8]}"  # attempts of one task must not share a file
+        parts = write_sorted(batches, plan, form, split_names, folder=staging, prefix=prefix)
+        yield pa.RecordBatch.from_pydict({"partition": [partition], "parts": [json.dumps(parts)]})
 
     return write

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from recmill.artifacts import InputError
-from recmill.data.cluster.spark_engine import missing_for_spark
+from recmill.data.cluster.spark_engine import missing_for_spark, start_session
 
 USER = 10001  # of the images
 PREFIX = "spark.kubernetes"
@@ -34,15 +34,9 @@ def spark_session(settings: Mapping[str, str]) -> Iterator[None]:
     master = settings.get("spark.master", "")
     if master.startswith("k8s://") and not settings.get(IMAGE):
         raise InputError(f"--master {master}: {IMAGE} is missing; name the image recmill/data with its tag")
-    from pyspark.sql import SparkSession
-
     if master.startswith("k8s://"):
         os.environ["PYSPARK_PYTHON"] = "python3"  # the image's, not this machine's
-    builder = SparkSession.builder.appName("recmill")
-    for name, value in {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", **settings}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = start_session(settings)
     try:
         yield
     finally:
