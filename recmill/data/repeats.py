@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kernels import dedup_rows
 from recmill.artifacts.dataset import Layout
 from recmill.data.schema import Schema
 
 MIN_FACTOR = 1.5  # samples per distinct list; below it, expanding costs more than the lookup saves
 MIN_MEAN_LENGTH = 3.0  # looking up a shorter bag costs no more than copying its vector
+
+# Features share an inverse if storing them together adds at most this share of distinct rows to either.
+GROUP_TOLERANCE = 0.05
+IntArray = npt.NDArray[np.int64]
 
 # Odd, so that multiplying by them loses no bit.
 MIX_VALUE, MIX_PLACE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -84,3 +89,24 @@ def hash_lists(values: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) ->
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed ^ (mixed >> np.uint64(32)), dtype=np.uint64)])
     hashed = sums[offsets[1:]] - sums[offsets[:-1]] + lengths.astype(np.uint64) * MIX_VALUE
     return np.asarray(hashed.view(np.int64))
+
+
+def join_alike(features: Iterable[tuple[str, IntArray, IntArray]]) -> list[tuple[list[str], IntArray, IntArray]]:
+    """Features that change together, with what `dedup_rows` found: (name, distinct rows, inverse) of each, as groups.
+
+    A feature joins the first group if combining the two adds hardly any distinct rows to either.
+    """
+    groups: list[tuple[list[str], IntArray, IntArray]] = []
+    for name, unique_U, inverse_R in features:
+        for position, (names, group_U, group_R) in enumerate(groups):
+            most = (1 + GROUP_TOLERANCE) * min(len(unique_U), len(group_U))
+            if max(len(unique_U), len(group_U)) > most:
+                continue
+            each: IntArray = np.arange(len(inverse_R) + 1)
+            both_U, both_R = dedup_rows([group_R, inverse_R], [each, each], num_threads=1)
+            if len(both_U) <= most:
+                groups[position] = ([*names, name], both_U, both_R)
+                break
+        else:
+            groups.append(([name], unique_U, inverse_R))
+    return groups

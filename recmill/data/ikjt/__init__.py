@@ -13,10 +13,10 @@ directly from the Arrow columns (RowBlock).
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recmill.data.ikjt.batch import Batch, batch_from_arrow
+    from recmill.data.ikjt.batch import Batch
     from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 
-__all__ = ["Batch", "InverseKeyedJaggedTensor", "batch_from_arrow"]
+__all__ = ["Batch", "InverseKeyedJaggedTensor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,9 @@ from kernels.join_lists import ListBlock, join_lists, scan_lists
 from recmill.artifacts import InputError
 from recmill.data.ikjt.build import split_list_column
 from recmill.data.ikjt.cutting import cut_ids
-from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, is_packed, take_lists
+from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, is_packed, take_lists
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
-from recmill.data.schema import Feature, Schema
+from recmill.data.schema import Schema
 
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
@@ -146,15 +146,16 @@ def decode_block(
     lists = _list_block(columns, num_rows)
     bounds = [feature.num_rows for feature in schema.id_features] if checks_ranges else None
     num_values_R, wrong = scan_lists(lists, bounds)
-    if wrong is not None:
-        _refuse_range(*columns[wrong], schema.id_features[wrong], where)
-    return RowBlock(
+    block = RowBlock(
         dense_RF=dense_RF,
         label_R=_label_column(_column(table, "label", where), where),
         lists=lists,
         num_values_R=num_values_R,
         session_R=_column(table, "session_id", where).to_numpy().astype(np.int64) if keeps_sessions else None,
     )
+    if wrong is not None:
+        check_ranges(find_distinct(block, [feature.name for feature in schema.id_features], ()), schema, where=where)
+    return block
 
 
 def _list_block(columns: Sequence[tuple[IdArray, npt.NDArray[np.integer]]], num_rows: int) -> ListBlock:
@@ -235,13 +236,6 @@ def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> 
     )
 
 
-def batch_from_arrow(table: pa.Table, schema: Schema, *, where: str = "table") -> Batch:
-    """All rows of `table` as one batch."""
-    return assemble_batch(
-        [(decode_block(table, schema, where=where), 0, table.num_rows)], schema, num_global=table.num_rows
-    )
-
-
 def _column(table: pa.Table, name: str, where: str) -> pa.Array:
     position = table.schema.get_field_index(name)
     if position < 0:
@@ -298,13 +292,3 @@ def _id_column(column: pa.Array, name: str, where: str) -> tuple[IdArray, npt.ND
         raise InputError(f"{where}: column {name!r} holds {values.null_count} missing ids, expected numbers")
     ids: IdArray = values.to_numpy()
     return ids, offsets
-
-
-def _refuse_range(values: IdArray, offsets: npt.NDArray[np.integer], feature: Feature, where: str) -> NoReturn:
-    """Raise, naming an id outside its table: an embedding lookup would read or write foreign memory."""
-    used = values[offsets[0] : offsets[-1]]
-    position = int(np.flatnonzero((used < 0) | (used >= feature.num_rows))[0])
-    row = int(np.searchsorted(offsets, position + offsets[0], side="right")) - 1
-    raise InputError(
-        f"{where}: column {feature.name!r}, row {row}: id {int(used[position])} lies outside [0, {feature.num_rows})"
-    )

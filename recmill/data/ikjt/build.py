@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from kernels import dedup_rows, take_rows, take_windows, window_rows
 from recmill.artifacts import InputError
-
-# Features share an inverse if storing them together adds at most this share of rows to either.
-GROUP_TOLERANCE = 0.05
+from recmill.data.repeats import join_alike
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,32 +147,16 @@ def check_groups(groups: Sequence[Sequence[str]], windows: Sequence[str], *, kno
         raise InputError(f"groups: expected each feature once and no empty group, received {groups}")
 
 
-def choose_groups(features: Sequence[FeatureLists], *, num_threads: int = 0) -> list[list[str]]:
+def choose_groups(features: Sequence[FeatureLists]) -> list[list[str]]:
     """Groups of features that change together, found from the lists themselves.
 
-    Every feature is deduplicated alone; it joins the first group if combining the two adds hardly any rows to either.
     This costs one dedup per feature and a cheap one per pair of similar features: choose once, then reuse the groups.
     """
-    groups: list[list[str]] = []
-    joint: list[tuple[Tensor, int]] = []  # of each group: its inverse and its number of distinct rows
+    found = []
     for feature in features:
-        columns = feature.columns
-        unique_U, inverse_B = dedup_rows(columns, [feature.offsets] * len(columns), num_threads=num_threads)
-        num_distinct = len(unique_U)
-        for position, (group_inverse_B, group_distinct) in enumerate(joint):
-            most = int((1 + GROUP_TOLERANCE) * min(num_distinct, group_distinct))
-            if max(num_distinct, group_distinct) > most:
-                continue
-            each = torch.arange(len(inverse_B) + 1, device=inverse_B.device)
-            both_U, both_B = dedup_rows([group_inverse_B, inverse_B], [each, each], num_threads=num_threads)
-            if len(both_U) <= most:
-                groups[position].append(feature.key)
-                joint[position] = (both_B, len(both_U))
-                break
-        else:
-            groups.append([feature.key])
-            joint.append((inverse_B, num_distinct))
-    return groups
+        unique_U, inverse_B = dedup_rows(feature.columns, [feature.offsets] * len(feature.columns))
+        found.append((feature.key, unique_U.cpu().numpy(), inverse_B.cpu().numpy()))
+    return [keys for keys, _, _ in join_alike(found)]
 
 
 def build_group(
@@ -184,18 +165,17 @@ def build_group(
     min_factor: float,
     use_windows: bool,
     lengths_dtype: torch.dtype,
-    num_threads: int,
 ) -> GroupTensors:
     """The features as one group: deduplicated, and as windows, each only if it saves `min_factor`."""
     columns = [column for feature in features for column in feature.columns]
     offsets = [feature.offsets for feature in features for _ in feature.columns]
-    unique_U, inverse_B = dedup_rows(columns, offsets, num_threads=num_threads)
+    unique_U, inverse_B = dedup_rows(columns, offsets)
     num_before = sum(feature.num_values for feature in features)
     num_after = sum(int(feature.offsets.diff().index_select(0, unique_U).sum()) for feature in features)
     if _factor(num_before, num_after, len(inverse_B), len(unique_U)) < min_factor:
         group = _plain_group(features, lengths_dtype)
     else:
-        group = _distinct_group(features, unique_U, inverse_B, lengths_dtype, num_threads)
+        group = _distinct_group(features, unique_U, inverse_B, lengths_dtype)
     return _as_windows(group, min_factor) if use_windows else group
 
 
@@ -206,44 +186,28 @@ def _factor(num_before: int, num_after: int, num_samples: int, num_rows: int) ->
 
 
 def _plain_group(features: Sequence[FeatureLists], lengths_dtype: torch.dtype) -> GroupTensors:
-    """One row per sample. Neighbours in one buffer stay in place, others are concatenated."""
-    first, last = features[0], features[-1]
-    is_one_run = all(
-        after.values is before.values
-        and after.weights is before.weights
-        and after.offsets.data_ptr() == before.offsets[-1:].data_ptr()
-        for before, after in pairwise(features)
-    )
-    if is_one_run:
-        run = slice(int(first.offsets[0]), int(last.offsets[-1]))
-        values, weights = first.values[run], None if first.weights is None else first.weights[run]
-    else:
-        runs = [slice(int(feature.offsets[0]), int(feature.offsets[-1])) for feature in features]
-        values = torch.cat([feature.values[run] for feature, run in zip(features, runs, strict=True)])
-        pieces = [f.weights[run] for f, run in zip(features, runs, strict=True) if f.weights is not None]
-        weights = torch.cat(pieces) if pieces else None
+    """One row per sample; a feature that is alone is not copied."""
+    columns = [[column[f.offsets[0] : f.offsets[-1]] for column in f.columns] for f in features]
+    values, *weights = (torch.cat(own) if len(own) > 1 else own[0] for own in zip(*columns, strict=True))
     return GroupTensors(
         keys=tuple(feature.key for feature in features),
         values=values,
-        weights=weights,
+        weights=weights[0] if weights else None,
         lengths_FU=torch.cat([feature.offsets.diff() for feature in features]).to(lengths_dtype),
         num_stored=tuple(feature.num_values for feature in features),
     )
 
 
 def _distinct_group(
-    features: Sequence[FeatureLists], unique_U: Tensor, inverse_B: Tensor, lengths_dtype: torch.dtype, num_threads: int
+    features: Sequence[FeatureLists], unique_U: Tensor, inverse_B: Tensor, lengths_dtype: torch.dtype
 ) -> GroupTensors:
     offsets = [feature.offsets for feature in features]
-    values, lengths_FU = take_rows([f.values for f in features], offsets, unique_U, num_threads=num_threads)
-    weights = None
-    if features[0].weights is not None:
-        all_weights = [feature.weights for feature in features if feature.weights is not None]
-        weights, _ = take_rows(all_weights, offsets, unique_U, num_threads=num_threads)
+    taken = [take_rows(list(own), offsets, unique_U) for own in zip(*(f.columns for f in features), strict=True)]
+    values, lengths_FU = taken[0]
     return GroupTensors(
         keys=tuple(feature.key for feature in features),
         values=values,
-        weights=weights,
+        weights=taken[1][0] if len(taken) > 1 else None,
         lengths_FU=lengths_FU.to(lengths_dtype),
         num_stored=tuple(lengths_FU.view(len(features), len(unique_U)).sum(1).tolist()),
         inverse_B=inverse_B.int(),
@@ -267,13 +231,11 @@ def _as_windows(group: GroupTensors, min_factor: float) -> GroupTensors:
             weights.append(buffer_weights)
     if begin < min_factor * max(sum(sizes), 1):
         return group
-    return GroupTensors(
-        keys=group.keys,
+    return replace(
+        group,
         values=torch.cat(values),
         weights=torch.cat(weights) if weights else None,
-        lengths_FU=group.lengths_FU,
         num_stored=tuple(sizes),
-        inverse_B=group.inverse_B,
         starts_FU=torch.cat(starts),
     )
 

@@ -27,7 +27,7 @@ from recmill.data.ikjt.build import (
     lists_of_kjt,
     select_rows,
 )
-from recmill.data.ikjt.distinct import MIN_FACTOR
+from recmill.data.ikjt.distinct import MIN_FACTOR, group_keys
 from recmill.data.schema import Schema
 
 
@@ -51,8 +51,8 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         rows:      [a, b, c, d]   [b, c, d, e]
         values   = [a, b, c, d, e]     (start, length) = (0, 4), (1, 4)
 
-    A group that repeats too little to pay is plain: one row per sample, no inverse, nothing copied where its features
-    lie side by side already, and `expand` returns its argument. Weights, if any, are part of a row.
+    A group that repeats too little to pay is plain: one row per sample, no inverse, nothing copied if it has a single
+    feature, and `expand` returns its argument. Weights, if any, are part of a row.
     """
 
     def __init__(self, keys: Sequence[str], groups: Sequence[GroupTensors], *, stride: int) -> None:
@@ -71,33 +71,28 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         self._kjts: dict[int, KeyedJaggedTensor] = {}
 
     @classmethod
-    def from_lists(
+    def _from_lists(
         cls,
         features: Sequence[FeatureLists],
-        *,
-        groups: Sequence[Sequence[str]] | None = None,
-        windows: Sequence[str] = (),
-        min_factor: float = MIN_FACTOR,
+        groups: Sequence[Sequence[str]] | None,
+        windows: Sequence[str],
+        min_factor: float,
         lengths_dtype: torch.dtype = torch.int32,
-        num_threads: int = 0,
     ) -> Self:
-        """Deduplicate features given as values and offsets; for the arguments see `from_kjt`."""
         by_key = {feature.key: feature for feature in features}
         if len(by_key) != len(features) or not features:
             raise ValueError(f"expected features of different names, received {[feature.key for feature in features]}")
         if groups is None:
-            groups = choose_groups(features, num_threads=num_threads)
+            groups = choose_groups(features)
         check_groups(groups, windows, known=by_key)
-        alone = set(by_key) - {key for group in groups for key in group}
         stored = [
             build_group(
                 [by_key[key] for key in group],
                 min_factor=min_factor,
                 use_windows=any(key in windows for key in group),
                 lengths_dtype=lengths_dtype,
-                num_threads=num_threads,
             )
-            for group in [*groups, *([key] for key in by_key if key in alone)]
+            for group in group_keys(list(by_key), groups)
         ]
         return cls(list(by_key), stored, stride=len(features[0].offsets) - 1)
 
@@ -109,7 +104,6 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         *,
         windows: Sequence[str] = (),
         min_factor: float = MIN_FACTOR,
-        num_threads: int = 0,
     ) -> Self:
         """Deduplicate a KeyedJaggedTensor.
 
@@ -117,14 +111,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
         finds the groups by comparing all features (do that once and reuse `.groups`). `windows` names the features
         whose lists shift. A group stays plain unless it holds at least `min_factor` times the values it would store.
         """
-        return cls.from_lists(
-            lists_of_kjt(kjt),
-            groups=groups,
-            windows=windows,
-            min_factor=min_factor,
-            lengths_dtype=kjt.lengths().dtype,
-            num_threads=num_threads,
-        )
+        return cls._from_lists(lists_of_kjt(kjt), groups, windows, min_factor, kjt.lengths().dtype)
 
     @classmethod
     def from_plain(cls, kjt: KeyedJaggedTensor) -> Self:
@@ -143,13 +130,7 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
 
     @classmethod
     def from_arrow(
-        cls,
-        batch: pa.RecordBatch | pa.Table,
-        schema: Schema,
-        *,
-        groups: Sequence[Sequence[str]] | None = None,
-        min_factor: float = MIN_FACTOR,
-        num_threads: int = 0,
+        cls, batch: pa.RecordBatch | pa.Table, schema: Schema, *, groups: Sequence[Sequence[str]] | None = None
     ) -> Self:
         """Deduplicate the id features of `schema` straight from Arrow's buffers.
 
@@ -160,13 +141,8 @@ class InverseKeyedJaggedTensor(Pipelineable):  # type: ignore[misc]
             for feature in schema.id_features:
                 by_group.setdefault(feature.group or f"/{feature.name}", []).append(feature.name)
             groups = list(by_group.values())
-        return cls.from_lists(
-            [lists_of_arrow(batch, feature.name) for feature in schema.id_features],
-            groups=groups,
-            windows=[feature.name for feature in schema.id_features if feature.shift],
-            min_factor=min_factor,
-            num_threads=num_threads,
-        )
+        lists = [lists_of_arrow(batch, feature.name) for feature in schema.id_features]
+        return cls._from_lists(lists, groups, [f.name for f in schema.id_features if f.shift], MIN_FACTOR)
 
     def keys(self) -> list[str]:
         return self._keys

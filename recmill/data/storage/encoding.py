@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from kernels import dedup_rows, take_rows
 from recmill.artifacts import InputError, read_record
+from recmill.data.repeats import join_alike
 from recmill.data.schema import Feature, Schema
 
 FORMAT = 2  # of the records and footers; 1 stored the text of footers in seven bits per character
@@ -27,8 +28,6 @@ BoolArray = npt.NDArray[np.bool_]
 MAX_SHARE = 0.9
 # ...or if lists stay for this many samples: nearly constant lists compress well anyway, but readers save work.
 ALWAYS_FACTOR = 2.0
-# Features share an inverse if storing them together adds at most this share of distinct lists to each.
-GROUP_TOLERANCE = 0.05
 # The sessions of a user share one history if that stores at most this share of the ids.
 MAX_SHARED = 0.8
 
@@ -103,10 +102,6 @@ class Column:
         first, last = int(offsets[0]), int(offsets[-1])
         return cls(values=array.values.slice(first, last - first).to_numpy(), offsets=offsets - first)
 
-    @classmethod
-    def of_numbers(cls, numbers_R: IntArray) -> Self:
-        return cls(values=numbers_R, offsets=np.arange(len(numbers_R) + 1))
-
     def take(self, rows: IntArray) -> tuple[npt.NDArray[Any], IntArray]:
         """The values of some rows, one row after another, and how many each has."""
         return take_rows([self.values], [self.offsets], rows, num_threads=1)
@@ -115,11 +110,9 @@ class Column:
 # R = rows, U = distinct rows. One thread: more cost more than they save here.
 def dedup_in_sessions(session_R: IntArray, columns: Sequence[Column]) -> tuple[IntArray, IntArray]:
     """The distinct rows of every session, in their order, and for each row its position among all of them."""
-    return _dedup([Column.of_numbers(session_R), *columns])
-
-
-def _dedup(columns: Sequence[Column]) -> tuple[IntArray, IntArray]:
-    return dedup_rows([own.values for own in columns], [own.offsets for own in columns], num_threads=1)
+    each = np.arange(len(session_R) + 1)
+    values, offsets = [own.values for own in columns], [own.offsets for own in columns]
+    return dedup_rows([session_R, *values], [each, *offsets], num_threads=1)
 
 
 def inverse_events(
@@ -147,67 +140,46 @@ def session_firsts(session_R: IntArray) -> BoolArray:
     return first_R
 
 
-@dataclass(kw_only=True, eq=False)
-class _Candidate:
-    """Features that change together, and how many bits their inverse may take if storing distinct lists is to pay."""
-
-    names: list[str]
-    inverse_R: IntArray
-    unique_U: IntArray
-    spare_bits: float
-
-    def joined_by(self, other: _Candidate) -> _Candidate | None:
-        """Both as one candidate, unless that adds distinct rows to either."""
-        unique_U, inverse_R = _dedup([Column.of_numbers(self.inverse_R), Column.of_numbers(other.inverse_R)])
-        if len(unique_U) > (1 + GROUP_TOLERANCE) * min(len(self.unique_U), len(other.unique_U)):
-            return None
-        names, spare_bits = self.names + other.names, self.spare_bits + other.spare_bits
-        return _Candidate(names=names, inverse_R=inverse_R, unique_U=unique_U, spare_bits=spare_bits)
-
-    def pays(self, session_R: IntArray) -> bool:
-        if len(self.inverse_R) >= ALWAYS_FACTOR * (1 + np.count_nonzero(np.diff(self.inverse_R))):
-            return True
-        events = inverse_events(self.unique_U, self.inverse_R, session_firsts(session_R))
-        return sum(len(stored) * entropy_bits(stored) for stored in events if len(stored)) <= self.spare_bits
-
-
 def choose_encoding(rows: pa.Table, schema: Schema) -> Encoding:
     """The encoding that suits `rows`: whole sessions, sorted."""
     session_R = rows.column("session_id").to_numpy()
     proposed: dict[str, list[str]] = {}
     for feature in schema.features:
         proposed.setdefault(f"group/{feature.group}" if feature.group else feature.name, []).append(feature.name)
-    chosen: list[_Candidate] = []
-    for names in proposed.values():
-        joint: list[_Candidate] = []
-        for name in names:
-            found = _examine(name, Column.of(rows, name), session_R)
-            for position, candidate in enumerate(joint):
-                if (both := candidate.joined_by(found)) is not None:
-                    joint[position] = both
-                    break
+    chosen: list[tuple[list[str], IntArray]] = []  # features that share an inverse, and the inverse
+    for own in proposed.values():
+        columns = {name: Column.of(rows, name) for name in own}
+        found = {name: dedup_in_sessions(session_R, [column]) for name, column in columns.items()}
+        for names, unique_U, inverse_R in join_alike((name, *found[name]) for name in own):
+            spare_bits = sum(_spare_bits(columns[name], found[name][0]) for name in names)
+            if not any(schema.feature(name).shift for name in names) and not _pays(
+                unique_U, inverse_R, session_firsts(session_R), spare_bits
+            ):
+                continue
+            # No inverse is stored twice, even for features of different groups.
+            same = next((names for names, other_R in chosen if np.array_equal(other_R, inverse_R)), None)
+            if same is None:
+                chosen.append((names, inverse_R))
             else:
-                joint.append(found)
-        for candidate in joint:
-            if any(schema.feature(name).shift for name in candidate.names) or candidate.pays(session_R):
-                # No inverse is stored twice, even for features of different groups.
-                same = next((own for own in chosen if np.array_equal(own.inverse_R, candidate.inverse_R)), None)
-                if same is None:
-                    chosen.append(candidate)
-                else:
-                    same.names += candidate.names
+                same += names
     features = {feature.name: FeatureEncoding() for feature in schema.features}
-    for candidate in chosen:
-        for name in candidate.names:
-            features[name] = FeatureEncoding(group=candidate.names[0], windows=schema.feature(name).shift)
+    for names, _ in chosen:
+        for name in names:
+            features[name] = FeatureEncoding(group=names[0], windows=schema.feature(name).shift)
     return Encoding(features=features)
 
 
-def _examine(name: str, column: Column, session_R: IntArray) -> _Candidate:
-    unique_U, inverse_R = dedup_in_sessions(session_R, [column])
+def _spare_bits(column: Column, unique_U: IntArray) -> float:
+    """How many bits an inverse may take if storing the distinct lists of a feature is to pay."""
     distinct, _ = column.take(unique_U)
-    spare_bits = entropy_bits(distinct) * (MAX_SHARE * len(column.values) - len(distinct))
-    return _Candidate(names=[name], inverse_R=inverse_R, unique_U=unique_U, spare_bits=spare_bits)
+    return entropy_bits(distinct) * (MAX_SHARE * len(column.values) - len(distinct))
+
+
+def _pays(unique_U: IntArray, inverse_R: IntArray, first_R: BoolArray, spare_bits: float) -> bool:
+    if len(inverse_R) >= ALWAYS_FACTOR * (1 + np.count_nonzero(np.diff(inverse_R))):
+        return True
+    events = inverse_events(unique_U, inverse_R, first_R)
+    return sum(len(stored) * entropy_bits(stored) for stored in events if len(stored)) <= spare_bits
 
 
 def entropy_bits(values: npt.NDArray[Any]) -> float:

