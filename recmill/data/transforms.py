@@ -231,18 +231,8 @@ class Transforms:
         """The block with all dense values and distinct lists transformed."""
         dense_RF = block.dense_RF.copy() if self._dense else block.dense_RF
         for position, name in self._dense:
-            dense_RF[:, position] = self._apply_dense(name, np.ascontiguousarray(dense_RF[:, position]))
+            dense_RF[:, position] = self.values(name, np.ascontiguousarray(dense_RF[:, position]))
         return replace(block, dense_RF=dense_RF, groups=tuple(self._apply_group(group) for group in block.groups))
-
-    def _apply_dense(self, name: str, values_R: FloatArray) -> Numbers:
-        """Transform values that stay the same from row to row once, if at least half of the rows do."""
-        is_new_R = np.ones(len(values_R), dtype=bool)
-        bits_R = values_R.view(np.int32)
-        np.not_equal(bits_R[1:], bits_R[:-1], out=is_new_R[1:])
-        if 2 * int(np.count_nonzero(is_new_R)) > len(values_R):
-            return self.values(name, values_R)
-        changed: Numbers = self.values(name, values_R[is_new_R])[np.cumsum(is_new_R) - 1]
-        return changed
 
     def _apply_group(self, group: DistinctGroup) -> DistinctGroup:
         if self._steps.keys().isdisjoint(group.keys):

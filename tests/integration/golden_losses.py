@@ -35,8 +35,8 @@ from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Schema
 from recmill.data.sources import PRESETS, make_raw_log
 from recmill.data.sources.criteo import convert_criteo
-from recmill.data.sources.locate import locate_data
 from recmill.data.sources.presets import training_settings
+from recmill.data.sources.raw_log import locate_data
 from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access

@@ -22,6 +22,7 @@ from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.dataset import load_encoding
 from recmill.data.ikjt.batch import Batch, BlockSlice, RowBlock, assemble_batch, decode_block, expand_block
 from recmill.data.ikjt.build import check_groups
+from recmill.data.ikjt.cutting import pack_block, short_features
 from recmill.data.ikjt.distinct import (
     DistinctBlock,
     check_ranges,
@@ -31,7 +32,6 @@ from recmill.data.ikjt.distinct import (
     regroup,
     reorder,
 )
-from recmill.data.ikjt.packing import pack_block, short_features
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.order import spread_sessions
 from recmill.data.ingest.parts import PartFile, RawGroup, first_line

@@ -23,12 +23,11 @@ from typing import Any
 
 from recmill.artifacts import InputError
 from recmill.data.ikjt.batch import Batch, BlockSlice
-from recmill.data.ingest.clock import Clock, Taken
 from recmill.data.ingest.crew import WAKE_S, Crew
 from recmill.data.ingest.memory import Budget, MemoryGuard
 from recmill.data.ingest.reader import NEXT_STAGE, STAGES, RowGroupReader
 from recmill.data.ingest.schedule import Cut, Entry, Schedule
-from recmill.data.ingest.statistics import MemoryCounter, StageCounter
+from recmill.data.ingest.statistics import Clock, MemoryCounter, StageCounter, Taken
 
 
 @dataclass(kw_only=True)

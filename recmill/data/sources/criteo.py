@@ -16,8 +16,7 @@ import pyarrow.csv as pa_csv
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
-from recmill.data.sources.lists import id_column, plain_column
-from recmill.data.sources.locate import csv_error
+from recmill.data.sources.lists import csv_error, id_column, plain_column
 from recmill.data.sources.log_writer import write_log
 from recmill.data.transforms import mix_bits, spread_bits
 from recmill.progress import Progress, no_progress

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
-from recmill.data.sources.lists import id_column, plain_column
-from recmill.data.sources.locate import read_whole_numbers
+from recmill.data.sources.lists import id_column, plain_column, read_whole_numbers
 from recmill.data.sources.log_writer import write_log
 from recmill.progress import Progress, no_progress
 

@@ -17,11 +17,11 @@ from recmill.data.sources.lists import (
     id_column,
     plain_column,
     position_in_run,
+    read_whole_numbers,
     space_out,
     starts_of_runs,
     window_column,
 )
-from recmill.data.sources.locate import read_whole_numbers
 from recmill.data.sources.log_writer import in_row_groups, write_log
 from recmill.progress import Progress, no_progress
 

@@ -1,14 +1,20 @@
-"""Columns of id lists, built from flat arrays without a Python loop."""
+"""Columns of raw data, read as whole numbers, and columns of a log, built from flat arrays without a Python loop."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from recmill.artifacts import InputError
 
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -115,3 +121,40 @@ class Jagged:
             values=np.concatenate([part.values for part in parts]),
             offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
         )
+
+
+def read_whole_numbers(path: Path, columns: Sequence[str]) -> pa.Table:
+    """These columns of a Parquet or CSV file as int64; errors name the column."""
+    try:
+        if path.suffix == ".csv":
+            table = pa_csv.read_csv(path)
+        else:
+            file = pq.ParquetFile(path)
+            table = file.read(columns=[name for name in columns if name in file.schema_arrow.names])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+    arrays = []
+    for name in columns:
+        if name not in table.column_names:
+            raise InputError(f"{path}: column {name!r} is missing; expected {', '.join(columns)}")
+        column = table[name]
+        if column.null_count:
+            row = column.is_null().index(True).as_py()
+            raise InputError(f"{path}: column {name!r}, row {row}: is null, expected a whole number")
+        try:
+            arrays.append(column.cast(pa.int64()))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise InputError(f"{path}: column {name!r} is {column.type}, expected whole numbers") from None
+    return pa.table(arrays, names=list(columns))
+
+
+def csv_error(file: str | Path, error: Exception, columns: Sequence[str]) -> InputError:
+    """What Arrow's CSV parser says, with line and column. It counts lines only while it uses a single thread."""
+    text = str(error).partition("\n")[0]
+    if found := re.search(r"column #(\d+): Row #(\d+): .* invalid value '(.*)'", text):
+        column, line, value = found.groups()
+        return InputError(f"{file}, line {line}, column {columns[int(column)]}: is {value!r}, expected a whole number")
+    if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text):
+        line, expected, count = found.groups()
+        return InputError(f"{file}, line {line}: has {count} fields, expected {expected}")
+    return InputError(f"{file}: cannot be read ({text})")

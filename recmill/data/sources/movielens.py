@@ -16,6 +16,7 @@ from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 from recmill.data.sources.lists import (
     IntArray,
+    csv_error,
     first_sessions,
     id_column,
     plain_column,
@@ -24,7 +25,6 @@ from recmill.data.sources.lists import (
     starts_of_runs,
     window_column,
 )
-from recmill.data.sources.locate import csv_error
 from recmill.data.sources.log_writer import in_row_groups, write_log
 from recmill.progress import Progress, no_progress
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, is_remote
 from recmill.data.sources.presets import PRESETS
 from recmill.data.sources.synthetic.config import SyntheticConfig
 from recmill.progress import Progress, no_progress
 
+DATA_DIR_VARIABLE = "RECMILL_DATA_DIR"
 # Settings of a synthetic log: name on the command line -> field of SyntheticConfig.
 SYNTHETIC_SETTINGS = {
     "sessions": "num_sessions",
@@ -39,14 +41,13 @@ def make_raw_log(
 
     `data` is where a real data set lies, if not in RECMILL_DATA_DIR. `overrides` change settings of a preset.
     """
-    from recmill.data.sources.locate import locate_data, locate_parquet
-    from recmill.data.sources.log_writer import refuse_foreign_log
-
     if source == "parquet":
         _check_overrides(source, overrides)
-        return locate_parquet(data)
+        return _locate_log(data)
     if source not in PRESETS:
         raise InputError(f"unknown preset {source!r}; expected one of {', '.join((*PRESETS, 'parquet'))}")
+    from recmill.data.sources.log_writer import refuse_foreign_log
+
     preset, settings = PRESETS[source], _check_overrides(source, overrides)
     refuse_foreign_log(out)  # before minutes of work
     if preset.config is not None:
@@ -58,6 +59,35 @@ def make_raw_log(
     module, _, function = preset.converter.partition(":")
     convert = getattr(importlib.import_module(f"recmill.data.sources.{module}"), function)
     path: str | Path = convert(locate_data(source, data), out=out, progress=progress, **settings)
+    return path
+
+
+def locate_data(source: str, data: str | Path | None) -> Path:
+    """The path given, or the first of the preset's candidates that exists below RECMILL_DATA_DIR."""
+    candidates = PRESETS[source].candidates
+    places = " or ".join(f"${DATA_DIR_VARIABLE}/{name}" for name in candidates)
+    advice = f"get it from {PRESETS[source].home} and put it at {places}, or name it with --data"
+    if data is not None:
+        if not Path(data).exists():
+            raise InputError(f"{data}: no such file or folder with the {source} data; {advice}")
+        return Path(data)
+    root = os.environ.get(DATA_DIR_VARIABLE)
+    if not root:
+        raise InputError(f"the {source} data is needed and {DATA_DIR_VARIABLE} is not set; {advice}")
+    for name in candidates:
+        if (Path(root) / name).exists():
+            return Path(root) / name
+    raise InputError(f"the {source} data was not found in {DATA_DIR_VARIABLE}={root}; {advice}")
+
+
+def _locate_log(path: str | Path | None) -> str | Path:
+    """The path of a user's own log, which is used as it is: Parquet with `schema.json` beside it."""
+    if path is None:
+        raise InputError("the source 'parquet' needs the path of your data (--data); docs/data.md describes it")
+    if not is_remote(path):
+        from recmill.data.log import RawLog
+
+        RawLog.open(path)  # raises for a log that cannot be clustered
     return path
 
 

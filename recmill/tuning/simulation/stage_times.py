@@ -10,10 +10,10 @@ from typing import Any
 from recmill.artifacts import Dataset
 from recmill.artifacts.allocation import StageTime, Throughput
 from recmill.data.ikjt.batch import assemble_batch
-from recmill.data.ingest.clock import Clock, Taken
 from recmill.data.ingest.pipeline import IngestPipeline
 from recmill.data.ingest.reader import STAGES, RowGroupReader
 from recmill.data.ingest.splits import ALL_ROWS, split_groups
+from recmill.data.ingest.statistics import Clock, Taken
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 

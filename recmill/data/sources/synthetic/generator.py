@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from recmill.data.sources.log_writer import write_log
-from recmill.data.sources.synthetic.block_maker import BlockMaker
-from recmill.data.sources.synthetic.blocks import SampleBlock
+from recmill.data.sources.synthetic.blocks import BlockMaker, SampleBlock
 from recmill.data.sources.synthetic.config import SyntheticConfig, schema_of
 from recmill.data.sources.synthetic.hidden_model import BestScores
 from recmill.progress import Progress, no_progress

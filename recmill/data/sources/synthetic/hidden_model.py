@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, xlogy
 
 from recmill.data.sources.lists import IntArray
-from recmill.data.sources.synthetic.zipf import ZipfSampler
+from recmill.data.sources.synthetic.draws import ZipfSampler
 
 Logits = npt.NDArray[np.float32]
 

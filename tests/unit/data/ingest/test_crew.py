@@ -1,8 +1,7 @@
 import threading
 
-from recmill.data.ingest.clock import Taken
 from recmill.data.ingest.crew import Crew
-from recmill.data.ingest.statistics import StageCounter
+from recmill.data.ingest.statistics import StageCounter, Taken
 
 
 def test_a_task_is_followed_up_by_the_thread_that_did_it():

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import log_loss, roc_auc_score
 
+from recmill.data.sources.synthetic.draws import ZipfSampler
 from recmill.data.sources.synthetic.hidden_model import BestScores, draw_effects, solve_bias, sum_windows
-from recmill.data.sources.synthetic.zipf import ZipfSampler
 
 
 @settings(max_examples=10, deadline=None)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.data.sources.synthetic.session_shapes import draw_gaps_ms, draw_session_sizes, name_sessions
+from recmill.data.sources.synthetic.draws import draw_gaps_ms, draw_session_sizes, name_sessions
 
 
 @settings(max_examples=15, deadline=None)

@@ -16,7 +16,7 @@ from recmill.data.schema import Schema
 from recmill.data.sources import synthetic_config
 from recmill.data.sources.presets import recd, small, tiny
 from recmill.data.sources.synthetic import generator
-from recmill.data.sources.synthetic.block_maker import BlockMaker
+from recmill.data.sources.synthetic.blocks import BlockMaker
 from recmill.data.sources.synthetic.config import schema_of
 from recmill.data.sources.synthetic.generator import generate_log, stream_samples
 from recmill.data.sources.synthetic.hidden_model import BestScores

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.data.sources.synthetic.zipf import ZipfSampler, _alias_table
+from recmill.data.sources.synthetic.draws import ZipfSampler, _alias_table
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
