@@ -134,11 +134,6 @@ def live_bytes_bound(order: Order, charges: Sequence[Charge]) -> int:
     return min(all_bytes, touched_bytes) + max(_decoding_bytes(charge) for charge in charges)
 
 
-def _least_live_bytes(order: Order, charges: Sequence[Charge], epoch: int) -> int:
-    """The smaller peak of two plans: holding a row group for all of its lanes, or reading it again for each."""
-    return min(peak_live_bytes(order.plan(epoch, share_items=shared), charges) for shared in (True, False))
-
-
 def _decoding_bytes(charge: Charge) -> int:
     return charge.admitted_bytes - charge.settled_bytes
 
@@ -146,12 +141,6 @@ def _decoding_bytes(charge: Charge) -> int:
 def _row_bytes(order: Order, charges: Sequence[Charge]) -> float:
     """Bytes per row of the row group with the widest rows."""
     return max(charge.settled_bytes / rows for charge, rows in zip(charges, order.group_rows, strict=True))
-
-
-def _batch_bytes(order: Order, charges: Sequence[Charge]) -> int:
-    """Upper bound of the bytes of this rank's share of a batch."""
-    own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
-    return int(own_rows * _row_bytes(order, charges))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +154,15 @@ class Budget:
 
 def split_budget(order: Order, charges: Sequence[Charge], *, limit_bytes: int, prefetch: int, epochs: range) -> Budget:
     """Divide the limit, or raise if one batch and the row groups it is cut from do not fit."""
-    batch_bytes = _batch_bytes(order, charges)
+    own_rows = min(order.num_rows, -(-order.batch_size // order.world_size))
+    batch_bytes = int(own_rows * _row_bytes(order, charges))  # an upper bound, of this rank's share
     live_bytes = live_bytes_bound(order, charges)
     if live_bytes + prefetch * batch_bytes > limit_bytes:
-        live_bytes = max(_least_live_bytes(order, charges, epoch) for epoch in epochs)
+        # Of two plans, the smaller peak: holding a row group for all of its lanes, or reading it again for each.
+        live_bytes = max(
+            min(peak_live_bytes(order.plan(epoch, share_items=shared), charges) for shared in (True, False))
+            for epoch in epochs
+        )
     if live_bytes + batch_bytes > limit_bytes:
         raise InputError(
             f"the memory limit of {limit_bytes:,} bytes is too small: one batch of {order.batch_size:,} rows and the "
