@@ -115,36 +115,27 @@ class DuckDBEngine:
         if log.num_rows * log.row_bytes <= memory.range_bytes:
             yield from sort.in_memory(rows)
             return
-        edges = self._find_edges(query, keys, num_splits)
-        firsts = np.cumsum([0, *(len(own) + 1 for own in edges)])  # the range with the lowest keys of each split
+        edges = self._find_edges(query, keys[-2], num_splits)
 
         def range_of(batch: pa.RecordBatch) -> np.ndarray:
-            key = batch.column(keys[-2]).to_numpy()
-            split = batch.column(SPLIT_COLUMN).to_numpy() if num_splits > 1 else np.zeros(len(key), np.int32)
-            ranges: np.ndarray = firsts[split]
-            for number, own in enumerate(edges):
-                ranges[split == number] += np.searchsorted(own, key[split == number], side="right")
+            ranges: np.ndarray = np.searchsorted(edges, batch.column(keys[-2]).to_numpy(), side="right")
+            if num_splits > 1:
+                ranges += (len(edges) + 1) * batch.column(SPLIT_COLUMN).to_numpy()
             return ranges
 
-        yield from sort.on_disk(rows, range_of=range_of, num_ranges=int(firsts[-1]))
+        yield from sort.on_disk(rows, range_of=range_of, num_ranges=num_splits * (len(edges) + 1))
 
-    def _find_edges(self, query: Any, keys: list[str], num_splits: int) -> list[np.ndarray]:
-        """For each split, keys between which lie about as many rows as fit in memory."""
-        found, log = [], self.plan.log
-        for number in range(num_splits):
-            own = query.filter(query[SPLIT_COLUMN] == number) if num_splits > 1 else query
-            key = own[keys[-2]]
-            num_rows = self.fetch_row(own.count().as_table())[0]
-            wanted = -(-num_rows * log.row_bytes // self.plan.memory.range_bytes)
-            num_ranges = min(wanted, MAX_RANGES // num_splits)
-            shares = [number / num_ranges for number in range(1, num_ranges)]
-            if not shares:
-                found.append(np.empty(0, np.int64))
-                continue
-            rows = self.connection.con.sql(self.connection.compile(own.select(key=key)))
-            edges = rows.aggregate(f"approx_quantile(key, {shares})").fetchall()[0][0]
-            found.append(np.unique(np.array(edges, np.int64)))
-        return found
+    def _find_edges(self, query: Any, key: str, num_splits: int) -> np.ndarray:
+        """Keys between which lie at most about as many rows as fit in memory, the same keys for every split."""
+        log = self.plan.log
+        wanted = -(-log.num_rows * log.row_bytes // self.plan.memory.range_bytes)
+        num_ranges = min(wanted, MAX_RANGES // num_splits)
+        if num_ranges < 2:
+            return np.empty(0, np.int64)
+        shares = [number / num_ranges for number in range(1, num_ranges)]
+        rows = self.connection.con.sql(self.connection.compile(query.select(key=query[key])))
+        edges = rows.aggregate(f"approx_quantile(key, {shares})").fetchall()[0][0]
+        return np.unique(np.array(edges, np.int64))
 
     def _give_back(self) -> None:
         """Make DuckDB's allocator return the memory it keeps: it does so when its limit falls."""
