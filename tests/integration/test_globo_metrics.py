@@ -10,7 +10,7 @@ from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import read_table
-from recmill.data.ikjt.batch import batch_from_arrow
+from recmill.data.ikjt.batch import assemble_batch, decode_block
 from recmill.data.schema import Schema
 from recmill.data.sources import make_raw_log
 from recmill.training.checkpoint import load_trained_model
@@ -43,7 +43,7 @@ def test_metrics_on_globo_equal_an_independent_computation(globo):
     metrics, data, checkpoint = globo
     schema, rows = Schema.load(data.path), read_table(data, split="test")
     model, _ = load_trained_model(checkpoint)
-    batch = batch_from_arrow(rows, schema)
+    batch = assemble_batch([(decode_block(rows, schema), 0, rows.num_rows)], schema, num_global=rows.num_rows)
     with torch.no_grad():
         scores = model(batch.dense_BF, batch.ids).numpy().astype(np.float64)
     labels, session = rows["label"].to_numpy().astype(float), rows["session_id"].to_numpy()
