@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 from recmill.data.sources import make_raw_log
-from recmill.data.sources.locate import DATA_DIR_VARIABLE
+from recmill.data.sources.raw_log import DATA_DIR_VARIABLE
 
 DIM = 16
 HISTORY = 16
