@@ -143,7 +143,7 @@ def tf_data(dataset: Dataset, batch_size: int, workers: int, epochs: int, decode
         for start in range(0, len(arrays), 4):
             dense, label, values, lengths = (torch.from_numpy(array) for array in arrays[start : start + 4])
             ids = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
-            yield Batch(dense_BF=dense, ids=ids, label_B=label, num_global=batch_size)
+            yield Batch(dense_BF=dense, ids=ids, label_BT=label[:, None], num_global=batch_size)
 
 
 # Loader, the module it needs, and the worker counts that are tried.

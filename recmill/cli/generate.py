@@ -22,6 +22,11 @@ from recmill.sizes import format_bytes
 @click.option(
     "--stay-prob", type=float, help="Probability that a user feature stays from sample to sample (synthetic)."
 )
+@click.option(
+    "--labels",
+    metavar="NAMES",
+    help="Label columns, e.g. click,purchase: each can be 1 only where the one before is (synthetic). Default: label.",
+)
 @click.option("--seed", type=int, help="Same seed, same log (synthetic; globo: its negatives).")
 @click.option(
     "--limit", type=int, help="Take only this many sessions, the earliest (real data; frappe: rows per split)."
@@ -61,4 +66,7 @@ def describe(summary: dict[str, Any]) -> list[str]:
     ]
     if info.get("best_auc") is not None:
         lines.append(f"  best AUC    {info['best_auc']:.4f} (log loss {info['best_log_loss']:.4f})")
+    for name, own in info.get("labels", {}).items():
+        best = "undefined" if own["best_auc"] is None else f"{own['best_auc']:.4f}"
+        lines.append(f"  {name:<12}{own['base_rate']:.1%} positives, best AUC {best}")
     return lines

@@ -84,7 +84,9 @@ def _read_deduplicated_part(
     """A part whose file holds one record per row group."""
     schema = Schema.load(dataset.path)
     encoding = load_encoding(dataset, schema)
-    columns = list(dict.fromkeys(c for name in ("label", *wanted.names) for c in columns_of(name, schema, encoding)))
+    columns = list(
+        dict.fromkeys(c for name in (schema.labels[0], *wanted.names) for c in columns_of(name, schema, encoding))
+    )
     path = join_path(dataset.path, part.file)
     for number in range(len(part.row_group_rows)) if row_groups is None else row_groups:
         records = list(read_file(path, columns=columns, row_groups=[number]))

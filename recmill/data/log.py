@@ -198,7 +198,7 @@ def _expected_type(name: str, schema: Schema, found: pa.DataType) -> tuple[str, 
     if name in ("session_id", "timestamp"):
         meaning = " (milliseconds since 1970)" if name == "timestamp" else ""
         return f"int64{meaning}", pa.types.is_integer(found)
-    if name == "label" or schema.feature(name).kind == "dense":
+    if name in schema.labels or schema.feature(name).kind == "dense":
         return "float32", pa.types.is_floating(found) or pa.types.is_integer(found) or pa.types.is_boolean(found)
     is_list = pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
     if schema.feature(name).kind == "sequence":
@@ -217,7 +217,8 @@ CHECKS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray], str]] = {
 
 def _find_fault(column: pa.Array, name: str, schema: Schema) -> tuple[int, str] | None:
     """The first wrong row of a batch, and what is wrong with it."""
-    kind = {"session_id": "key", "timestamp": "key", "label": "label"}.get(name) or schema.feature(name).kind
+    kinds = dict.fromkeys(("session_id", "timestamp"), "key") | dict.fromkeys(schema.labels, "label")
+    kind = kinds.get(name) or schema.feature(name).kind
     if kind not in CHECKS:
         return _find_wrong_id(column, schema.feature(name))
     expected, find_wrong, message = CHECKS[kind]

@@ -23,7 +23,8 @@ from recmill.data.transforms import check_transform
 
 KINDS = ("dense", "sparse", "sequence")
 POOLINGS = ("sum", "mean", "none", "attention")
-KEY_COLUMNS = ("session_id", "timestamp", "label")
+KEY_COLUMNS = ("session_id", "timestamp", "label")  # names that no feature may have
+DEFAULT_LABELS = ("label",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The features of a log. Every log also has `session_id`, `timestamp` (ms) and `label`, which are not listed.
+    """The features of a log. Every log also has `session_id`, `timestamp` (ms) and the labels, which are not features.
+
+    `labels` names the columns that a model predicts; the first is the main one, whose metrics come first everywhere.
 
     `user` and `item` name the sparse features that hold the one id of the user and of the item, if the log has them:
     metrics are then also computed per user, and for new, rare and frequent users and items.
@@ -90,6 +93,7 @@ class Schema:
     """
 
     features: tuple[Feature, ...]
+    labels: tuple[str, ...] = DEFAULT_LABELS
     user: str = ""
     item: str = ""
     splits: Mapping[str, int] = field(default_factory=dict)
@@ -121,12 +125,23 @@ class Schema:
             raise InputError(f"splits must map names other than 'train' to times in ms, received {dict(self.splits)}")
         if len(set(self.splits.values())) < len(self.splits):
             raise InputError(f"splits must start at different times, received {dict(self.splits)}")
+        self._check_labels()
         for role in ("user", "item"):
             named = getattr(self, role)
             if named and named not in {feature.name for feature in self.sparse}:
                 raise InputError(f"{role} is {named!r}, expected the name of a sparse feature")
         # JSON objects have no order, so the times define it.
         object.__setattr__(self, "splits", dict(sorted(self.splits.items(), key=lambda entry: entry[1])))
+
+    def _check_labels(self) -> None:
+        labels = list(self.labels) if isinstance(self.labels, list | tuple) else []
+        if not labels or not all(isinstance(name, str) and name for name in labels) or len(set(labels)) < len(labels):
+            raise InputError(f"labels must be a list of distinct column names, received {self.labels!r}")
+        taken = {"session_id", "timestamp", *(feature.name for feature in self.features)}
+        for name in labels:
+            if name in taken or "/" in name:
+                raise InputError(f"label {name!r}: the name belongs to another column, or contains '/'")
+        object.__setattr__(self, "labels", tuple(labels))
 
     @property
     def dense(self) -> tuple[Feature, ...]:
@@ -166,7 +181,7 @@ class Schema:
         features = [self.feature(name) for name in kept]
         features = [f if f.target in ("", *kept) else replace(f, target="") for f in features]
         roles = {role: own for role in ("user", "item") if (own := getattr(self, role)) in kept}
-        return Schema(features=tuple(features), splits=self.splits, info=self.info, **roles)
+        return Schema(features=tuple(features), labels=self.labels, splits=self.splits, info=self.info, **roles)
 
     def feature(self, name: str) -> Feature:
         for feature in self.features:
@@ -193,8 +208,8 @@ class Schema:
 
     @property
     def columns(self) -> list[str]:
-        """Every column of the log: the key columns, then the features in schema order."""
-        return [*KEY_COLUMNS, *(feature.name for feature in self.features)]
+        """Every column of the log: session and time, the labels, then the features in schema order."""
+        return ["session_id", "timestamp", *self.labels, *(feature.name for feature in self.features)]
 
     def arrow_schema(self) -> pa.Schema:
         """The column types we write. Readers also accept a plain int64 column for a sparse feature."""
@@ -203,13 +218,15 @@ class Schema:
             [
                 pa.field("session_id", pa.int64()),
                 pa.field("timestamp", pa.int64()),
-                pa.field("label", pa.float32()),
+                *(pa.field(name, pa.float32()) for name in self.labels),
                 *(pa.field(feature.name, types[feature.kind]) for feature in self.features),
             ]
         )
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"format_version": FORMAT_VERSION, "features": [_feature_json(f) for f in self.features]}
+        if self.labels != DEFAULT_LABELS:
+            body["labels"] = list(self.labels)
         body |= {role: name for role in ("user", "item") if (name := getattr(self, role))}
         if self.splits:
             body["splits"] = dict(self.splits)
@@ -232,7 +249,7 @@ class Schema:
         for key in ("splits", "info"):
             if not isinstance(loaded.get(key, {}), dict):
                 raise InputError(f"{where}: {key!r} must be an object, found {loaded[key]!r}")
-        optional = {key: loaded[key] for key in ("user", "item", "splits", "info") if key in loaded}
+        optional = {key: loaded[key] for key in ("labels", "user", "item", "splits", "info") if key in loaded}
         try:
             return cls(features=tuple(features), **optional)
         except InputError as error:

@@ -189,7 +189,8 @@ class _HotLayout:
             stored = (own for name in columns for own in columns_of(name, self.stored, self.stored_encoding))
             columns = list(dict.fromkeys(stored))
         for file, own in groupby(groups, key=lambda group: group.file):
-            with closing(PartFile(join_path(self.dataset.path, file), columns=columns)) as part:
+            path = join_path(self.dataset.path, file)
+            with closing(PartFile(path, columns=columns, label=self.stored.labels[0])) as part:
                 for group in own:
                     part.check(group)
                     rows = _decode(part, group)

@@ -1,6 +1,6 @@
 """The input of a training step, and how it is cut from Arrow columns without touching single rows.
 
-Shape suffixes: B = samples, F = dense features, K = id features, R = rows of a row group.
+Shape suffixes: B = samples, F = dense features, K = id features, R = rows of a row group, T = labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.join_lists import ListBlock, join_lists, scan_lists
 from recmill.artifacts import InputError
 from recmill.data.ikjt.build import split_list_column
 from recmill.data.ikjt.cutting import cut_ids
-from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, is_packed, take_lists
+from recmill.data.ikjt.distinct import DistinctBlock, check_ranges, find_distinct, is_packed, stack_labels, take_lists
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.data.schema import Schema
 
@@ -43,12 +43,17 @@ class Batch:
 
     dense_BF: Tensor
     ids: KeyedJaggedTensor | InverseKeyedJaggedTensor
-    label_B: Tensor
+    label_BT: Tensor  # one column per label of the schema
     num_global: int  # samples of the same step over all ranks
     session_B: Tensor | None = None  # only if the reader was told to keep sessions, as for evaluation; stays on the CPU
 
     def __len__(self) -> int:
-        return int(self.label_B.shape[0])
+        return int(self.label_BT.shape[0])
+
+    @property
+    def label_B(self) -> Tensor:
+        """The first label."""
+        return self.label_BT[:, 0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         target = torch.device(device)
@@ -56,24 +61,24 @@ class Batch:
             self,
             dense_BF=self.dense_BF.to(target, non_blocking=non_blocking),
             ids=self.ids.to(target, non_blocking=non_blocking),
-            label_B=self.label_B.to(target, non_blocking=non_blocking),
+            label_BT=self.label_BT.to(target, non_blocking=non_blocking),
         )
 
     def pin_memory(self) -> Self:
         return replace(
-            self, dense_BF=self.dense_BF.pin_memory(), ids=self.ids.pin_memory(), label_B=self.label_B.pin_memory()
+            self, dense_BF=self.dense_BF.pin_memory(), ids=self.ids.pin_memory(), label_BT=self.label_BT.pin_memory()
         )
 
     def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
         """Tell CUDA's allocator that `stream` uses these tensors (called by TorchRec's train pipelines)."""
         self.dense_BF.record_stream(stream)
         self.ids.record_stream(stream)
-        self.label_B.record_stream(stream)
+        self.label_BT.record_stream(stream)
 
     def size_in_bytes(self) -> int:
         if isinstance(self.ids, InverseKeyedJaggedTensor):
-            return int(self.dense_BF.nbytes + self.label_B.nbytes + self.ids.size_in_bytes())
-        return sum(t.nbytes for t in (self.dense_BF, self.ids.values(), self.ids.lengths(), self.label_B))
+            return int(self.dense_BF.nbytes + self.label_BT.nbytes + self.ids.size_in_bytes())
+        return sum(t.nbytes for t in (self.dense_BF, self.ids.values(), self.ids.lengths(), self.label_BT))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +89,7 @@ class RowBlock:
     """
 
     dense_RF: FloatArray
-    label_R: FloatArray
+    label_RT: FloatArray
     lists: ListBlock
     num_values_R: IdArray  # number of ids of all features in the rows before r; one entry more than rows
     session_R: IdArray | None = None
@@ -98,16 +103,17 @@ class RowBlock:
         return self.lists.offsets
 
     def __len__(self) -> int:
-        return int(self.label_R.shape[0])
+        return int(self.label_RT.shape[0])
 
     def batch_bytes(self, start: int, stop: int) -> int:
         """Bytes that the rows [start, stop) add to a batch."""
         num_values = int(self.num_values_R[stop] - self.num_values_R[start])
-        return 8 * num_values + 4 * (stop - start) * (int(self.dense_RF.shape[1]) + len(self.values) + 1)
+        num_plain = int(self.dense_RF.shape[1]) + len(self.values) + int(self.label_RT.shape[1])
+        return 8 * num_values + 4 * (stop - start) * num_plain
 
     @property
     def nbytes(self) -> int:
-        plain = (self.dense_RF, self.label_R, self.num_values_R)
+        plain = (self.dense_RF, self.label_RT, self.num_values_R)
         return sum(int(array.nbytes) for array in plain) + sum(
             int(values.nbytes + offsets.nbytes) for values, offsets in zip(self.values, self.offsets, strict=True)
         )
@@ -148,7 +154,7 @@ def decode_block(
     num_values_R, wrong = scan_lists(lists, bounds)
     block = RowBlock(
         dense_RF=dense_RF,
-        label_R=_label_column(_column(table, "label", where), where),
+        label_RT=stack_labels([_label_column(_column(table, name, where), name, where) for name in schema.labels]),
         lists=lists,
         num_values_R=num_values_R,
         session_R=_column(table, "session_id", where).to_numpy().astype(np.int64) if keeps_sessions else None,
@@ -187,7 +193,7 @@ def expand_block(
         check_ranges(block, schema, where=where)
     return RowBlock(
         dense_RF=block.dense_RF,
-        label_R=block.label_R,
+        label_RT=block.label_RT,
         lists=joined,
         num_values_R=num_values_R,
         session_R=block.session_R,
@@ -212,12 +218,12 @@ def assemble_batch(
     assert not (plain and (stored or dedup is not None)), "the blocks of a batch must come from one reader"
     ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
     dense = [block.dense_RF[start:stop] for block, start, stop in slices]
-    labels = [block.label_R[start:stop] for block, start, stop in slices]
+    labels = [block.label_RT[start:stop] for block, start, stop in slices]
     sessions = [block.session_R[start:stop] for block, start, stop in slices if block.session_R is not None]
     return Batch(
         dense_BF=torch.from_numpy(join_arrays(dense)) if dense else torch.empty(0, len(schema.dense)),
         ids=ids,
-        label_B=torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0),
+        label_BT=torch.from_numpy(np.concatenate(labels)) if labels else torch.empty(0, len(schema.labels)),
         num_global=num_global,
         session_B=torch.from_numpy(np.concatenate(sessions)) if sessions else None,
     )
@@ -273,11 +279,11 @@ def _filled(numbers: FloatArray, name: str, where: str) -> FloatArray:
     return np.nan_to_num(numbers, nan=0.0)
 
 
-def _label_column(column: pa.Array, where: str) -> FloatArray:
-    labels: FloatArray = np.array(_dense_column(column, "label", where))  # copied, so that the table can be freed
+def _label_column(column: pa.Array, name: str, where: str) -> FloatArray:
+    labels: FloatArray = np.array(_dense_column(column, name, where))  # copied, so that the table can be freed
     if not np.isfinite(labels.sum(dtype=np.float64)):
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
-        raise InputError(f"{where}: column 'label', row {row}: missing or not finite, expected a number")
+        raise InputError(f"{where}: column {name!r}, row {row}: missing or not finite, expected a number")
     return labels
 
 

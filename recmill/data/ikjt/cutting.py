@@ -170,7 +170,7 @@ def _count_breaks(inverse_R: LengthArray) -> LengthArray:
 
 def _count_bytes(block: DistinctBlock, groups: Sequence[DistinctGroup]) -> tuple[IdArray, IdArray]:
     """(bytes of each row with all its lists, running sum of the bytes that are new in each row)."""
-    fixed = 4 * (int(block.dense_RF.shape[1]) + 1)
+    fixed = 4 * (int(block.dense_RF.shape[1]) + int(block.label_RT.shape[1]))
     row_bytes_R = np.full(len(block), fixed, dtype=np.int64)
     new_bytes_R = np.full(len(block), fixed, dtype=np.int64)
     for group in groups:

@@ -1,6 +1,6 @@
 """Decoded rows of a row group with each repeated list stored once: transforms run on it, batches are cut from it.
 
-Shape suffixes: R = rows (samples) of the row group, U = distinct rows of a group, F = dense features.
+Shape suffixes: R = rows (samples) of the row group, U = distinct rows of a group, F = dense features, T = labels.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DistinctBlock:
     """All samples of a row group. The groups hold every id feature of the schema exactly once."""
 
     dense_RF: npt.NDArray[np.float32]
-    label_R: npt.NDArray[np.float32]
+    label_RT: npt.NDArray[np.float32]
     groups: tuple[DistinctGroup, ...]
     # Set by `pack_block`: the bytes of each row with all its lists; and those of the rows before r with only the lists
     # that differ from the row before, one entry more than rows.
@@ -84,7 +84,7 @@ class DistinctBlock:
     session_R: IdArray | None = None
 
     def __len__(self) -> int:
-        return int(self.label_R.shape[0])
+        return int(self.label_RT.shape[0])
 
     @property
     def num_ids(self) -> int:
@@ -94,7 +94,7 @@ class DistinctBlock:
 
     @cached_property
     def nbytes(self) -> int:
-        arrays = (self.dense_RF, self.label_R, self.row_bytes_R, self.new_bytes_R)
+        arrays = (self.dense_RF, self.label_RT, self.row_bytes_R, self.new_bytes_R)
         return sum(array.nbytes for array in arrays) + sum(group.nbytes for group in self.groups)
 
     def batch_bytes(self, start: int, stop: int) -> int:
@@ -113,7 +113,9 @@ def find_distinct(block: RowBlock, keys: Sequence[str], groups: Sequence[Sequenc
     position_of = {key: position for position, key in enumerate(keys)}
     found = [_find_group(block, group, [position_of[key] for key in group]) for group in groups]
     found += [_plain_group(block, group, [position_of[group[0]]]) for group in group_keys(keys, groups)[len(groups) :]]
-    return DistinctBlock(dense_RF=block.dense_RF, label_R=block.label_R, groups=tuple(found), session_R=block.session_R)
+    return DistinctBlock(
+        dense_RF=block.dense_RF, label_RT=block.label_RT, groups=tuple(found), session_R=block.session_R
+    )
 
 
 def group_keys(keys: Sequence[str], dedup: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -192,8 +194,8 @@ def reorder(block: DistinctBlock, order_R: IdArray) -> DistinctBlock:
     """The block with its samples in another order; distinct rows are numbered in order of first use again."""
     groups = tuple(_reorder_group(group, order_R) for group in block.groups)
     session_R = None if block.session_R is None else block.session_R[order_R]
-    dense_RF, label_R = block.dense_RF[order_R], block.label_R[order_R]
-    return replace(block, dense_RF=dense_RF, label_R=label_R, groups=groups, session_R=session_R)
+    dense_RF, label_RT = block.dense_RF[order_R], block.label_RT[order_R]
+    return replace(block, dense_RF=dense_RF, label_RT=label_RT, groups=groups, session_R=session_R)
 
 
 def _reorder_group(group: DistinctGroup, order_R: IdArray) -> DistinctGroup:
@@ -245,6 +247,11 @@ def check_ranges(block: DistinctBlock, schema: Schema, *, where: str) -> None:
                     f"{where}: column {key!r}, row {row}: id {int(used[wrong[0]])} lies outside [0, {num_rows})"
                     + (" after its transforms" if schema.feature(key).transforms else "")
                 )
+
+
+def stack_labels(columns: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    """One column per label, not copied if there is one."""
+    return np.stack(columns, axis=1) if len(columns) > 1 else columns[0][:, None]
 
 
 def stack_rows(rows: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:

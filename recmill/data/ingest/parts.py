@@ -34,13 +34,21 @@ class PartFile:
     """A part that several threads read at once: positioned reads, no shared cursor."""
 
     def __init__(
-        self, path: str, *, columns: Sequence[str], decodes_pages: bool = True, keeps_lists: bool = False
+        self,
+        path: str,
+        *,
+        columns: Sequence[str],
+        label: str = "label",
+        decodes_pages: bool = True,
+        keeps_lists: bool = False,
     ) -> None:
         """Arrow decodes the columns that our kernel does not support, or all of them unless `decodes_pages`.
 
+        `label` names one of the columns that has one value per sample in every layout.
+
         `keeps_lists`: the caller keeps either all list columns of a decoded row group or none.
         """
-        self.path = path
+        self.path, self._label = path, label
         self.columns = list(columns)
         self._filesystem: Any = None
         self._file: io.FileIO | None = None
@@ -79,7 +87,7 @@ class PartFile:
 
     def _count_rows(self, index: int) -> int:
         """Samples of a row group, counted by labels: a record may be a sample or a whole row group."""
-        return int(self.metadata.row_group(index).column(self._leaves[self.columns.index("label")]).num_values)
+        return int(self.metadata.row_group(index).column(self._leaves[self.columns.index(self._label)]).num_values)
 
     def byte_range(self, index: int) -> tuple[int, int]:
         """Where the columns of a row group begin and end in the file."""

@@ -101,7 +101,7 @@ class RowGroupReader:
         self._expands: bool | None = None  # whether row groups are expanded as a whole
 
     def _stored_columns(self) -> list[str]:
-        names = ["label", *(feature.name for feature in self._schema.features)]
+        names = [*self._schema.labels, *(feature.name for feature in self._schema.features)]
         names += ["session_id"] if self._keeps_sessions else []
         if self._encoding is None:
             return list(dict.fromkeys([*names, *(["session_id"] if self._session_limit else [])]))
@@ -117,7 +117,11 @@ class RowGroupReader:
         # Opened outside the lock: a remote footer takes long, and two threads that open the same part do no harm.
         path = join_path(self._dataset.path, name)
         opened = PartFile(
-            path, columns=self._columns, decodes_pages=self._decodes_pages, keeps_lists=self._keeps_columns
+            path,
+            columns=self._columns,
+            label=self._schema.labels[0],
+            decodes_pages=self._decodes_pages,
+            keeps_lists=self._keeps_columns,
         )
         with self._lock:
             self._parts[name] = opened

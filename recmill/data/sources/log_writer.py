@@ -45,7 +45,7 @@ def write_log(
                 for group in chain([first], islice(groups, GROUPS_PER_FILE - 1)):
                     file.write_table(group, row_group_size=ROWS_PER_GROUP)
                     num_rows += group.num_rows
-                    num_positive += float(pc.sum(group["label"]).as_py() or 0.0)
+                    num_positive += float(pc.sum(group[schema.labels[0]]).as_py() or 0.0)
         if num_rows == 0:
             raise InputError(f"{out}: not written: the log would hold no rows")
         found = {**schema.info, **info(), "num_samples": num_rows, "base_rate": num_positive / num_rows}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,16 @@ SYNTHETIC_SETTINGS = {
     "zipf": "zipf",
     "stay_prob": "stay_prob",
     "seed": "seed",
+    "labels": "labels",
 }
-TYPES: dict[str, type] = {
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+TYPES: dict[str, Callable[[Any], Any]] = {
+    "labels": _names,
     **dict.fromkeys(("sessions", "seed", "limit", "negatives", "one_in"), int),
     **dict.fromkeys(("samples_per_session", "zipf", "stay_prob"), float),
 }

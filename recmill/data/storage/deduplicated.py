@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kernels import decode_inverse, decode_windows
-from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, stack_rows, take_lists
+from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, stack_labels, stack_rows, take_lists
 from recmill.data.schema import Schema
 from recmill.data.storage.encoding import Encoding
 from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
@@ -57,7 +57,7 @@ def decode_distinct(
     id_names = [feature.name for feature in schema.id_features]
     return DistinctBlock(
         dense_RF=dense_RF,
-        label_R=decoder.label_R,
+        label_RT=stack_labels([decoder.stream(name) for name in schema.labels]),
         groups=decoder.groups(id_names),
         session_R=decoder.session_R() if keeps_sessions else None,
     )
@@ -86,7 +86,8 @@ def decode_rows(
         elif field.name == "timestamp":
             arrays.append(pa.array(decoder.timestamp_R()))
         else:
-            arrays.append(pa.array(decoder.label_R if field.name == "label" else decoder.dense(field.name)))
+            is_label = field.name in schema.labels
+            arrays.append(pa.array(decoder.stream(field.name) if is_label else decoder.dense(field.name)))
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
@@ -99,8 +100,7 @@ class _Decoder:
     def __init__(self, table: pa.Table, schema: Schema, encoding: Encoding) -> None:
         assert table.num_rows == 1, "a row group is one record"
         self.table, self.schema, self.encoding = table, schema, encoding
-        self.label_R = self.stream("label")
-        self.num_rows = len(self.label_R)
+        self.num_rows = len(self.stream(schema.labels[0]))
         self.num_rows_S = self.stream("session/num_rows")
         self.starts_S = np.cumsum(self.num_rows_S) - self.num_rows_S
         self._metadata = table.schema.metadata  # Arrow copies the footer's text on every access

@@ -192,7 +192,7 @@ def entropy_bits(values: npt.NDArray[Any]) -> float:
 def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
     """The Arrow schema of the records. Nothing is nullable, so Parquet stores no levels for missing values."""
     columns: dict[str, pa.DataType] = dict.fromkeys(("session_id", "timestamp/first", "timestamp/gaps"), pa.int64())
-    columns |= {"session/num_rows": pa.int32(), "label": pa.float32()}
+    columns |= {"session/num_rows": pa.int32(), **dict.fromkeys(schema.labels, pa.float32())}
     for group in encoding.groups:
         columns |= {f"{group}/changed": pa.bool_(), f"{group}/again": pa.int32()}
     for feature in schema.features:
@@ -215,9 +215,9 @@ def _columns_of_feature(feature: Feature, own: FeatureEncoding) -> dict[str, pa.
 
 
 def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
-    """The columns of the records from which the rows' column `name` is decoded, besides `label`."""
-    if name == "label":
-        return ["label", "session/num_rows"]
+    """The columns of the records from which the rows' column `name` is decoded, besides the first label."""
+    if name in schema.labels:
+        return [name, "session/num_rows"]
     if name == "session_id":
         return ["session_id"]
     if name == "timestamp":

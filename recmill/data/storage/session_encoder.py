@@ -97,7 +97,7 @@ class _Record:
             "session/num_rows": self._count(self.record_R).astype(np.int32),
             "timestamp/first": timestamp_R[self.starts_S],
             "timestamp/gaps": gaps_R[~self.first_R],
-            "label": self.rows.column("label").to_numpy(),
+            **{name: self.rows.column(name).to_numpy() for name in self.encoder.schema.labels},
         }
 
     def _count(self, session: IntArray) -> IntArray:

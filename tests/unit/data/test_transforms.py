@@ -222,7 +222,7 @@ def test_dense_values_that_stay_are_transformed_as_all_are(numbers):
     steps = ({"op": "log"}, {"op": "normalise", "mean": 0.5, "std": 3})
     schema = Schema(features=(Feature(name="x", kind="dense", transforms=steps),))
     column = np.array(numbers, dtype=np.float32)
-    block = DistinctBlock(dense_RF=column[:, None], label_R=np.zeros_like(column), groups=())
+    block = DistinctBlock(dense_RF=column[:, None], label_RT=np.zeros_like(column)[:, None], groups=())
     changed = Transforms(schema).apply(block).dense_RF[:, 0]
     assert changed.tobytes() == np.array(transform_dense(numbers, *steps), dtype=np.float32).tobytes()
     assert block.dense_RF[:, 0].tobytes() == column.tobytes()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from recmill.data.sources.lists import BoolArray, IntArray, Jagged, id_column, offsets_of, plain_column, window_column
 from recmill.data.sources.synthetic.config import IdList, SyntheticConfig, schema_of
@@ -149,14 +150,14 @@ class BlockMaker:
             entry.name: ZipfSampler(num_rows=entry.num_rows, exponent=config.zipf, seed=int(seed))
             for entry, seed in zip(config.id_lists, seeds, strict=True)
         }
-        self.hidden = self._hidden_model()
+        self.hidden = [self._hidden_model(number) for number in range(len(config.labels))]
         self._mean_lengths = {entry.name: entry.mean_length for entry in config.id_lists}
         self._mean_lengths |= {history.name: float(history.length) for history in config.histories}
         self._owners = {entry.name: group.name for group in config.user_groups for entry in group.lists}
         self._owners |= {name: group.name for group in config.user_groups for name in group.dense}
         self._owners |= {history.name: SESSION for history in config.histories}
 
-    def _hidden_model(self) -> HiddenModel:
+    def _hidden_model(self, number: int) -> HiddenModel:
         config = self.config
         user_lists = [entry.name for group in config.user_groups for entry in group.lists]
         pairs = [(name, config.items[0].name) for name in user_lists[:2]]
@@ -166,18 +167,19 @@ class BlockMaker:
             user_terms=user_lists,
             dense_terms=[name for group in config.user_groups for name in group.dense] + list(config.item_dense),
             pairs=pairs + [(history.name, history.item) for history in config.histories],
-            base_rate=config.base_rate,
+            base_rate=config.next_rate if number else config.base_rate,
             logit_std=config.logit_std,
             popular_rows=config.popular_rows,
             seed=config.seed,
+            number=number,
         )
 
     @property
     def is_done(self) -> bool:
         return self.num_made >= self.config.num_sessions
 
-    def next_block(self) -> tuple[SampleBlock, Logits]:
-        """The samples of the next sessions, and the true logit of every sample."""
+    def next_block(self) -> tuple[SampleBlock, dict[str, Logits]]:
+        """The samples of the next sessions, and the true logit of every sample for each label."""
         config = self.config
         # SFC64 is numpy's fastest generator; the block's number in the seed makes blocks independent.
         rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence([config.seed, 2, self._num_blocks])))
@@ -212,8 +214,10 @@ class BlockMaker:
             owners=self._owners,
             history_lengths={history.name: history.length for history in config.histories},
         )
-        logits = self._logits(block)
-        samples["label"] = (rng.random(len(logits), dtype=np.float32) < expit(logits)).astype(np.float32)
+        first = config.labels[0]
+        logits = {first: self._logits(block, self.hidden[0])}
+        samples[first] = (rng.random(len(logits[first]), dtype=np.float32) < expit(logits[first])).astype(np.float32)
+        self._draw_later_labels(block, logits)
         self._num_blocks += 1
         self.num_made += len(sessions.numbers)
         self.last_start_ms = float(sessions.start_ms[-1])
@@ -278,9 +282,25 @@ class BlockMaker:
         values[offsets[sessions.session_of[moved]] + length + shifts[moved] - 1] = items[moved - 1]
         return Jagged(values=values, offsets=offsets), shifts
 
-    def _logits(self, block: SampleBlock) -> Logits:
+    def _draw_later_labels(self, block: SampleBlock, logits: dict[str, Logits]) -> None:
+        """Add the labels after the first: each follows the one before with a probability that its own model gives.
+
+        Half of that model's variance is the logit of the first label, so the labels are alike beyond the funnel.
+        """
+        labels, sure = self.config.labels, expit(logits[self.config.labels[0]].astype(np.float64))
+        alike = logits[labels[0]] - np.float32(self.hidden[0].bias)
+        for number, (before, name) in enumerate(pairwise(labels), start=1):
+            rng = np.random.default_rng([self.config.seed, 3, self._num_blocks, number])
+            own, bias = self._logits(block, self.hidden[number]), self.hidden[number].bias
+            follows = expit(bias + np.sqrt(0.5) * (own - bias + alike).astype(np.float64))
+            drawn = rng.random(len(follows)) < follows
+            block.samples[name] = block.samples[before] * drawn.astype(np.float32)
+            sure = sure * follows
+            logits[name] = logit(sure).astype(np.float32)
+
+    def _logits(self, block: SampleBlock, hidden: HiddenModel) -> Logits:
         """The true logit of every sample; sums over lists are computed once per distinct list."""
-        hidden, scale = self.hidden, self.hidden.scale
+        scale = hidden.scale
         logits = np.full(block.num_samples, hidden.bias, dtype=np.float32)
         for name in self._mean_lengths:
             if name in block.samples:

@@ -59,7 +59,9 @@ class SyntheticConfig:
     sessions_per_s: float = 20.0  # with mean_gap_s this sets how many sessions are open at a time
     mean_gap_s: float = 15.0  # between requests
     max_size_factor: float = 40.0  # no session is longer than this many means
+    labels: tuple[str, ...] = ("label",)  # a funnel: each can be 1 only where the one before is, e.g. click, purchase
     base_rate: float = 0.25
+    next_rate: float = 0.2  # the share of a label's positives that are positives of the next one
     logit_std: float = 1.8  # 1.8 gives a best AUC near 0.83
     popular_rows: int = 300  # effects of ids fade beyond this popularity rank, so that one epoch can learn them
 
@@ -115,4 +117,5 @@ def schema_of(config: SyntheticConfig) -> Schema:
     ]
     features += [Feature(name=i.name, kind="sparse", num_rows=i.num_rows, dim=i.dim) for i in config.items]
     item = next((i.name for i in config.items if i.mean_length == 1), "")
-    return Schema(features=tuple(features), item=item, info={"source": "synthetic", "preset": config.name})
+    info = {"source": "synthetic", "preset": config.name}
+    return Schema(features=tuple(features), labels=config.labels, item=item, info=info)

@@ -8,7 +8,7 @@ The parts of a log and the settings that control them:
     history    the user's last items; shifts by one with `shift_prob`, taking in the item of the sample before
     item       one id per feature and dense values, new for every sample
     ids        Zipf with exponent `zipf` in every table
-    label      drawn from a hidden logistic model of all of these
+    labels     drawn from hidden logistic models of all of these; each after the first needs the one before to be 1
 
 Memory is bounded for logs of any length: sessions are made in blocks, and samples later than the start of the newest
 session wait in a form that stores every repeated list once.
@@ -16,7 +16,7 @@ session wait in a form that stores every repeated list once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +34,21 @@ ROWS_PER_BATCH = 16_384
 
 def generate_log(config: SyntheticConfig, *, out: str | Path, progress: Progress = no_progress) -> str | Path:
     """A raw log at `out`: `log-*.parquet` in time order and `schema.json`, whose info has the best reachable AUC."""
-    scores = BestScores()
+    scores = {name: BestScores() for name in config.labels}
 
     def info() -> dict[str, object]:
         settings = ("num_sessions", "samples_per_session", "zipf", "stay_prob", "shift_prob", "seed")
-        best = {"best_auc": scores.auc, "best_log_loss": scores.log_loss}
-        return best | {name: getattr(config, name) for name in settings}
+        best, *later = (
+            {"best_auc": own.auc, "best_log_loss": own.log_loss, "base_rate": own.base_rate} for own in scores.values()
+        )
+        labels = {"labels": dict(zip(config.labels[1:], later, strict=True))} if later else {}
+        return best | labels | {name: getattr(config, name) for name in settings}
 
     return write_log(out, schema_of(config), stream_samples(config, scores, progress=progress), info=info)
 
 
 def stream_samples(
-    config: SyntheticConfig, scores: BestScores, *, progress: Progress = no_progress
+    config: SyntheticConfig, scores: Mapping[str, BestScores], *, progress: Progress = no_progress
 ) -> Iterator[pa.RecordBatch]:
     """The samples of the whole log in time order.
 
@@ -60,7 +63,8 @@ def stream_samples(
         if not maker.is_done:
             block, logits = maker.next_block()
             fresh.append(block)
-            scores.add(logits, block.samples["label"])
+            for name, own in scores.items():
+                own.add(logits[name], block.samples[name])
             progress("generate sessions", maker.num_made, config.num_sessions)
         num_waiting = waiting.num_samples if waiting is not None else 0
         if not maker.is_done and sum(b.num_samples for b in fresh) < MIN_WAITING_SHARE * num_waiting:

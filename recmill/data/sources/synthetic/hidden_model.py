@@ -73,8 +73,10 @@ class HiddenModel:
         logit_std: float,
         popular_rows: int,
         seed: int,
+        number: int = 0,  # of the label; models of different labels are drawn independently
     ) -> None:
-        seeds = np.random.SeedSequence([seed, 1]).generate_state(2 * len(samplers) + 1)
+        sequence = np.random.SeedSequence([seed, 1, number] if number else [seed, 1])
+        seeds = sequence.generate_state(2 * len(samplers) + 1)
         shares = {
             "item": len(item_terms),
             "user_list": len(user_terms),
@@ -131,6 +133,10 @@ class BestScores:
             return None
         below = np.cumsum(negatives) - negatives
         return float(positives @ (below + negatives / 2) / num_pairs)
+
+    @property
+    def base_rate(self) -> float:
+        return float(self.counts[1].sum() / self.counts.sum())
 
     @property
     def log_loss(self) -> float:

@@ -187,7 +187,7 @@ def test_an_expanded_block_has_the_list_of_every_sample():
     expected = {"again": [[7, 9], [7, 9], [4]], "window": [[1, 2], [2, 3], [2, 3]], "own": [[5], [], [6, 8]]}
     block = DistinctBlock(
         dense_RF=np.zeros((3, 0), np.float32),
-        label_R=np.zeros(3, np.float32),
+        label_RT=np.zeros((3, 1), np.float32),
         groups=(
             group("again", [7, 9, 4], [0, 2], [2, 1], [0, 0, 1]),
             group("window", [1, 2, 3], [0, 1], [2, 2], [0, 1, 1]),

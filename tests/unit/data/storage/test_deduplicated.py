@@ -82,7 +82,7 @@ def test_any_rows_come_back(samples: list[dict[str, Any]], given_encoding: Encod
     records.validate(full=True)
     assert bits(pa.Table.from_batches([decode_rows(records, SCHEMA, encoding)])) == bits(rows)
     block = decode_distinct(records, SCHEMA, encoding)
-    assert block.label_R.tolist() == rows.column("label").to_pylist()
+    assert block.label_RT[:, 0].tolist() == rows.column("label").to_pylist()
     for position, name in enumerate(("age", "price")):
         assert block.dense_RF[:, position].tobytes() == rows.column(name).to_numpy().tobytes()
     found = {}

@@ -27,7 +27,7 @@ def read_log(folder):
 
 
 def all_samples(config):
-    return pa.Table.from_batches(list(stream_samples(config, BestScores()))).combine_chunks()
+    return pa.Table.from_batches(list(stream_samples(config, {}))).combine_chunks()
 
 
 def by_session(table):
@@ -175,7 +175,7 @@ def test_waiting_samples_stay_few_in_a_long_log():
     config = synthetic_config("tiny", sessions=40_000, samples_per_session=4.0)
     first_delivery = None
     maker_progress = []
-    for _ in stream_samples(config, BestScores(), progress=lambda what, done, total: maker_progress.append(done)):
+    for _ in stream_samples(config, {}, progress=lambda what, done, total: maker_progress.append(done)):
         first_delivery = first_delivery or maker_progress[-1]
     assert first_delivery < 0.5 * config.num_sessions
 
@@ -190,8 +190,8 @@ def test_best_auc_is_reached_by_the_true_probabilities_and_by_nothing_shuffled()
     maker, logits, labels, scores = BlockMaker(tiny()), [], [], BestScores()
     while not maker.is_done:
         block, block_logits = maker.next_block()
-        scores.add(block_logits, block.samples["label"])
-        logits.append(block_logits)
+        scores.add(block_logits["label"], block.samples["label"])
+        logits.append(block_logits["label"])
         labels.append(block.samples["label"])
     true, drawn = np.concatenate(logits), np.concatenate(labels)
     assert scores.auc == pytest.approx(roc_auc_score(drawn, true), abs=1e-4)
@@ -259,3 +259,31 @@ def test_candidates_of_a_request_share_what_belongs_to_the_user(tmp_path):
         lists = rows[name].to_pylist()
         assert all(lists[row] == lists[row + 1] for row in np.flatnonzero(follows))
     assert pc.count_distinct(pc.list_flatten(rows["item"])).as_py() > 100
+
+
+def test_later_labels_follow_earlier_ones_and_leave_them_as_they_were(tmp_path):
+    config = replace(tiny(), num_sessions=1_000)
+    several = replace(config, labels=("click", "purchase"))
+    alone, both = all_samples(config), all_samples(several)
+    assert both["click"].to_pylist() == alone["label"].to_pylist()
+    assert both.drop_columns(["click", "purchase"]).equals(alone.drop_columns(["label"]))
+    clicks, purchases = both["click"].to_numpy(), both["purchase"].to_numpy()
+    assert (purchases <= clicks).all()
+    assert 0.1 < purchases.sum() / clicks.sum() < 0.4
+    generate_log(several, out=tmp_path / "log")
+    schema = Schema.load(tmp_path / "log")
+    assert schema.labels == ("click", "purchase")
+    told = schema.info["labels"]["purchase"]
+    assert told["base_rate"] == pytest.approx(purchases.mean())
+    assert schema.info["best_auc"] < told["best_auc"] < 0.97
+
+
+def test_the_best_auc_of_a_later_label_is_that_of_its_true_probabilities():
+    maker, logits, labels = BlockMaker(replace(tiny(), labels=("a", "b"))), [], []
+    while not maker.is_done:
+        block, own = maker.next_block()
+        logits.append(own["b"])
+        labels.append(block.samples["b"])
+    true, drawn = np.concatenate(logits).astype(np.float64), np.concatenate(labels)
+    assert (1 / (1 + np.exp(-true))).mean() == pytest.approx(drawn.mean(), rel=0.03)
+    assert roc_auc_score(drawn, true) > 0.85
