@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recmill.training.metrics.catalogue import metric_names
+from recmill.training.metrics.catalogue import metric_names, metrics_by_label
 
 
 def quality_lines(split: str, metrics: Mapping[str, Any]) -> list[str]:
-    """One line per metric with its standard error and meaning, then one per slice."""
+    """One line per metric with its standard error and meaning, then one per slice; label by label."""
+    lines: list[str] = []
+    for name, own in metrics_by_label(metrics).items():
+        lines += [*([""] if lines else []), *_lines(f"{split}, {name}" if name else split, own)]
+    return lines
+
+
+def _lines(title: str, metrics: Mapping[str, Any]) -> list[str]:
     errors = metrics["standard_errors"]
-    lines = [f"{split}: {metrics['num_samples']:,} samples, base rate {metrics['base_rate']:.4f}", ""]
+    lines = [f"{title}: {metrics['num_samples']:,} samples, base rate {metrics['base_rate']:.4f}", ""]
     lines.append(f"{'metric':<20}{'value':>9}{'std error':>11}   meaning")
     lines += [
         f"{entry.title:<20}{_number(metrics[entry.key]):>9}{_number(errors.get(entry.key)):>11}   {entry.meaning}"

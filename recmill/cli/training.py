@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +53,7 @@ def train(
       dense_lr=1e-3  table_lr=0.05  table_optimiser=rowwise_adagrad|adagrad|sgd
       sequence_encoder=schema|mean|attention|transformer|standard_transformer|din|hstu  max_sequence_length=64
       dedup, tiers, hot_batches, sharing, tuning: each auto|true|false (tuning is false by default, the others auto)
+      multi_task=shared|mmoe|ple  num_experts=4  tower_layers=64  task_weights=1,2  (several labels in schema.json)
       eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
     """
     from recmill.training.config import TrainConfig, settings_from_flags
@@ -117,17 +119,24 @@ def export(checkpoint: str, out: str, as_json: bool) -> None:
     emit(result, [f"model in {out}: {', '.join(result['files'])}"], as_json=as_json)
 
 
-def _accuracy(metrics: dict[str, Any]) -> str:
+def _accuracy(metrics: Mapping[str, Any]) -> str:
     auc = "undefined (all labels are equal)" if metrics["auc"] is None else f"{metrics['auc']:.4f}"
     entropy = "undefined" if metrics["normalised_entropy"] is None else f"{metrics['normalised_entropy']:.4f}"
     loss, count = metrics["log_loss"], metrics["num_samples"]
     return f"AUC {auc}, log loss {loss:.4f}, normalised entropy {entropy} ({count:,} samples)"
 
 
+def _held_out(metrics: dict[str, Any]) -> list[str]:
+    from recmill.training.metrics.catalogue import metrics_by_label
+
+    tasks = metrics_by_label(metrics)
+    return [f"held out{f', {name}' if name else ''}: {_accuracy(own)}" for name, own in tasks.items()]
+
+
 def _describe(result: dict[str, Any], out: str) -> list[str]:
     return [
         f"{result['model']['name']} on {result['world_size']} process(es): {result['num_steps']:,} steps, "
         f"{result['num_samples']:,} samples, {result['samples_per_s']:,.0f} samples/s",
-        f"held out: {_accuracy(result['metrics'])}",
+        *_held_out(result["metrics"]),
         f"peak memory per process {format_bytes(result['peak_memory_bytes'])}; checkpoint in {out}/checkpoint",
     ]

@@ -1,4 +1,4 @@
-"""The dense half of the model: embeddings in, one logit per sample out.
+"""The dense half of the model: embeddings in, one logit per sample and label out.
 
 It receives pooled vectors and sequences of vectors and does not know where the tables live, so training (TorchRec,
 sharded) and serving (plain tensors) use the same module with the same weights.
@@ -18,6 +18,7 @@ from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Schema
 from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder, make_encoder
 from recmill.model.layers import MLP, CrossNetwork
+from recmill.model.tasks import MixtureOfExperts, ProgressiveExtraction, SharedBottom
 
 Sequences = SequenceWindows | tuple[Tensor, Tensor]
 
@@ -39,6 +40,10 @@ class RankerConfig:
     max_sequence_length: int = 512
     din_layers: tuple[int, ...] = (36,)
     din_softmax: bool = False
+    multi_task: str = "shared"
+    num_experts: int = 4
+    extraction_levels: int = 2
+    tower_layers: tuple[int, ...] = (64,)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> RankerConfig:
@@ -89,18 +94,19 @@ class Ranker(nn.Module):
         num_dense = len(schema.dense)
         self.bottom = MLP(num_dense, (*config.bottom_layers, self.width)) if num_dense else None
         num_vectors = len(schema.id_features) + (1 if num_dense else 0)
-        top = (*config.top_layers, 1)
+        num_tasks = len(schema.labels)
         self.is_dlrm = config.model == "dlrm"
         if self.is_dlrm:
             # Without dense features the products alone would lose first-order effects, so the vectors are kept.
             self.num_kept = 1 if num_dense else num_vectors
             joined = self.num_kept * self.width + num_vectors * (num_vectors - 1) // 2
-            self.top = MLP(joined, top, dropout=config.dropout, is_logit=True)
+            self.top = _top(joined, config, num_tasks, layers=config.top_layers)
         else:
             joined = num_vectors * self.width
             self.interaction = CrossNetwork(joined, config.cross_layers, config.cross_rank)
             self.deep = MLP(joined, config.top_layers, dropout=config.dropout)
-            self.top = MLP(joined + (config.top_layers[-1] if config.top_layers else joined), (1,), is_logit=True)
+            crossed = joined + (config.top_layers[-1] if config.top_layers else joined)
+            self.top = _top(crossed, config, num_tasks, layers=())
 
     def forward(
         self,
@@ -109,7 +115,7 @@ class Ranker(nn.Module):
         sequences: Mapping[str, Sequences],
         inverse: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Logits [B]."""
+        """Logits [B]; with several labels [B, T]."""
         vectors = [self._encode_dense(self.bottom, dense_BF)] if self.bottom is not None else []
         inverse = inverse or {}
         for feature in self.schema.id_features:
@@ -123,11 +129,11 @@ class Ranker(nn.Module):
                 vector_BD = expand_rows(vector_BD, inverse[feature.name])
             vectors.append(vector_BD)
         if self.is_dlrm:
-            logit_B1: Tensor = self.top(dot_interaction(vectors, num_kept=self.num_kept))
+            logit_BT: Tensor = self.top(dot_interaction(vectors, num_kept=self.num_kept))
         else:
             flat_BD = torch.cat(vectors, dim=1)
-            logit_B1 = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
-        return logit_B1.squeeze(1)
+            logit_BT = self.top(torch.cat([self.interaction(flat_BD), self.deep(flat_BD)], dim=1))
+        return logit_BT.squeeze(1) if logit_BT.shape[1] == 1 else logit_BT
 
     def _encode_sequence(
         self, name: str, pooled: dict[str, Tensor], found: Sequences, inverse: dict[str, Tensor]
@@ -151,3 +157,17 @@ class Ranker(nn.Module):
             return found_BD
         rows_U, inverse_B = distinct_rows(dense_BF)
         return expand_rows(bottom(dense_BF[rows_U]), inverse_B)
+
+
+def _top(in_width: int, config: RankerConfig, num_tasks: int, *, layers: tuple[int, ...]) -> nn.Module:
+    """What turns interactions into logits: `layers` and one logit, or the heads of several labels."""
+    if num_tasks == 1:
+        return MLP(in_width, (*layers, 1), dropout=config.dropout, is_logit=True)
+    if config.multi_task == "shared":
+        bottom = MLP(in_width, layers, dropout=config.dropout)
+        return SharedBottom(layers[-1] if layers else in_width, bottom, num_tasks, config.tower_layers)
+    experts: dict[str, Any] = {"num_experts": config.num_experts, "expert_layers": config.top_layers}
+    experts |= {"tower_layers": config.tower_layers, "dropout": config.dropout}
+    if config.multi_task == "mmoe":
+        return MixtureOfExperts(in_width, num_tasks, **experts)
+    return ProgressiveExtraction(in_width, num_tasks, num_levels=config.extraction_levels, **experts)

@@ -11,7 +11,7 @@ from recmill.model.ranker import Ranker, RankerConfig
 
 
 class RankingModel(nn.Module):
-    """Logits [B] from dense values [B, F] and the ids of every feature.
+    """Logits [B], or [B, labels] if there are several, from dense values [B, F] and the ids of every feature.
 
     `deduplicated` names the features that are processed once per distinct row: id features arrive as distinct rows;
     if all dense features are named, rows of dense values are compared here.

@@ -46,7 +46,10 @@ class SharedRows(nn.Module):
 
 
 class ServableModel(nn.Module):
-    """Probabilities [B] from dense values [B, F] and one padded id matrix [B, L] per feature, in schema order."""
+    """Probabilities [B] from dense values [B, F] and one padded id matrix [B, L] per feature, in schema order.
+
+    With several labels [B, T], in the order of the schema.
+    """
 
     def __init__(self, model: RankingModel) -> None:
         super().__init__()

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recmill.report.drawing.blocks import Cell, Note, PageBlock, PageTable, Section, first_open, line_block
+from recmill.report.drawing.blocks import Cell, Details, Note, PageBlock, PageTable, Section, heading, line_block
 from recmill.report.drawing.charts import Axis, Reference, Series
 from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, mapping, number, records
 from recmill.report.units import DASH, format_count, format_metric, format_share
-from recmill.training.metrics.catalogue import metric_names
+from recmill.training.metrics.catalogue import metric_names, metrics_by_label
 
 Metrics = Mapping[str, Any]
+Measured = Mapping[str, Metrics]  # label of the run -> its metrics
 
 
 def quality_section(runs: Sequence[Run]) -> Section:
-    measured = [run for run in runs if metrics_of(run).get("standard_errors")]
+    found = {run.label: mapping(run.part("training").get("metrics")) for run in runs}
+    measured = {label: metrics for label, metrics in found.items() if metrics.get("standard_errors")}
     blocks: list[PageBlock] = [
-        Note(text=f"{run.label} has no detailed metrics.") for run in runs if run not in measured
+        Note(text=f"{label} has no detailed metrics.") for label in found if label not in measured
     ]
-    if measured:
-        legends = {run.label: Legend.of(run.label, position) for position, run in enumerate(runs)}
-        blocks += [metrics_table(measured), reliability_chart(measured, legends)]
-        blocks += first_open(measured, "New, rare and frequent ids", slice_blocks)
+    legends = {run.label: Legend.of(run.label, position) for position, run in enumerate(runs)}
+    by_label = {label: metrics_by_label(metrics) for label, metrics in measured.items()}
+    for task in dict.fromkeys(task for tasks in by_label.values() for task in tasks):
+        own = {label: tasks[task] for label, tasks in by_label.items() if task in tasks}
+        blocks += [*heading(f"Label: {task}" if task else ""), metrics_table(own), reliability_chart(own, legends)]
+        blocks += slice_blocks(own)
     return Section(
         id="quality",
         title="Quality of the predictions",
@@ -33,10 +37,6 @@ def quality_section(runs: Sequence[Run]) -> Section:
     )
 
 
-def metrics_of(run: Run) -> Metrics:
-    return mapping(run.part("training").get("metrics"))
-
-
 def with_error(value: float | None, error: float | None) -> str:
     """0.7639 ± 0.0021"""
     if value is None:
@@ -44,26 +44,25 @@ def with_error(value: float | None, error: float | None) -> str:
     return format_metric(value) + (f" ± {format_metric(error)}" if error is not None else "")
 
 
-def metrics_table(runs: Sequence[Run]) -> PageTable:
+def metrics_table(measured: Measured) -> PageTable:
     """One row per metric: a column with value and error per run, and what the metric means."""
     rows = []
-    for entry in metric_names({key: 0 for run in runs for key in metrics_of(run)}):
+    for entry in metric_names({key: 0 for metrics in measured.values() for key in metrics}):
         cells = []
-        for run in runs:
-            value = run.number("training", "metrics", entry.key)
-            error = run.number("training", "metrics", "standard_errors", entry.key)
+        for metrics in measured.values():
+            value, error = number(metrics.get(entry.key)), number(mapping(metrics["standard_errors"]).get(entry.key))
             shown = [Cell(text=format_metric(value) if value is not None else DASH, sort=value)]
             shown.append(Cell(text=format_metric(error) if error is not None else DASH, sort=error))
-            cells += shown if len(runs) == 1 else [Cell(text=with_error(value, error), sort=value)]
+            cells += shown if len(measured) == 1 else [Cell(text=with_error(value, error), sort=value)]
         rows.append([Cell(text=entry.title), *cells, Cell(text=entry.meaning)])
-    values = ["Value", "Standard error"] if len(runs) == 1 else [run.label for run in runs]
+    values = ["Value", "Standard error"] if len(measured) == 1 else list(measured)
     return PageTable(
         title="Metrics",
         columns=["Metric", *values, "Meaning"],
         rows=rows,
         numeric=frozenset(range(1, len(values) + 1)),
         is_sortable=False,
-        note=groups_note(metrics_of(runs[0])),
+        note=groups_note(next(iter(measured.values()))),
     )
 
 
@@ -87,14 +86,14 @@ def groups_note(metrics: Metrics) -> str:
     return text + ". Equal scores count as the mean over their orders."
 
 
-def reliability_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
+def reliability_chart(measured: Measured, legends: Mapping[str, Legend]) -> PageBlock:
     lines = []
-    for run in runs:
-        bins = records(metrics_of(run).get("reliability"))
+    for label, metrics in measured.items():
+        bins = records(metrics.get("reliability"))
         found = [(number(entry.get("predicted")), number(entry.get("observed"))) for entry in bins]
         points = [(x, y) for x, y in found if x is not None and y is not None]
         if points:
-            lines.append(Series(legend=legends[run.label], points=points, has_dots=True))
+            lines.append(Series(legend=legends[label], points=points, has_dots=True))
     if not lines:
         return Note(text="No reliability was recorded.")
     top = max(value for line in lines for point in line.points for value in point)
@@ -109,10 +108,19 @@ def reliability_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> Pag
     )
 
 
-def slice_blocks(run: Run) -> list[PageBlock]:
-    slices = records(metrics_of(run).get("slices"))
+def slice_blocks(measured: Measured) -> list[PageBlock]:
+    """The slices of the first run, and those of the others collapsed."""
+    blocks: list[PageBlock] = []
+    for position, (label, metrics) in enumerate(measured.items()):
+        own = slice_table(metrics)
+        blocks.append(Details(summary=f"New, rare and frequent ids of {label}", blocks=[own]) if position else own)
+    return blocks
+
+
+def slice_table(metrics: Metrics) -> PageBlock:
+    slices = records(metrics.get("slices"))
     if not slices:
-        return [Note(text="schema.json names no user or item: nothing to say about new, rare and frequent ids.")]
+        return Note(text="schema.json names no user or item: nothing to say about new, rare and frequent ids.")
     rows = []
     for entry in slices:
         errors, count = mapping(entry.get("standard_errors")), number(entry.get("num_samples"))
@@ -122,17 +130,15 @@ def slice_blocks(run: Run) -> list[PageBlock]:
             value = number(entry.get(key))
             cells.append(Cell(text=with_error(value, number(errors.get(key))), sort=value))
         rows.append(cells)
-    return [
-        PageTable(
-            title="New, rare and frequent ids",
-            columns=["Held-out samples with", "Seen in training", "Samples", "AUC", "Log loss"],
-            rows=rows,
-            numeric=frozenset({2, 3, 4}),
-            is_sortable=False,
-            is_wide=False,
-            note="New: never in the training split. The others are cut at the median.",
-        )
-    ]
+    return PageTable(
+        title="New, rare and frequent ids",
+        columns=["Id", "Seen", "Samples", "AUC", "Log loss"],
+        rows=rows,
+        numeric=frozenset({2, 3, 4}),
+        is_sortable=False,
+        is_wide=False,
+        note="Seen: samples of the training split with the same id. Those seen are cut at the median.",
+    )
 
 
 def seen(entry: Metrics) -> str:
@@ -141,5 +147,5 @@ def seen(entry: Metrics) -> str:
     if high == 1:
         return "never"
     if high is None:
-        return f"{format_count(low)} times or more"
-    return f"{format_count(low)} to {format_count(high - 1)} times" if high - 1 > low else f"{format_count(low)} times"
+        return f"{format_count(low)}+"
+    return f"{format_count(low)}–{format_count(high - 1)}" if high - 1 > low else format_count(low)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """Probabilities for the rows of a data frame: dense columns hold numbers, id columns an id or a list of ids."""
+    """Probabilities for the rows of a data frame: dense columns hold numbers, id columns an id or a list of ids.
+
+    One number per row, or a data frame with one column per label if the model has several.
+    """
 
     def load_context(self, context: Any) -> None:
         import torch  # not loaded by whoever only packages the model
@@ -23,14 +26,18 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         with open(context.artifacts["signature"], encoding="utf-8") as file:
             self.signature = json.load(file)
 
-    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> np.ndarray:
+    def predict(
+        self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> np.ndarray | pd.DataFrame:
         import torch
 
         dense = model_input[self.signature["dense"]].to_numpy(dtype=np.float32, copy=True).reshape(len(model_input), -1)
         ids = [pad_ids(model_input[entry["name"]].tolist(), entry) for entry in self.signature["ids"]]
         with torch.no_grad():
             probabilities: np.ndarray = self.program(torch.from_numpy(dense), ids).numpy()
-        return probabilities
+        if probabilities.ndim == 1:
+            return probabilities
+        return pd.DataFrame(probabilities, columns=self.signature["labels"], index=model_input.index)
 
 
 def pad_ids(lists: list[Any], entry: dict[str, Any]) -> torch.Tensor:

@@ -17,10 +17,12 @@ ENCODERS = ("schema", "mean", "attention", "transformer", "standard_transformer"
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
 SWITCH_STATES = ("auto", "true", "false")
 HOT_SYNC = ("reduced", "raw")
+MULTI_TASK = ("shared", "mmoe", "ple")
 LR_SCHEDULES = ("constant", "linear")
 POSITIVE = (
     *("epochs", "batch_size", "eval_batch_size", "attention_heads", "transformer_layers", "max_sequence_length"),
-    *("dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every"),
+    *("dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every", "num_experts"),
+    "extraction_levels",
 )
 NOT_NEGATIVE = (
     *("cross_layers", "cross_rank", "interaction_dim", "eval_every", "patience", "max_steps", "threads"),
@@ -49,6 +51,11 @@ class TrainConfig:
     attention_heads: int = 2
     din_layers: tuple[int, ...] = (36,)  # hidden layers of din's activation unit, which weighs history for a candidate
     din_softmax: bool = False  # din's weights of a history sum to 1
+    multi_task: str = "shared"  # with several labels: "shared" bottom, "mmoe" or "ple"; experts have top_layers
+    num_experts: int = 4  # mmoe: of all labels together; ple: shared ones, and as many per label
+    extraction_levels: int = 2  # ple only
+    tower_layers: tuple[int, ...] = (64,)  # of each label, before its logit
+    task_weights: tuple[float, ...] = ()  # of the labels' losses, in the schema's order; default: 1 each
     max_sequence_length: int = 512  # longer sequences keep this many of their last elements
 
     # optimisation
@@ -95,6 +102,7 @@ class TrainConfig:
             **dict.fromkeys(Switch, SWITCH_STATES),
             "hot_sync": HOT_SYNC,
             "lr_schedule": LR_SCHEDULES,
+            "multi_task": MULTI_TASK,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -109,10 +117,25 @@ class TrainConfig:
             raise InputError(f"session_limit is {self.session_limit}, expected -1 or more")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is {self.dropout}, expected at least 0 and below 1")
-        for name in ("bottom_layers", "top_layers", "din_layers", "metric_cutoffs"):
+        for name in ("bottom_layers", "top_layers", "din_layers", "tower_layers", "metric_cutoffs"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
             if not all(width > 0 for width in getattr(self, name)):
                 raise InputError(f"{name} is {getattr(self, name)}, expected whole numbers of 1 or more")
+        object.__setattr__(self, "task_weights", tuple(self.task_weights))
+        if not all(0 <= weight < float("inf") for weight in self.task_weights) or (
+            self.task_weights and not any(self.task_weights)
+        ):
+            raise InputError(f"task_weights is {self.task_weights}, expected numbers of 0 or more, not all 0")
+
+    def check_labels(self, labels: typing.Sequence[str], *, where: str) -> None:
+        """Raise if the settings on several labels do not fit the labels of the data."""
+        if self.task_weights and len(self.task_weights) != len(labels):
+            raise InputError(
+                f"task_weights has {len(self.task_weights)} weight(s), expected one for each label of {where} "
+                f"({', '.join(labels)})"
+            )
+        if self.multi_task != "shared" and len(labels) == 1:
+            raise InputError(f"multi_task={self.multi_task} needs several labels; {where} names only {labels[0]!r}")
 
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
@@ -153,10 +176,11 @@ def _parse(name: str, text: str, kind: Any) -> Any:
             return kind(text)
         if kind is str:
             return text
-        return [int(width) for width in text.strip("()[] ").replace(",", " ").split()]
+        number = float if kind == tuple[float, ...] else int
+        return [number(part) for part in text.strip("()[] ").replace(",", " ").split()]
     except (ValueError, KeyError):
         wanted = {bool: "true or false", int: "a whole number", float: "a number"}.get(
-            kind, "whole numbers separated by commas"
+            kind, "numbers separated by commas" if kind == tuple[float, ...] else "whole numbers separated by commas"
         )
         raise InputError(f"setting {name}={text!r}: expected {wanted}") from None
 

@@ -6,7 +6,7 @@ session, user and item: 32 bytes per sample with one label. Measuring takes abou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,25 +23,33 @@ from recmill.data.schema import Schema
 from recmill.training.metrics.pointwise import measure_accuracy, roc_points, thin_curve
 from recmill.training.metrics.summary import HeldOut, measure_quality
 
-# N = samples, B = samples of a batch
+# N = samples, B = samples of a batch, T = labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
     """Logits and labels of held-out samples of all ranks; sessions and ids only if they were collected."""
 
-    logits_N: npt.NDArray[np.float32]
-    labels_N: npt.NDArray[np.float32]
+    labels: Sequence[str]
+    logits_NT: npt.NDArray[np.float32]
+    label_NT: npt.NDArray[np.float32]
     session_N: npt.NDArray[np.int64]
     ids: Mapping[str, npt.NDArray[np.int64]]
 
     def accuracy(self) -> dict[str, Any]:
-        """AUC, log loss, normalised entropy, base rate and number of samples."""
-        return asdict(measure_accuracy(self.logits_N, self.labels_N))
+        """AUC, log loss, normalised entropy, base rate and number of samples of the first label; all under `tasks`."""
+        return self.by_label(lambda logits_N, labels_N: asdict(measure_accuracy(logits_N, labels_N)))
+
+    def by_label(self, measure: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
+        """What `measure` finds for the first label; with several, all of them under "tasks" and their order."""
+        columns = zip(self.labels, self.logits_NT.T, self.label_NT.T, strict=True)
+        found = {name: measure(np.ascontiguousarray(x), np.ascontiguousarray(y)) for name, x, y in columns}
+        first = found[self.labels[0]]
+        return {**first, "tasks": found, "labels": list(self.labels)} if len(found) > 1 else first
 
     def roc(self) -> dict[str, list[float]]:
         """A thinned ROC curve; thresholds are probabilities."""
-        curve = roc_points(self.logits_N.astype(np.float64), self.labels_N)
+        curve = roc_points(self.logits_NT[:, 0].astype(np.float64), self.label_NT[:, 0])
         fpr, tpr, threshold = thin_curve(curve)
         return {"fpr": fpr.tolist(), "tpr": tpr.tolist(), "threshold": (1 / (1 + np.exp(-threshold))).tolist()}
 
@@ -50,15 +58,16 @@ class Predictions:
 class PredictionCollector:
     """Collects this rank's predictions, batch by batch. `features` are those whose ids the metrics need."""
 
+    labels: Sequence[str]
     features: tuple[str, ...] = ()
     logits: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
+    truth: list[Tensor] = field(default_factory=list)
     sessions: list[Tensor] = field(default_factory=list)
     ids: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def add(self, batch: Batch, logits_B: Tensor) -> None:
-        self.logits.append(logits_B.cpu())
-        self.labels.append(batch.label_B.cpu())
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        self.logits.append(logits.cpu().flatten())
+        self.truth.append(batch.label_BT.cpu().flatten())
         if batch.session_B is not None:
             self.sessions.append(batch.session_B)
             for name in self.features:
@@ -69,13 +78,20 @@ class PredictionCollector:
         none = torch.empty(0, dtype=torch.int64)
         found = [
             gather_on_rank_zero(torch.cat(parts or [none]).to(device))
-            for parts in (self.logits, self.labels, self.sessions, *(self.ids.get(name) for name in self.features))
+            for parts in (self.logits, self.truth, self.sessions, *(self.ids.get(name) for name in self.features))
         ]
         if found[0] is None:
             return None
-        logits, labels, sessions, *ids = (part.cpu().numpy() for part in found if part is not None)
+        logits, truth, sessions, *ids = (part.cpu().numpy() for part in found if part is not None)
         named = dict(zip(self.features, ids, strict=True)) if len(sessions) else {}
-        return Predictions(logits_N=logits, labels_N=labels, session_N=sessions, ids=named)
+        shape = (-1, len(self.labels))
+        return Predictions(
+            labels=self.labels,
+            logits_NT=logits.reshape(shape),
+            label_NT=truth.reshape(shape),
+            session_N=sessions,
+            ids=named,
+        )
 
 
 def metric_features(schema: Schema) -> tuple[str, ...]:
@@ -86,18 +102,18 @@ def metric_features(schema: Schema) -> tuple[str, ...]:
 def measure_predictions(
     predictions: Predictions | None, dataset: Dataset, schema: Schema, *, cutoffs: Sequence[int], seed: int = 0
 ) -> dict[str, Any]:
-    """All metrics, on rank 0; {} on the others, which help to count the training ids."""
+    """All metrics of every label, on rank 0; {} on the others, which help to count the training ids."""
     counts = _training_counts(predictions, dataset, schema)
     if predictions is None:
         return {}
-    held_out = HeldOut(
-        logits_N=predictions.logits_N,
-        labels_N=predictions.labels_N,
-        session_N=predictions.session_N,
-        user_N=predictions.ids.get(schema.user),
-        counts=counts,
-    )
-    return measure_quality(held_out, cutoffs=cutoffs, seed=seed).to_json()
+    user_N = predictions.ids.get(schema.user)
+
+    def measure(logits_N: Any, labels_N: Any) -> dict[str, Any]:
+        session_N = predictions.session_N
+        held_out = HeldOut(logits_N=logits_N, labels_N=labels_N, session_N=session_N, user_N=user_N, counts=counts)
+        return measure_quality(held_out, cutoffs=cutoffs, seed=seed).to_json()
+
+    return predictions.by_label(measure)
 
 
 def _training_counts(

@@ -35,7 +35,7 @@ def evaluate_checkpoint(
     schema = Schema.load(dataset.path)
     check_same_features(loaded, schema, where=str(data))
     split = split or evaluation_split(dataset)
-    collector = PredictionCollector(features=metric_features(schema))
+    collector = PredictionCollector(labels=schema.labels, features=metric_features(schema))
     reader = IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False, keeps_sessions=True)
     with torch.no_grad(), reader as batches:
         for done, batch in enumerate(batches):
@@ -51,6 +51,10 @@ def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -
     if trained.features != schema.features:
         differing = sorted({f.name for f in set(trained.features) ^ set(schema.features)})
         raise InputError(f"{where}: its features are not those the model was trained on ({', '.join(differing)})")
+    if trained.labels != schema.labels:
+        raise InputError(
+            f"{where}: its labels are {', '.join(schema.labels)}, the model was trained on {', '.join(trained.labels)}"
+        )
 
 
 def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bool = True) -> dict[str, Any]:
@@ -86,4 +90,5 @@ def describe_inputs(servable: ServableModel) -> dict[str, Any]:
             for feature in servable.schema.id_features
         ],
         "output": "probability",
+        "labels": list(servable.schema.labels),
     }

@@ -112,6 +112,7 @@ def make_job(
             raise InputError(
                 f"{data}/schema.json: table {table.name!r} has dim {table.dim}, expected a multiple of 4 (FBGEMM)"
             )
+    config.check_labels(schema.labels, where=f"{data}/schema.json")
     inputs = {"dataset": dataset.content_hash}
     if plan:
         loaded = ShardPlan.load(plan)

@@ -63,7 +63,22 @@ def cutoffs_of(key: str, names: Sequence[str] | Mapping[str, Any]) -> list[int]:
 
 
 def headline_numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """The plain numbers among the metrics of a result, with the standard error of AUC: for trackers."""
+    """The plain numbers among the metrics of a result, with the standard error of AUC: for trackers.
+
+    Those of labels after the first have the label in front: purchase_auc.
+    """
     numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
     errors = metrics.get("standard_errors", {})
-    return numbers | ({"auc_standard_error": errors["auc"]} if "auc" in errors else {})
+    numbers |= {"auc_standard_error": errors["auc"]} if "auc" in errors else {}
+    for label in metrics.get("labels", [])[1:]:
+        numbers |= {f"{label}_{name}": value for name, value in headline_numbers(metrics["tasks"][label]).items()}
+    return numbers
+
+
+def metrics_by_label(metrics: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The metrics of each label in order; {"": metrics} if there is one."""
+    tasks = metrics.get("tasks")
+    if not isinstance(tasks, Mapping):
+        return {"": metrics}
+    order = [name for name in metrics.get("labels", []) if name in tasks]
+    return {name: tasks[name] for name in (*order, *(name for name in tasks if name not in order))}

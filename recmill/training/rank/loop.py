@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import (
@@ -31,6 +30,7 @@ from recmill.data.hot.layout import COLD, HOT
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
+from recmill.model.tasks import sum_losses
 from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
@@ -206,8 +206,8 @@ class TrainingRun:
         if self.device.type != "cpu":  # on the CPU a copy would lose the rows that were read ahead for this batch
             batch = batch.to(self.device)
         self.sharded.schedule_lr(self.config, step=self.state.step, num_steps=self.num_steps)
-        logits_B = self._forward(batch, is_hot=is_hot)
-        loss_sum = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+        logits = self._forward(batch, is_hot=is_hot)
+        loss_sum = sum_losses(logits, batch.label_BT, self.config.task_weights)
         # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
         torch.autograd.backward(loss_sum * (self.world_size / batch.num_global))
         self.sharded.dense_optimiser.step()
@@ -285,7 +285,9 @@ class TrainingRun:
         """The predictions of all ranks for a split, on rank 0; None on the others."""
         self.sharded.module.eval()
         self.sharded.write_hot_back()
-        collector = PredictionCollector(features=metric_features(self.schema) if keeps_sessions else ())
+        collector = PredictionCollector(
+            labels=self.schema.labels, features=metric_features(self.schema) if keeps_sessions else ()
+        )
         with self._open(split, self.config.eval_batch_size, keeps_sessions=keeps_sessions) as batches:
             for done, batch in enumerate(batches):
                 collector.add(batch, self._forward(batch.to(self.device)))
@@ -302,8 +304,8 @@ class TrainingRun:
         total = torch.zeros(2, dtype=torch.float64)
         with self._open(evaluation_split(self.dataset), self.config.eval_batch_size) as batches:
             for _, batch in zip(range(HELD_OUT_BATCHES), batches, strict=False):
-                logits_B = self._forward(batch.to(self.device)).cpu()
-                loss = functional.binary_cross_entropy_with_logits(logits_B, batch.label_B, reduction="sum")
+                logits = self._forward(batch.to(self.device)).cpu()
+                loss = sum_losses(logits, batch.label_BT, self.config.task_weights)
                 total += torch.tensor([float(loss), float(len(batch))], dtype=torch.float64)
         dist.all_reduce(total)
         self.sharded.module.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,21 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     assert "column 'tags' is missing" in fault_of(tmp_path / "a", random_log(5).drop_columns(["tags"]))
     renamed = random_log(5).rename_columns(["session_id", "timestamp", "label", "Age", "tags", "item", "history"])
     assert "did you mean 'Age'?" in fault_of(tmp_path / "b", renamed)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(math.nan, "label nan is not a number between 0 and 1"), (2.0, "label 2 is not"), (None, "is null, expected")],
+)
+def test_every_label_is_checked(tmp_path: Path, value: float | None, message: str) -> None:
+    schema = replace(LOG_SCHEMA, labels=("label", "bought"))
+    table = random_log(60)
+    assert "column 'bought' is missing" in fault_of(tmp_path / "a", table, schema=schema)
+    table = table.append_column("bought", table.column("label"))
+    RawLog.open(write_log(tmp_path / "b", table, schema=schema)).validate()
+    found = fault_of(tmp_path / "c", with_value(table, "bought", 7, value), schema=schema)
+    assert "column 'bought', row 7 " in found
+    assert message in found
 
 
 def test_columns_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:

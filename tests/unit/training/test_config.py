@@ -10,6 +10,7 @@ from recmill.training.switches import Switch
 def test_overrides_are_parsed_by_the_type_of_the_setting():
     config = TrainConfig.from_overrides({"epochs": "3", "dense_lr": "1e-2", "shuffle": "false", "top_layers": "8,4"})
     assert (config.epochs, config.dense_lr, config.shuffle, config.top_layers) == (3, 0.01, False, (8, 4))
+    assert TrainConfig.from_overrides({"task_weights": "1,0.5"}).task_weights == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,11 @@ def test_overrides_are_parsed_by_the_type_of_the_setting():
         ({"shuffle": "maybe"}, "expected true or false"),
         ({"top_layers": "8,-4"}, "whole numbers of 1 or more"),
         ({"dense_lr": "nan"}, "dense_lr is nan"),
+        ({"task_weights": "1,x"}, "expected numbers separated by commas"),
+        ({"task_weights": "1,-1"}, "expected numbers of 0 or more"),
+        ({"task_weights": "0,0"}, "not all 0"),
+        ({"multi_task": "esmm"}, "expected one of shared, mmoe, ple"),
+        ({"num_experts": "0"}, "num_experts is 0"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(overrides, words):
