@@ -124,7 +124,7 @@ def test_a_submission_sends_the_pipeline_with_its_parameters(server: PipelinesSe
 def test_waiting_shows_the_steps_and_ends_well(server: PipelinesServer) -> None:
     outcome = call("--host", server.url, "--wait")
     assert outcome.exit_code == 0, outcome.output
-    said = [line.split("  ", 1)[1] for line in outcome.stderr.splitlines() if "generate_data" in line]
+    said = [line.split("  ", 1)[1] for line in outcome.stderr.splitlines() if "  generate_data  " in line]
     assert said == ["generate_data  started", "generate_data  done"]
     assert outcome.stdout == "run run-7 SUCCEEDED\n"
 

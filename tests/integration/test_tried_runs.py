@@ -5,41 +5,20 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import torch.distributed as dist
-
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources.presets import tiny
 from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.config import TrainConfig
-from recmill.training.rank.trial import _compare
-from recmill.training.switches import Switch
 from recmill.training.trainer import train
+from tests.integration.tried_rank import compare_on
 
 CONFIG = TrainConfig(
     batch_size=128, max_steps=24, eval_batch_size=512, bottom_layers=(16,), top_layers=(16,), threads=1, seed=1
 )
 # Without latency and with slow links copies of rows pay even in small tables, so that the plan has tiers.
 LINKS = {"intra_node_latency_s": 0.0, "intra_node_bytes_per_s": 1e4}
-
-
-class Timed:
-    """A side of a comparison whose blocks take that long."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def block(self) -> float:
-        return self.seconds
-
-
-def compare_on(rank: int, store: str, found: "multiprocessing.Queue[tuple[int, bool]]") -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    old, new = (Timed(2.0), Timed(1.0)) if rank == 0 else (Timed(1.0), Timed(2.0))
-    verdict = _compare(Switch.DEDUP, old, new, limit_s=5.0)  # type: ignore[arg-type]
-    found.put((rank, verdict.is_on))
-    dist.destroy_process_group()
 
 
 def test_ranks_that_measure_otherwise_follow_rank_zero() -> None:
