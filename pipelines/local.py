@@ -24,7 +24,7 @@ import psutil
 from recmill.artifacts import InputError
 
 Follow = Callable[[str, str], None]  # step, text of its line
-SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")
+SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")  # a line of a step, also in the log of its pod
 EXCEPTION = re.compile(r"[A-Za-z_.]+(Error|Exception)(:|$)")
 STOP_S = 10.0  # grace period of interrupted steps
 

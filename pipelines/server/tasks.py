@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from pipelines.local import SAYING
 from pipelines.site import IMAGES
 
 STEP = re.compile(rf"({'|'.join(name.replace('_', '-') for name in IMAGES)})(-\d+)?")
 EXECUTOR = re.compile(r"executor(\(\d+\))?")
 PODS = re.compile(r"(executor|.*-driver)(\(\d+\))?")
 ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
-SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
