@@ -2,6 +2,7 @@
 
 A field of type `X | None` may be missing in the JSON, and so may a field with a default; every other key must be there.
 Whole numbers are counts, so they start at 0. Keys that no field has are ignored: a newer recmill may have written them.
+With `is_strict`, for files that people write, they are errors.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ _SCALARS: dict[Any, str] = {
 }
 
 
-def read_record(kind: type[Record], loaded: Any, *, where: str, key: str = "") -> Record:
+def read_record(kind: type[Record], loaded: Any, *, where: str, key: str = "", is_strict: bool = False) -> Record:
     """The JSON object `loaded` as a `kind`; an InputError names the file (`where`) and the path of the wrong key."""
     if not isinstance(loaded, dict):
         raise _unexpected(loaded, "an object", where, key)
     hints, found = _hints(kind), {}  # type: ignore[arg-type]
+    if is_strict and (unknown := [name for name in loaded if name not in {field.name for field in fields(kind)}]):  # type: ignore[arg-type]
+        known = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
+        raise InputError(f"{where}: {key + '.' if key else ''}{unknown[0]} is not a key here; expected one of {known}")
     for field in fields(kind):  # type: ignore[arg-type]
         path = f"{key}.{field.name}" if key else field.name
         if field.name in loaded:
-            found[field.name] = _read(hints[field.name], loaded[field.name], where, path)
+            found[field.name] = _read(hints[field.name], loaded[field.name], where, path, is_strict)
         elif field.default is MISSING and field.default_factory is MISSING:
             if NoneType not in get_args(hints[field.name]):
                 raise InputError(f"{where}: {path} is missing")
@@ -43,7 +47,8 @@ def read_record(kind: type[Record], loaded: Any, *, where: str, key: str = "") -
     try:
         return kind(**found)
     except InputError as error:  # from the record's own checks
-        raise InputError(f"{where}: {error}") from None
+        place = f"{where}: {key}" if is_strict and key else where
+        raise InputError(f"{place}: {error}") from None
 
 
 def record_json(value: Any) -> Any:
@@ -63,14 +68,14 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _read(kind: Any, found: Any, where: str, key: str) -> Any:
+def _read(kind: Any, found: Any, where: str, key: str, is_strict: bool) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return found
     if is_dataclass(kind):
-        return read_record(kind, found, where=where, key=key)  # type: ignore[arg-type]
+        return read_record(kind, found, where=where, key=key, is_strict=is_strict)  # type: ignore[arg-type]
     if origin in (Union, UnionType):  # only ever with None
-        return None if found is None else _read(inner[0], found, where, key)
+        return None if found is None else _read(inner[0], found, where, key, is_strict)
     if origin is Literal:
         if found not in inner:
             raise _unexpected(found, f"one of {', '.join(inner)}", where, key)
@@ -80,14 +85,14 @@ def _read(kind: Any, found: Any, where: str, key: str) -> Any:
         if not isinstance(found, list) or not (is_open or len(found) == len(inner)):
             raise _unexpected(found, "a list" if is_open else f"a list of {len(inner)} values", where, key)
         kinds = repeat(inner[0], len(found)) if is_open else inner
-        return tuple(_read(own, found[n], where, f"{key}[{n}]") for n, own in enumerate(kinds))
+        return tuple(_read(own, found[n], where, f"{key}[{n}]", is_strict) for n, own in enumerate(kinds))
     if origin is Mapping:
         if not isinstance(found, dict):
             raise _unexpected(found, "an object", where, key)
         if inner[0] is int and not all(map(str.isdecimal, found)):
             raise _unexpected(found, "whole numbers as keys", where, key)
         paths = {name: f"{key}.{name if name.isprintable() else repr(name)}" for name in found}  # stays one line
-        return {inner[0](name): _read(inner[1], value, where, paths[name]) for name, value in found.items()}
+        return {inner[0](name): _read(inner[1], value, where, paths[name], is_strict) for name, value in found.items()}
     is_fine = type(found) is kind or (kind is float and type(found) is int)
     if not is_fine or (kind is int and found < 0) or (kind is float and not math.isfinite(found)):
         raise _unexpected(found, _SCALARS[kind], where, key)
