@@ -58,6 +58,15 @@ class SourceSpec:
     valid_from: TimeSpec | None = about(
         "When a row takes effect, for attributes that change: an event sees the newest row not later than itself.", None
     )
+    delimiter: str = about("What separates the columns of CSV files, at most 4 characters ('::'). Default: found.", "")
+    encoding: Literal["utf-8", "utf-16", "latin-1"] | None = about("Encoding of CSV files. Default: utf-8.", None)
+    names: tuple[str, ...] = about("Columns of CSV files without a header line, in order.", ())
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) > 4:
+            raise InputError(f"delimiter is {self.delimiter!r}, expected at most 4 characters")
+        if twice := [name for name in self.names if self.names.count(name) > 1]:
+            raise InputError(f"names lists {twice[0]!r} {self.names.count(twice[0])} times")
 
 
 @dataclass(frozen=True, kw_only=True)
