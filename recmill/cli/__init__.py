@@ -18,6 +18,7 @@ import recmill
 from recmill.artifacts import InputError
 
 COMMANDS = {
+    "init": "recmill.cli.init:init",
     "generate": "recmill.cli.generate:generate",
     "cluster": "recmill.cli.data:cluster",
     "profile": "recmill.cli.data:profile",

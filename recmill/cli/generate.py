@@ -6,16 +6,22 @@ from typing import Any
 
 import click
 
+from recmill.artifacts import InputError
 from recmill.cli.output import emit, json_option, progress_for
 from recmill.data.sources.presets import PRESETS
 from recmill.sizes import format_bytes
 
+SHOP = "shop"
+
 
 @click.command()
 @click.option(
-    "--preset", type=click.Choice(list(PRESETS)), required=True, help="Data to write; the first four are synthetic."
+    "--preset",
+    type=click.Choice([*PRESETS, SHOP]),
+    required=True,
+    help="Data to write; the first four are synthetic. shop: three CSV files for recmill init.",
 )
-@click.option("--out", required=True, help="Folder for log-*.parquet and schema.json.")
+@click.option("--out", required=True, help="Folder for log-*.parquet and schema.json; shop: for its CSV files.")
 @click.option("--sessions", type=int, help="Number of sessions (synthetic). Default: the preset's.")
 @click.option("--samples-per-session", type=float, help="Mean session size; sizes are heavy-tailed (synthetic).")
 @click.option("--zipf", type=float, help="Exponent of the popularity of ids; 0 is uniform (synthetic).")
@@ -42,11 +48,15 @@ def generate(preset: str, out: str, data: str | None, as_json: bool, **overrides
       recmill generate --preset recd --samples-per-session 4 --stay-prob 0.95 --out logs/short
       RECMILL_DATA_DIR=/data recmill generate --preset globo --limit 100000 --out logs/globo
 
+    shop writes no log but events.csv, products.csv and customers.csv, as a shop would export them (--sessions, --seed).
     Labels of synthetic logs come from a hidden model, so the best reachable AUC is known and printed.
     Nothing is downloaded; docs/data.md says where to get each data set and where to put it.
     """
     import time
 
+    if preset == SHOP:
+        _write_shop(out, data, overrides, as_json=as_json)
+        return
     from recmill.data.sources.log_writer import summarise_log
     from recmill.data.sources.raw_log import make_raw_log
 
@@ -54,6 +64,20 @@ def generate(preset: str, out: str, data: str | None, as_json: bool, **overrides
     path = make_raw_log(preset, out=out, data=data, overrides=overrides, progress=progress_for(as_json))
     summary = {"preset": preset, **summarise_log(path, seconds=time.perf_counter() - started_s)}
     emit(summary, describe(summary), as_json=as_json)
+
+
+def _write_shop(out: str, data: str | None, overrides: dict[str, Any], *, as_json: bool) -> None:
+    from recmill.data.sources.shop import ShopConfig, write_shop
+
+    names = {"sessions": "num_visits", "seed": "seed"}
+    given = {name: value for name, value in ({"data": data} | overrides).items() if value is not None}
+    if unknown := [name for name in given if name not in names]:
+        raise InputError(
+            f"preset {SHOP!r} has no option --{unknown[0].replace('_', '-')}; it has --sessions and --seed"
+        )
+    rows = write_shop(out, ShopConfig(**{names[name]: value for name, value in given.items()}))
+    files = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.items())
+    emit({"preset": SHOP, "path": out, "num_rows": rows}, [f"{out}: {files}"], as_json=as_json)
 
 
 def describe(summary: dict[str, Any]) -> list[str]:

@@ -1,0 +1,177 @@
+"""Opens tables in DuckDB: how their files are read, and a sample of large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import fsspec
+
+from recmill.artifacts import InputError, is_remote
+from recmill.data.inspection.columns import ColumnFacts, measure_columns
+from recmill.data.inspection.files import FoundTable
+
+SAMPLE_ROWS = 1_000_000
+MAX_SAMPLED_FILES = 16
+SNIFF_BYTES = 262_144
+# Of Iceberg and Delta tables DuckDB reads the metadata with extensions.
+EXTENSIONS = {"iceberg": "iceberg_scan", "delta": "delta_scan"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedTable:
+    """A table, the rows of it that were looked at, and what its columns are."""
+
+    found: FoundTable
+    columns: tuple[ColumnFacts, ...]
+    num_rows: int  # in the sample
+    num_total: int | None  # in the table; None if counting would have read all of it
+    sampling: str  # how the sample was taken; "" if it is everything
+    view: str  # DuckDB's name of the sample
+    query: str  # DuckDB's expression for the whole table
+
+    @property
+    def name(self) -> str:
+        return self.found.name
+
+    @property
+    def is_sample(self) -> bool:
+        return bool(self.sampling)
+
+    @property
+    def whole(self) -> str:
+        """All rows: the sample if it is everything, which is read already."""
+        return self.query if self.is_sample else self.view
+
+    def column(self, name: str) -> ColumnFacts:
+        return next(column for column in self.columns if column.name == name)
+
+
+def connect() -> Any:
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute("SET enable_progress_bar = false")
+    connection.execute("SET autoinstall_known_extensions = false")
+    return connection
+
+
+def inspect_table(connection: Any, found: FoundTable, *, sample_rows: int = SAMPLE_ROWS) -> InspectedTable:
+    """Look at a table: all of it, or `sample_rows` rows of at most 16 files that are spread over its files."""
+    found = with_csv_options(found)
+    view = f"sample_{found.name}"
+    with explain_errors(found):
+        query = scan(connection, found, found.files)
+        sampling, num_total = _take_sample(connection, found, view, query, sample_rows)
+        columns = measure_columns(connection, found.name, view)
+    if found.format == "csv" and all(column.name == f"column{n}" for n, column in enumerate(columns)):
+        found.options["names"] = [column.name for column in columns]  # DuckDB found no header line
+    num_rows = columns[0].num_rows
+    if num_rows == 0:
+        raise InputError(f"{found.path}: the table is empty")
+    return InspectedTable(
+        found=found,
+        columns=columns,
+        num_rows=num_rows,
+        num_total=num_total,
+        sampling=sampling,
+        view=view,
+        query=query,
+    )
+
+
+@contextmanager
+def explain_errors(found: FoundTable) -> Iterator[None]:
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.Error, OSError, UnicodeError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise InputError(f"{found.path}: cannot be read as {found.format} ({reason})") from None
+
+
+def scan(connection: Any, found: FoundTable, files: Sequence[str]) -> str:
+    """DuckDB's expression that reads these files of the table."""
+    if found.format in EXTENSIONS:
+        _load_extension(connection, found)
+        return f"{EXTENSIONS[found.format]}({literal(found.path)})"
+    if is_remote(found.path):
+        filesystem = fsspec.core.url_to_fs(found.path)[0]
+        name = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+        if not connection.filesystem_is_registered(name):
+            connection.register_filesystem(filesystem)
+    listed = f"[{', '.join(map(literal, files))}]"
+    if found.format == "parquet":
+        return f"read_parquet({listed}, union_by_name = true)"
+    if found.format == "jsonl":
+        return f"read_json({listed}, format = 'auto', union_by_name = true, maximum_depth = 2)"
+    options = {"delim": found.options.get("delimiter"), "encoding": found.options.get("encoding")}
+    given = "".join(f", {name} = {literal(value)}" for name, value in options.items() if value)
+    quote = ", quote = '', escape = ''" if found.options.get("delimiter") == "::" else ""
+    columns = ", ".join(map(literal, found.options.get("names", ())))
+    names = f", header = false, names = [{columns}]" if columns else ""
+    return f"read_csv({listed}{given}{quote}{names}, union_by_name = true, sample_size = 200_000)"
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _load_extension(connection: Any, found: FoundTable) -> None:
+    import duckdb
+
+    try:
+        connection.execute(f"LOAD {found.format}")
+    except duckdb.Error:
+        raise InputError(
+            f"{found.path}: is {'an Iceberg' if found.format == 'iceberg' else 'a Delta'} table, which DuckDB reads "
+            f"with its extension {found.format!r}; install it where there is a network: "
+            f"python -c \"import duckdb; duckdb.sql('INSTALL {found.format}')\""
+        ) from None
+
+
+def with_csv_options(found: FoundTable) -> FoundTable:
+    """The table with what its CSV files need: an encoding other than UTF-8, a delimiter of two characters."""
+    if found.format != "csv":
+        return found
+    with explain_errors(found), fsspec.open(found.files[0], "rb", compression="infer") as file:
+        head = file.read(SNIFF_BYTES)
+    options: dict[str, Any] = {}
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # A character may be cut at the end of what was read.
+        is_cut = len(head) == SNIFF_BYTES and error.start >= len(head) - 4
+        text = head.decode("utf-8" if is_cut else "latin-1", errors="ignore")
+        if not is_cut:
+            options["encoding"] = "latin-1"
+    lines = [line for line in text.splitlines()[:100] if line]
+    if not lines:
+        raise InputError(f"{found.path}: the file is empty")
+    if lines[0].count("::") > 0 and len({line.count("::") for line in lines[:-1] or lines}) == 1:
+        options["delimiter"] = "::"
+    return replace(found, options=options)
+
+
+def _take_sample(connection: Any, found: FoundTable, view: str, query: str, sample_rows: int) -> tuple[str, int | None]:
+    """Make `view` and say how the sample was taken ("": all rows), and the rows of the table where that is cheap."""
+    num_total = None
+    if found.format not in ("csv", "jsonl"):
+        num_total = connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0]
+    if num_total is None or num_total <= sample_rows:
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE {view} AS SELECT * FROM {query} LIMIT {sample_rows + 1}")
+        num_rows = connection.execute(f"SELECT count(*) FROM {view}").fetchone()[0]
+        if num_rows <= sample_rows:
+            return "", num_rows
+    files = found.files
+    step = -(-len(files) // MAX_SAMPLED_FILES)
+    chosen = files[::step]
+    each = max(1, sample_rows // len(chosen))
+    parts = [f"(SELECT * FROM {scan(connection, found, [file])} LIMIT {each})" for file in chosen]
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE {view} AS {' UNION ALL BY NAME '.join(parts)}")
+    if len(files) == 1:
+        return f"the first {each:,} rows", num_total
+    return f"the first {each:,} rows of {len(chosen)} of {len(files)} files", num_total
