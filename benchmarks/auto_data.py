@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError
@@ -52,6 +53,17 @@ def make_log(name: str, *, out: Path, quick: bool, seed: int) -> None:
     table = pa.table({name: columns[name] for name in schema.arrow_schema().names}).cast(schema.arrow_schema())
     pq.write_table(table.sort_by("timestamp"), out / "log.parquet")
     schema.save(out)
+
+
+def cut_log(raw: Path, *, out: Path, num_rows: int) -> None:
+    """Write a log of about `num_rows` rows of another one: random sessions, each whole; all of them if it has fewer."""
+    table = pq.read_table(sorted(raw.rglob("*.parquet")))
+    sessions, sizes = np.unique(table["session_id"].to_numpy(), return_counts=True)
+    order = np.random.default_rng(0).permutation(len(sessions))
+    kept = sessions[order[: int(np.searchsorted(np.cumsum(sizes[order]), num_rows)) + 1]]
+    out.mkdir(parents=True)
+    pq.write_table(table.filter(pc.is_in(table["session_id"], pa.array(kept))), out / "log.parquet")
+    Schema.load(raw).save(out)
 
 
 def single(num_rows: int, seed: int) -> tuple[Schema, dict[str, pa.Array]]:

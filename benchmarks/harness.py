@@ -2,7 +2,8 @@
 
 A result is one object with benchmark, quick, commit, date, machine, metrics and skipped. Each metric has `baseline`,
 `ours`, `ratio` (above 1 means better), `spread` (lowest and highest of each side, and of the ratio over neighbouring
-turns), `unit` and `note`; a plain value is stored in `ours` and has no ratio.
+turns), `unit` and `note`; a plain value is stored in `ours` and has no ratio. With enough pairs the ratio is the mean
+of their logarithms, and `spread` has its 95% interval (`compare_pairs`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import psutil
 
+from recmill.report.ablation import bootstrap_interval
 from recmill.training.processes import frozen_objects
 
 Metric = dict[str, Any]
@@ -121,6 +123,26 @@ def compare(
         "ours": sides[0] if less_is_better else sides[1],
         "ratio": ratio,
         "spread": {"baseline": _range(baseline), "ours": _range(ours), "ratio": _range(ratios)},
+        "unit": unit,
+        "note": note,
+    }
+
+
+def compare_pairs(
+    baseline: Sequence[float], ours: Sequence[float], *, unit: str, note: str = "", less_is_better: bool = False
+) -> Metric:
+    """The metric of two sides that were measured in pairs: the geometric mean of the pairs' ratios.
+
+    `spread` also has `interval`, the 95% bootstrap interval of the ratio over pairs.
+    """
+    logs = [math.log(b / o if less_is_better else o / b) for b, o in zip(baseline, ours, strict=True)]
+    sides = [math.exp(statistics.fmean(map(math.log, side))) for side in (baseline, ours)]
+    spreads = {"baseline": _range(baseline), "ours": _range(ours), "ratio": _range([math.exp(log) for log in logs])}
+    return {
+        "baseline": sides[0],
+        "ours": sides[1],
+        "ratio": math.exp(statistics.fmean(logs)),
+        "spread": {**spreads, "interval": [math.exp(end) for end in bootstrap_interval(logs)]},
         "unit": unit,
         "note": note,
     }

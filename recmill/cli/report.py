@@ -20,7 +20,11 @@ from recmill.training.switches import Switch
 @click.option("--data", help="Folder of the preset's files or, without --preset, of your own Parquet.")
 @click.option("--work", help="Folder of the variants; the same command resumes. Default: runs/compare-PRESET.")
 @click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Trainings per variant.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    help="Trainings per variant, each with another seed. Default: as many as take three minutes, 1 to 9.",
+)
 @click.option(
     "--switch",
     "switches",
@@ -116,7 +120,8 @@ def _ablation_of(
     no_leave_one_out: bool,
     memory_budget: int,
     hot_budget: int,
-    **counts: int | str,
+    repeats: int | None,
+    **others: int | str,
 ) -> tuple[Any, str]:
     from recmill.training.ablation import Ablation
     from recmill.training.config import TrainConfig, settings_of_run
@@ -132,6 +137,7 @@ def _ablation_of(
         hot_budget_bytes=hot_budget,
         switches=switches or tuple(Switch),
         leave_one_out=not no_leave_one_out,
-        **counts,  # type: ignore[arg-type]
+        repeats=repeats or 0,
+        **others,  # type: ignore[arg-type]
     )
     return ablation, work or f"runs/compare-{preset}"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recmill.artifacts import InputError, check_format_version, read_json
 from recmill.report.drawing.blocks import Cell, Chart, Note, PageBlock, PageTable, Section, value_cell
 from recmill.report.drawing.charts import Axis, Span, span_chart
 from recmill.report.runs import number, records
 from recmill.report.units import (
+    DASH,
     format_bytes,
     format_compact,
     format_metric,
@@ -24,6 +28,7 @@ from recmill.report.units import (
 )
 from recmill.training.switches import ABLATION_FILE, Switch
 
+RESAMPLES = 10_000  # of a bootstrap
 TOLERANCE = 0.002  # how far below the baseline's AUC still counts as reaching it
 
 
@@ -43,10 +48,17 @@ class MeasuredVariant:
         values = self.values(figure)
         return statistics.median(values) if values else None
 
-    def seconds_to(self, auc: float) -> float | None:
-        """Median training seconds until an evaluation reached the AUC; None if a repeat never did."""
-        reached = [seconds for repeat in self.repeats if (seconds := time_to_auc(repeat, auc)) is not None]
-        return statistics.median(reached) if len(reached) == len(self.repeats) and reached else None
+    def seconds_to_auc_of(self, baseline: MeasuredVariant) -> float | None:
+        """Median training seconds to the baseline's AUC in the same repeat, less the tolerance; None if most repeats
+        never reached it.
+        """
+        reached = []
+        for own, other in zip(self.repeats, baseline.repeats, strict=False):
+            auc = number(other.get("auc"))
+            seconds = None if auc is None else time_to_auc(own, auc - TOLERANCE)
+            reached.append(math.inf if seconds is None else seconds)
+        middle = statistics.median(reached) if reached else math.inf
+        return middle if math.isfinite(middle) else None
 
 
 def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
@@ -73,21 +85,45 @@ def load_ablation(path: str | Path) -> list[MeasuredVariant]:
     return variants
 
 
-def target_auc(variants: Sequence[MeasuredVariant]) -> float | None:
-    """The AUC that every variant is timed to reach: the baseline's AUC less the tolerance."""
-    auc = variants[0].median("auc")
-    return None if auc is None else auc - TOLERANCE
-
-
 def speed_ratio(variant: MeasuredVariant, baseline: MeasuredVariant) -> float | None:
-    """Samples per second relative to the baseline: the median of the ratios of paired repeats."""
-    ratios = turn_ratios(variant, baseline)
-    return statistics.median(ratios) if ratios else None
+    """Samples per second relative to the baseline: the geometric mean over paired repeats."""
+    logs = turn_logs(variant, baseline)
+    return math.exp(statistics.fmean(logs)) if logs else None
 
 
-def turn_ratios(variant: MeasuredVariant, baseline: MeasuredVariant) -> list[float]:
+def speed_interval(variant: MeasuredVariant, baseline: MeasuredVariant) -> tuple[float, float] | None:
+    """The 95% interval of the ratio; None for the baseline itself and for a single repeat."""
+    logs = turn_logs(variant, baseline)
+    if len(logs) < 2 or variant is baseline:
+        return None
+    low, high = bootstrap_interval(logs)
+    return math.exp(low), math.exp(high)
+
+
+def turn_logs(variant: MeasuredVariant, baseline: MeasuredVariant) -> list[float]:
+    """Logarithms of the ratios of repeats that were trained one after the other."""
     pairs = zip(variant.values("samples_per_s"), baseline.values("samples_per_s"), strict=False)
-    return [ours / theirs for ours, theirs in pairs if theirs]
+    return [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
+
+
+def auc_difference(variant: MeasuredVariant, baseline: MeasuredVariant) -> tuple[float, float] | None:
+    """The mean of the AUC less the baseline's with the same seed, and its standard error; None for one repeat."""
+    differences = [a - b for a, b in zip(variant.values("auc"), baseline.values("auc"), strict=False)]
+    if len(differences) < 2 or variant is baseline:
+        return None
+    return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def bootstrap_interval(values: Sequence[float], *, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """The interval of the mean of at least two values, from means of samples drawn with replacement.
+
+    The percentiles are widened by the root of n / (n - 1): resampling understates the variance of few values.
+    """
+    middle, count = statistics.fmean(values), len(values)
+    drawn = np.random.default_rng(seed).choice(np.asarray(values), size=(RESAMPLES, count)).mean(axis=1)
+    ends = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    low, high = middle + (ends - middle) * math.sqrt(count / (count - 1))
+    return float(low), float(high)
 
 
 def ablation_section(variants: Sequence[MeasuredVariant]) -> Section:
@@ -97,7 +133,7 @@ def ablation_section(variants: Sequence[MeasuredVariant]) -> Section:
     blocks += predictions(variants)
     blocks.append(Note(text=switch_names(variants)))
     repeats = len(baseline.repeats)
-    how = "once" if repeats == 1 else f"{repeats} times, alternating and in both orders"
+    how = "once" if repeats == 1 else f"{repeats} times, alternating, in both orders and with {repeats} seeds"
     return Section(
         id="switches",
         title="What each switch gains",
@@ -181,28 +217,32 @@ COLUMNS = (
 
 
 def variants_table(variants: Sequence[MeasuredVariant]) -> PageTable:
-    baseline, target = variants[0], target_auc(variants)
+    baseline = variants[0]
     rows = []
     for variant in variants:
-        ratios = turn_ratios(variant, baseline)
-        spread = f" ({format_ratio(min(ratios))} to {format_ratio(max(ratios))})" if len(ratios) > 1 else ""
+        interval, difference = speed_interval(variant, baseline), auc_difference(variant, baseline)
+        spread = f" ({' to '.join(map(format_ratio, interval))})" if interval else ""
         ratio = speed_ratio(variant, baseline)
-        seconds = None if target is None else variant.seconds_to(target)
+        seconds = variant.seconds_to_auc_of(baseline)
         rows.append(
             [
                 Cell(text=variant.name),
                 Cell(text=value_cell(ratio, format_ratio).text + spread, sort=ratio),
+                Cell(text=f"{difference[0]:+.4f} ± {difference[1]:.4f}", sort=difference[0])
+                if difference
+                else Cell(text=DASH),
                 *(value_cell(variant.median(column.figure), column.format) for column in COLUMNS),
                 value_cell(seconds, format_seconds),
             ]
         )
     return PageTable(
-        columns=["Variant", "Relative to baseline", *(column.title for column in COLUMNS), "Time to AUC"],
+        columns=["Variant", "Relative to baseline", "AUC difference", *(c.title for c in COLUMNS), "Time to AUC"],
         rows=rows,
-        numeric=frozenset(range(1, len(COLUMNS) + 3)),
-        note="Medians of the repeats. “Time to AUC” is the training time until the held-out AUC was within "
-        f"{TOLERANCE:g} of the baseline's final AUC; a dash means never. Network bytes were counted at the network "
-        "interface during training.",
+        numeric=frozenset(range(1, len(COLUMNS) + 4)),
+        note="Medians of the repeats. “Relative to baseline” is the speed, with its 95% interval over pairs of "
+        "repeats. “AUC difference” is the mean over seeds with its standard error. “Time to AUC” is the training time "
+        f"until the held-out AUC was within {TOLERANCE:g} of the baseline's final AUC of the same seed; a dash means "
+        "not in most repeats. Network bytes were counted at the network interface during training.",
     )
 
 
@@ -243,19 +283,21 @@ def ablation_lines(variants: Sequence[MeasuredVariant]) -> list[str]:
 
 
 def ablation_json(variants: Sequence[MeasuredVariant]) -> list[dict[str, Any]]:
-    """The variants as JSON: medians, ratio to the baseline with its spread, seconds to the AUC."""
-    baseline, target = variants[0], target_auc(variants)
+    """The variants as JSON: medians, ratio to the baseline and AUC difference with their errors, seconds to the AUC."""
+    baseline = variants[0]
     found = []
     for variant in variants:
-        ratios = turn_ratios(variant, baseline)
+        interval, difference = speed_interval(variant, baseline), auc_difference(variant, baseline)
         found.append(
             {
                 "name": variant.name,
                 "switches": sorted(variant.switches),
                 "ratio": speed_ratio(variant, baseline),
-                "spread": [min(ratios), max(ratios)] if ratios else None,
+                "interval": interval,
+                "auc_difference": difference[0] if difference else None,
+                "auc_difference_error": difference[1] if difference else None,
                 "median": {column.figure: variant.median(column.figure) for column in COLUMNS},
-                "seconds_to_auc": None if target is None else variant.seconds_to(target),
+                "seconds_to_auc": variant.seconds_to_auc_of(baseline),
             }
         )
     return found

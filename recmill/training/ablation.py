@@ -4,16 +4,20 @@
     OUT/<variant>/               a run folder as the report reads it; train/ is the first repeat, repeats/2 the second
     OUT/ablation.json            the variants, their switches, the figures of all repeats and their medians
 
-Variants are trained in turns, in alternating order, so that a machine that slows down affects all of them.
+Variants are trained in turns, in alternating order, so that a machine that slows down affects all of them. The first
+turn gives each variant processes of its own. Further turns, each with another seed, share the processes of one launch:
+starting them takes longer than a short training.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +41,14 @@ from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.switches import ABLATION_FILE, Switch, SwitchChoice, ablation_variants
-from recmill.training.trainer import Launcher, lay_out_hot, make_job, train
+from recmill.training.trainer import Launcher, launch_torchrun, lay_out_hot, make_job, train
 from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
 
 __all__ = ["Ablation", "figures_of", "predicted_of", "prepare_jobs", "run_ablation"]
 
 FLOAT_BYTES = 4
+REPEAT_SECONDS = 180.0  # of training, for the repeats that nobody asked for
+MAX_REPEATS = 9
 PLANNED = {Switch.DEDUP, Switch.TIERS, Switch.HOT_BATCHES, Switch.SHARING}  # switches that a plan depends on
 
 
@@ -62,7 +68,7 @@ class Ablation:
     eval_fraction: float = 0.1
     eval_sessions: str = "last"  # or "random": `cluster_sessions`
     tune_seconds: float = DEFAULT_SECONDS
-    repeats: int = 1
+    repeats: int = 0  # trainings per variant; 0: those that fit into REPEAT_SECONDS, at most MAX_REPEATS
     switches: tuple[str, ...] = tuple(Switch)
     leave_one_out: bool = True
 
@@ -91,15 +97,14 @@ def run_ablation(
     inputs = _SharedInputs(folder=folder, ablation=ablation, progress=progress)
     variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
-    turns = [
-        (repeat, variant)
-        for repeat in range(ablation.repeats)
-        for variant in (variants if repeat % 2 == 0 else variants[::-1])
-    ]
-    for done, (repeat, variant) in enumerate(turns):
-        progress("variants trained", done, len(turns))
-        figures[variant.name].append(_train(inputs, variant, repeat, launcher))
-    progress("variants trained", len(turns), len(turns))
+    for done, variant in enumerate(variants):
+        progress("variants trained", done, len(variants))
+        figures[variant.name].append(_train(inputs, variant, launcher))
+    progress("variants trained", len(variants), len(variants))
+    seconds = sum(first["seconds"] for first, *_ in figures.values())
+    repeats = ablation.repeats or 1 + min(MAX_REPEATS - 1, int(REPEAT_SECONDS / max(seconds, 1e-9)))
+    for variant, entry in _train_again(inputs, variants, repeats, launcher):
+        figures[variant.name].append(entry)
     result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
     write_text_atomically(folder / ABLATION_FILE, dump_json(result))
     return result
@@ -214,15 +219,15 @@ class _SharedInputs:
         return TrainConfig.from_overrides(variant.settings(), base=self.ablation.config)
 
 
-def _train(inputs: _SharedInputs, variant: SwitchChoice, repeat: int, launcher: Launcher | None) -> dict[str, Any]:
-    """Train one repeat of a variant and return its figures."""
+def _train(inputs: _SharedInputs, variant: SwitchChoice, launcher: Launcher | None) -> dict[str, Any]:
+    """Train a variant for the first time and return its figures."""
     run, started = inputs.folder / variant.name, time.time()
     dataset, plan, allocation = inputs.dataset(variant), inputs.plan(variant), inputs.allocation(variant)
     parts = {"dataset": dataset.path, "profile": inputs.profile(variant).path, "plan": plan.path}
     _link_parts(run, parts | ({"allocation": allocation} if allocation else {}))
     result = train(
         dataset.path,
-        out=run / "train" if repeat == 0 else run / "repeats" / str(repeat + 1),
+        out=run / "train",
         plan=plan.path,
         allocation=allocation,
         nproc=inputs.ablation.nproc,
@@ -234,6 +239,35 @@ def _train(inputs: _SharedInputs, variant: SwitchChoice, repeat: int, launcher: 
     body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
     write_text_atomically(run / "run.json", dump_json(body))
     return figures_of(result, dataset) | predicted_of(plan, result)
+
+
+def _train_again(
+    inputs: _SharedInputs, variants: Sequence[SwitchChoice], repeats: int, launcher: Launcher | None
+) -> list[tuple[SwitchChoice, dict[str, Any]]]:
+    """The figures of the second and later repeats, turn by turn; those that are finished are not trained again."""
+    jobs, turns = [], []
+    for repeat in range(2, repeats + 1):
+        for variant in variants if repeat % 2 else variants[::-1]:
+            run, config = inputs.folder / variant.name, inputs.config(variant)
+            config, out = replace(config, seed=config.seed + repeat - 1), run / "repeats" / str(repeat)
+            dataset, plan = inputs.dataset(variant), inputs.plan(variant)
+            turns.append((variant, dataset, plan, out / "result.json"))
+            if turns[-1][-1].exists():
+                continue
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir(parents=True)
+            parts = {"plan": plan.path, "allocation": inputs.allocation(variant)}
+            job = make_job(dataset.path, out=out, nproc=inputs.ablation.nproc, config=config, **parts)
+            jobs.append(lay_out_hot(job, run / "train", config, inputs.progress))
+    if jobs:
+        launch = launcher or partial(launch_torchrun, port=0, progress=inputs.progress)
+        launch({"config": jobs[0]["config"], "repeats": jobs}, inputs.folder, inputs.ablation.nproc)
+    found = []
+    for variant, dataset, plan, path in turns:
+        result = read_json(path)
+        # Memory is that of processes which have trained other variants.
+        found.append((variant, figures_of(result, dataset) | predicted_of(plan, result) | {"peak_memory_bytes": None}))
+    return found
 
 
 def _link_parts(run: Path, parts: Mapping[str, str]) -> None:

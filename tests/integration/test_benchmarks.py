@@ -86,15 +86,29 @@ def test_recd_measures_globo_where_it_is_there(tmp_path: Path) -> None:
     assert result["skipped"] == {}
 
 
+def run_grid(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    out = tmp_path / "grid.json"
+    command = [sys.executable, str(FOLDER / "auto_grid.py"), "--json", str(out), "--work", str(tmp_path / "work")]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text(encoding="utf-8")), done.stdout
+
+
 @pytest.mark.slow
 def test_the_grid_of_auto_measures_its_cells_and_resumes(tmp_path: Path) -> None:
-    out, work = tmp_path / "grid.json", tmp_path / "work"
-    command = [sys.executable, str(FOLDER / "auto_grid.py"), "--tiny", "--json", str(out), "--work", str(work)]
-    for _ in range(2):  # the second call finds the cells of the first
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stderr
-    result = json.loads(out.read_text(encoding="utf-8"))
-    assert {"rate_tiny_dlrm_2048", "rate_single_dlrm_2048", "lowest_rate", "lost_cells"} <= set(result["metrics"])
-    assert "| tiny | dlrm | 2,048 |" in done.stdout
+    first, _ = run_grid(tmp_path, "--tiny")
+    result, printed = run_grid(tmp_path, "--tiny")  # finds the cells of the first call
+    assert result["metrics"] == first["metrics"]
+    assert {"rate_tiny_dlrm_2048", "rate_single_dlrm_2048", "lost_cells", "doubtful_cells"} <= set(result["metrics"])
+    assert "| tiny | dlrm | 2,048 | 2 |" in printed
     # A quiet machine reaches 0.97; this only notices a switch that is on and costs.
     assert result["metrics"]["lowest_rate"]["ours"] > 0.7
+
+
+@pytest.mark.slow
+def test_the_default_run_does_not_lose_on_real_clicks(tmp_path: Path) -> None:
+    if not (Path(os.environ.get("RECMILL_DATA_DIR", "")) / "frappe").is_dir():
+        pytest.skip("RECMILL_DATA_DIR holds no folder frappe")
+    result, printed = run_grid(tmp_path, "--quick", "--seconds-per-cell", "60", "--cell", "frappe-dlrm-2048")
+    assert result["skipped"] == {}
+    assert result["metrics"]["lost_cells"]["ours"] == 0, printed

@@ -21,6 +21,7 @@ def test_variants_are_none_each_all_but_each_and_all():
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     command = ["compare", "--preset", "tiny", "--work", str(folder / "work"), "--nproc", "2", "--switch", "dedup"]
+    command += ["--repeats", "3"]
     settings = {"data.sessions": 300, "batch_size": 512, "threads": 1, "eval_every": 4}
     command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     environment = {"RECMILL_TRACKING": "off", "OMP_NUM_THREADS": "1"}
@@ -40,6 +41,21 @@ def test_both_variants_see_the_same_samples_and_the_page_shows_them(compared):
     page = (work / "report.html").read_text()
     assert "What each switch gains" in page
     assert [entry["name"] for entry in answer["variants"]] == ["baseline", "+dedup"]
+
+
+def test_repeats_differ_in_their_seed_and_give_an_interval_and_a_standard_error(compared):
+    work, answer, _ = compared
+    baseline, dedup = json.loads((work / "ablation.json").read_text())["variants"]
+    repeats = sorted((work / "+dedup" / "repeats").iterdir())
+    assert [json.loads((folder / "result.json").read_text())["config"]["seed"] for folder in repeats] == [1, 2]
+    assert not any((folder / "checkpoint").exists() for folder in repeats)
+    aucs = [[repeat["auc"] for repeat in variant["repeats"]] for variant in (baseline, dedup)]
+    assert len(set(aucs[0])) == 3
+    differences = [own - other for own, other in zip(aucs[1], aucs[0], strict=True)]
+    shown = answer["variants"][1]
+    assert shown["auc_difference"] == pytest.approx(sum(differences) / 3)
+    assert shown["interval"][0] <= shown["ratio"] <= shown["interval"][1]
+    assert [repeat["peak_memory_bytes"] is None for repeat in dedup["repeats"]] == [False, True, True]
 
 
 def test_the_same_command_with_another_seed_is_refused_where_results_lie(compared):

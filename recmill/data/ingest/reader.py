@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -194,7 +195,8 @@ class RowGroupReader:
             sizes_S = session_sizes(table)
         else:
             sizes_S = np.diff(run_starts([table.column("session_id").to_numpy()]), append=table.num_rows)
-        seed = (self._seed, zlib.crc32(group.file.encode()), group.index)
+        # Without the folder of the file: a hot layout in which every sample is hot is read in its source's order.
+        seed = (self._seed, zlib.crc32(PurePosixPath(group.file).name.encode()), group.index)
         return spread_sessions(sizes_S, limit=self._session_limit, seed=seed)
 
     def _expands_group(self, block: DistinctBlock) -> bool:

@@ -114,7 +114,7 @@ def _from_rank_zero(value: T) -> T:
 
 def _try_switches(config: TrainConfig, offers: Sequence[Switch], open_run: OpenRun) -> Verdicts:
     started, found, obstacle = time.perf_counter(), list[Verdict](), ""
-    with _dropping_groups():
+    with dropping_groups():
         side = _Side.of(open_run, _set(config, offers, "false"))
         step_s, num_steps = _from_rank_zero(side.warm_up()), side.run.num_steps
         limit_s = min(MAX_SECONDS, max(MIN_SECONDS, SHARE * num_steps * step_s))
@@ -272,7 +272,7 @@ def _judge_tuning(side: _Side) -> Verdict:
 
 
 @contextmanager
-def _dropping_groups() -> Iterator[None]:
+def dropping_groups() -> Iterator[None]:
     """Destroy the process groups that are made while the block runs: they keep threads and connections."""
     before = set(distributed_c10d._world.pg_map)
     yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
 import sys
 import traceback
 from datetime import timedelta
@@ -32,7 +34,7 @@ from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_ob
 from recmill.training.rank.dedup import choose_dedup_together
 from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
 from recmill.training.rank.sharding import shard_model
-from recmill.training.rank.trial import decide_switches
+from recmill.training.rank.trial import decide_switches, dropping_groups
 from recmill.training.serving import export_checkpoint
 from recmill.training.switches import wants_hot_batches
 from recmill.training.verdicts import Verdicts
@@ -66,12 +68,31 @@ def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
     torch.set_num_threads(int(threads))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
+        if "repeats" in job:
+            _train_repeats(job["repeats"], device)
+            return
         run = open_run(job, device)
         run.meter.startup_seconds = startup_seconds
         with frozen_objects():
             run.train()
     finally:
         dist.destroy_process_group()
+
+
+def _train_repeats(jobs: list[dict[str, Any]], device: torch.device) -> None:
+    """Train jobs one after the other; of each only the result is wanted, not the checkpoint."""
+    for done, job in enumerate(jobs):
+        if dist.get_rank() == 0:
+            _print_progress("repeats trained", done, len(jobs))
+        with dropping_groups():
+            with frozen_objects():
+                open_run(job, device).train()
+            gc.collect()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(Path(job["out"]) / "checkpoint")
+    if dist.get_rank() == 0:
+        _print_progress("repeats trained", len(jobs), len(jobs))
 
 
 def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
