@@ -168,6 +168,20 @@ def test_every_layout_gives_the_same_samples(layout, tmp_path):
     assert read_table(laid, split="test").to_pylist() == read_table(data, split="test").to_pylist()
 
 
+@pytest.mark.parametrize("layout", ["session", "deduplicated"])
+def test_where_every_sample_is_hot_pieces_of_sessions_come_in_the_order_of_the_source(layout, tmp_path):
+    raw = make_raw_log("tiny", out=tmp_path / "raw", overrides={"sessions": 100, "samples_per_session": 8})
+    data = cluster_sessions(raw, out=tmp_path / "data", layout=layout, eval_fraction=0.2, rows_per_group=64)
+    every_row = {table.name: list(range(table.num_rows)) for table in Schema.load(raw).tables}
+    laid = layout_hot(data, write_plan(tmp_path / "plan", every_row, Schema.load(raw)), out=tmp_path / "out")
+
+    def dense_of(dataset: Dataset, split: str, limit: int) -> list[list[float]]:
+        with IngestPipeline(dataset, split=split, batch_size=64, seed=3, session_limit=limit) as batches:
+            return [batch.dense_BF.flatten().tolist() for batch in batches]
+
+    assert dense_of(laid, "hot", 2) == dense_of(data, "train", 2) != dense_of(data, "train", 0)
+
+
 @pytest.mark.parametrize("sessions", ["whole", "split"])
 def test_a_deduplicated_dataset_stays_deduplicated_and_gives_the_batches_of_the_session_layout(sessions, tmp_path):
     raw = make_raw_log("tiny", out=tmp_path / "raw", overrides={"sessions": 400, "samples_per_session": 8})
