@@ -31,35 +31,30 @@ if TYPE_CHECKING:
 @click.option("--data", help="Folder with Parquet and schema.json, or with the files that the preset reads.")
 @click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
 @settings_option
-@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Training processes.")
 @memory_budget_option
 @click.option(
     "--hot-budget",
     type=HOT_BUDGET,
     default="auto",
-    show_default=True,
     help="Memory for hot rows per process: a size (8MiB), none, or auto: what gains most within the memory budget.",
 )
 @click.option(
     "--compress",
     default="",
+    show_default=False,
     help="Let tables share parameters: auto, a factor (10) or a size (64MiB). Default: no sharing.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["auto", "deduplicated", "session", "time"]),
     default="auto",
-    show_default=True,
     help="Layout in which the dataset is stored; auto: what suits how much lists repeat inside sessions.",
 )
 @switch_options
 @variant_options
 @click.option(
-    "--eval-fraction",
-    type=click.FloatRange(0, 0.9),
-    default=0.1,
-    show_default=True,
-    help="Share of sessions held out for evaluation.",
+    "--eval-fraction", type=click.FloatRange(0, 0.9), default=0.1, help="Share of sessions held out for evaluation."
 )
 @click.option("--no-tracking", is_flag=True, help="Do not write to MLflow.")
 @json_option
@@ -209,7 +204,7 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
 
 
 @click.command("compile")
-@click.option("--out", default="build", show_default=True, help="Folder for the pipeline's YAML.")
+@click.option("--out", default="build", help="Folder for the pipeline's YAML.")
 @package_options
 @json_option
 def compile_pipeline(out: str, as_json: bool, **package: Any) -> None:
@@ -276,7 +271,7 @@ def _read_placement(path: str | None, profile: str | None, gpus: int | None, gpu
 
 @click.command()
 @server_options
-@click.option("--experiment", default="recmill", show_default=True, help="Experiment of the run.")
+@click.option("--experiment", default="recmill", help="Experiment of the run.")
 @click.option("--run-name", help="Name of the run. Default: 'recmill', the preset or data, and the time.")
 @click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="Pipeline parameter; repeatable.")
 @package_options

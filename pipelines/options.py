@@ -39,7 +39,6 @@ def variant_options(command: Callable[..., None]) -> Callable[..., None]:
         "--baseline/--no-baseline",
         "with_baseline",
         default=True,
-        show_default=True,
         help="Train the same model with every switch off too, and compare.",
     )
     sharing = click.option(
@@ -64,7 +63,6 @@ def package_options(command: Callable[..., None]) -> Callable[..., None]:
                 "kind",
                 type=click.Choice(list(PIPELINES)),
                 default="train",
-                show_default=True,
                 help="'partitions': cluster a log's folders in parallel; 'ablations': each switch alone, and all.",
             ),
             click.option("--image-tag", help="Tag of the images; must be immutable. Default: the version of recmill."),
@@ -72,6 +70,7 @@ def package_options(command: Callable[..., None]) -> Callable[..., None]:
                 "--image-registry",
                 "registry",
                 default="",
+                show_default=False,
                 help="Registry and path prefix of the images. Default: none.",
             ),
             click.option(

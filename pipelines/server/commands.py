@@ -34,17 +34,8 @@ def server_options(command: F) -> F:
 def waiting_options(command: F) -> F:
     """`--timeout` and `--poll-interval` of commands that follow a run."""
     for option in (
-        click.option(
-            "--poll-interval", "poll_s", type=float, default=5, show_default=True, help="Polling interval in seconds."
-        ),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=float,
-            default=86_400,
-            show_default=True,
-            help="Maximum waiting time in seconds.",
-        ),
+        click.option("--poll-interval", "poll_s", type=float, default=5, help="Polling interval in seconds."),
+        click.option("--timeout", "timeout_s", type=float, default=86_400, help="Maximum waiting time in seconds."),
     ):
         command = option(command)
     return command
@@ -105,7 +96,7 @@ def stop(run_id: str, as_json: bool, **where: Any) -> None:
 
 @click.command()
 @click.option("--experiment", help="Only runs of this experiment. Default: all.")
-@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Number of newest runs.")
+@click.option("--limit", type=click.IntRange(1, 100), default=20, help="Number of newest runs.")
 @server_options
 @json_option
 def runs(experiment: str | None, limit: int, as_json: bool, **where: Any) -> None:

@@ -49,7 +49,10 @@ class LazyGroup(click.Group):
         return None
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT)
 @click.version_option(recmill.__version__, prog_name="recmill")
 def cli() -> None:
     """Raw interaction logs in; a trained, compressed, sharded recommendation model out."""

@@ -18,12 +18,9 @@ from recmill.sizes import format_bytes
     "--layout",
     type=click.Choice(["auto", "deduplicated", "session", "time"]),
     default="auto",
-    show_default=True,
     help="Order and form of the rows; auto: what suits how much lists repeat inside sessions.",
 )
-@click.option(
-    "--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True, help="Query engine."
-)
+@click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", help="Query engine.")
 @click.option(
     "--master", help="Spark master with --engine spark: local[4], spark://HOST:7077, k8s://https://HOST:6443."
 )
@@ -39,21 +36,18 @@ from recmill.sizes import format_bytes
     "memory_limit_bytes",
     type=BYTES,
     default="2GB",
-    show_default=True,
     help="Memory limit of the process; further rows are spilled to disk.",
 )
 @click.option(
     "--eval-fraction",
     type=float,
     default=0.0,
-    show_default=True,
     help="Share of sessions held out as 'test'; ignored if the schema names splits.",
 )
 @click.option(
     "--eval-sessions",
     type=click.Choice(["last", "random"]),
     default="last",
-    show_default=True,
     help="Hold out the sessions that start last, or random ones.",
 )
 @click.option(
@@ -129,10 +123,8 @@ def cluster(
 @click.command()
 @click.argument("data", type=str)
 @click.option("--out", required=True, help="Folder or URL for the profile; an existing profile is replaced.")
-@click.option("--sample", type=float, default=1.0, show_default=True, help="Share of rows to read.")
-@click.option(
-    "--confidence", type=float, default=0.999, show_default=True, help="Confidence level for sampled estimates."
-)
+@click.option("--sample", type=float, default=1.0, help="Share of rows to read.")
+@click.option("--confidence", type=float, default=0.999, help="Confidence level for sampled estimates.")
 @click.option("--split", help="Split to profile. Default: train where there are several, else all rows.")
 @json_option
 def profile(data: str, out: str, sample: float, confidence: float, split: str | None, as_json: bool) -> None:

@@ -18,7 +18,6 @@ from recmill.sizes import format_bytes
     "--sessions",
     type=click.Choice(["auto", "whole", "split"]),
     default="auto",
-    show_default=True,
     help="Treat a session with hot and cold samples as cold as a whole, or split it; auto: what the plan chose.",
 )
 @json_option

@@ -59,4 +59,4 @@ def settings_option(command: F) -> F:
 
 def memory_budget_option(command: F) -> F:
     about = "Embedding memory per process."
-    return click.option("--memory-budget", type=BYTES, default="1GiB", show_default=True, help=about)(command)
+    return click.option("--memory-budget", type=BYTES, default="1GiB", help=about)(command)

@@ -18,28 +18,25 @@ from recmill.sizes import format_bytes
 @click.option(
     "--topology", "topology_file", help="YAML with nodes, ranks_per_node and bandwidths. Default: one machine."
 )
-@click.option("--nproc", default=1, show_default=True, help="Ranks on this machine, without --topology.")
+@click.option("--nproc", default=1, help="Ranks on this machine, without --topology.")
 @click.option(
     "--memory-budget",
     "memory_budget_bytes",
     type=BYTES,
     default="1GiB",
-    show_default=True,
     help="Per-rank budget for rows, optimiser state and lookup indexes.",
 )
-@click.option("--batch-size", default=2048, show_default=True, help="Samples per step, over all ranks.")
+@click.option("--batch-size", default=2048, help="Samples per step, over all ranks.")
 @click.option(
     "--strategy",
     type=click.Choice(["tiers", "torchrec"]),
     default="tiers",
-    show_default=True,
     help="Place rows by how often they are read, or tables by TorchRec's own planner.",
 )
 @click.option(
     "--total-bytes",
     "total_bytes_ratio",
     default="1.0",
-    show_default=True,
     help="Limit on bytes sent by all ranks, as a multiple of row-wise sharding with id dedup; `any`: no limit.",
 )
 @click.option(
@@ -47,7 +44,6 @@ from recmill.sizes import format_bytes
     "hot_budget_bytes",
     type=HOT_BUDGET,
     default="none",
-    show_default=True,
     help="Memory per rank for the hot rows of hot batches: a size (16MiB) or auto, what gains most.",
 )
 @click.option(
@@ -58,18 +54,11 @@ from recmill.sizes import format_bytes
     "--precision",
     type=click.Choice(["float32", "int8"]),
     default="float32",
-    show_default=True,
     help="Precision of parameters shared by --compress; int8 fits three times as many into the same memory.",
 )
 @click.option("--measure", is_flag=True, help="Measure the collectives of the ranks first; writes OUT-topology.yaml.")
 @click.option("--from", "previous", help="Older plan to start from; only rows whose move pays are moved.")
-@click.option(
-    "--steps",
-    "previous_steps",
-    default=10_000,
-    show_default=True,
-    help="Training steps over which a move of --from must pay.",
-)
+@click.option("--steps", "previous_steps", default=10_000, help="Training steps over which a move of --from must pay.")
 @click.option(
     "--cores",
     type=click.IntRange(min=1),

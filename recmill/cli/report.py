@@ -19,7 +19,7 @@ from recmill.training.switches import Switch
 @click.option("--preset", help="Train every variant on this preset and compare them: tiny, small, recd, globo, ...")
 @click.option("--data", help="Folder of the preset's files or, without --preset, of your own Parquet.")
 @click.option("--work", help="Folder of the variants; the same command resumes. Default: runs/compare-PRESET.")
-@click.option("--nproc", type=click.IntRange(min=1), default=2, show_default=True, help="Training processes.")
+@click.option("--nproc", type=click.IntRange(min=1), default=2, help="Training processes.")
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
@@ -34,10 +34,8 @@ from recmill.training.switches import Switch
 )
 @click.option("--no-leave-one-out", is_flag=True, help="Omit the variants with all switches but one.")
 @memory_budget_option
-@click.option("--hot-budget", type=BYTES, default="16MiB", show_default=True, help="Memory for hot rows per process.")
-@click.option(
-    "--compress", default="auto", show_default=True, help="Compression of shared tables: auto, a factor or a size."
-)
+@click.option("--hot-budget", type=BYTES, default="16MiB", help="Memory for hot rows per process.")
+@click.option("--compress", default="auto", help="Compression of shared tables: auto, a factor or a size.")
 @settings_option
 @json_option
 def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: bool, **options: Any) -> None:

@@ -18,21 +18,15 @@ from recmill.sizes import format_bytes
 @click.option("--out", required=True, help="Folder of the run; the same command again resumes it.")
 @click.option("--plan", help="Plan made by `recmill plan`. Default: whole tables, the largest to the emptiest process.")
 @click.option("--allocation", help="Worker allocation made by `recmill tune`. Default: the plan's workers.")
-@click.option("--nproc", default=1, show_default=True, help="Training processes on this machine.")
+@click.option("--nproc", default=1, help="Training processes on this machine.")
 @click.option(
     "--table-memory",
     type=BYTES,
     help="Memory per process for tables and their optimiser state, e.g. 12GB; the largest tables beyond it are trained "
     "from disk, in OUT/tables. Default: no limit.",
 )
-@click.option("--port", default=0, help="Rendezvous port of the processes. Default: a free one.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Setting, e.g. model=dcn; repeatable.",
-)
+@click.option("--port", default=0, show_default=False, help="Rendezvous port of the processes. Default: a free one.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting, e.g. model=dcn; repeatable.")
 @json_option
 def train(
     data: str,

@@ -23,18 +23,11 @@ from recmill.sizes import format_bytes
     type=BYTES,
     help="Ingestion memory limit, e.g. 512MiB. Default: half of the free memory.",
 )
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=4096,
-    show_default=True,
-    help="Samples per step, over all ranks.",
-)
+@click.option("--batch-size", type=click.IntRange(min=1), default=4096, help="Samples per step, over all ranks.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=7.0,
-    show_default=True,
     help="Time for measuring and tuning in seconds, without starting pipelines.",
 )
 @json_option
