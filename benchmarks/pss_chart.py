@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from recmill.report.drawing.charts import WIDTH, Axis, Reference, Series, line_chart
+from recmill.report.drawing.charts import WIDTH, Axis, Reference, Series, line_block
 from recmill.report.drawing.svg import Legend, label, tag
 
 COLOURS = ("#848f9b", "#0072b2", "#e06000", "#0a5c36", "#5b2a86", "#3399ee", "#bb7788")  # those of the report
@@ -39,14 +39,14 @@ def draw(data: str, curve: list[dict[str, Any]]) -> Markup:
         Series(legend=Legend.of(name, place), points=points[name], has_dots=True) for place, name in enumerate(names)
     ]
     seeds = min(len(entry["best"]) for entry in curve)
-    picture = line_chart(
+    picture = line_block(
         lines,
         title=f"AUC against bytes, {data}",
         description=f"test AUC where the validation split is best, median of {seeds} seeds or more",
         x=Axis(name="bytes of weights and optimiser state", is_log=True, format=lambda value: f"{value:,.0f}"),
         y=Axis(name="AUC", format=lambda value: f"{value:.3f}"),
         references=reference,
-    )
+    ).svg
     entries = [legend_entry(line.legend, 52 + 18 * place) for place, line in enumerate(lines)]
     size = Markup('<svg xmlns="http://www.w3.org/2000/svg" width="{}" ').format(f"{WIDTH + LEGEND_WIDTH:g}")
     opened = (

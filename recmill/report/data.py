@@ -22,7 +22,7 @@ from recmill.report.drawing.blocks import (
 )
 from recmill.report.drawing.charts import Axis, Bar, PageBlock, Point, Reference, Series, bar_block, line_block
 from recmill.report.drawing.svg import NUM_COLOURS, Legend
-from recmill.report.runs import Run, mapping, number, records
+from recmill.report.runs import Run, mapping, number, pairs, records
 from recmill.report.units import (
     DASH,
     format_bytes,
@@ -182,8 +182,7 @@ def tables_table(tables: Mapping[str, Mapping[str, Any]], ranked: Sequence[str],
 
 def access_curve(table: Mapping[str, Any]) -> list[Point]:
     """(rows, share of accesses) from a table's entry of the profile."""
-    found = [(number(point.get("rows")), number(point.get("share"))) for point in records(table.get("curve"))]
-    return [(x, y) for x, y in found if x is not None and y is not None and x > 0]
+    return [(x, y) for x, y in pairs(records(table.get("curve")), "rows", "share") if x > 0]
 
 
 def share_at(points: Sequence[Point], rows: float) -> float | None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recmill.report.ablation import TOLERANCE, time_to_auc
-from recmill.report.drawing.blocks import Cell, PageBlock, PageTable, Section, bar_block, line_block
-from recmill.report.drawing.charts import Axis, Bar, Reference, Series
-from recmill.report.drawing.svg import Legend
+from recmill.report.comparison import ComparedFigure, Figure, training_figure
+from recmill.report.drawing.blocks import Cell, PageBlock, PageTable, Section, line_block
+from recmill.report.drawing.charts import Axis, Reference
+from recmill.report.overview import comparison_cell, throughput_chart
 from recmill.report.runs import Run, load_beside, mapping, number, records
+from recmill.report.training import run_lines, training_points
 from recmill.report.units import (
     DASH,
     NBSP,
@@ -26,7 +28,6 @@ from recmill.report.units import (
 )
 from recmill.training.switches import Switch
 
-NOISE = 0.02  # of figures that are measured once: smaller changes are shown in grey
 Z = 2.0  # standard errors within which two AUCs count as equal
 
 WHAT_IT_DOES = {
@@ -40,7 +41,10 @@ WHAT_IT_DOES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trainings:
-    """A run, the baseline trained beside it, and the variant with shared parameters if there is one."""
+    """A run, the baseline trained beside it, and the variant with shared parameters if there is one.
+
+    Their labels are those that the page gives them: "all switches", "baseline", "shared parameters".
+    """
 
     run: Run
     baseline: Run
@@ -56,15 +60,11 @@ class Trainings:
         found = auc_of(self.baseline)
         return None if found is None else found - TOLERANCE
 
-    def labelled(self) -> list[Run]:
-        """The trainings under the names that the page gives them."""
-        return [replace(run, label=name) for run, name in zip(self.columns, variant_names(self), strict=True)]
-
 
 def find_trainings(run: Run) -> Trainings | None:
     """A run with the trainings beside it; None if no baseline was trained."""
-    baseline = load_beside(run, "baseline")
-    return Trainings(run=run, baseline=baseline, shared=load_beside(run, "shared")) if baseline else None
+    baseline, shared = load_beside(run, "baseline"), load_beside(run, "shared", label="shared parameters")
+    return Trainings(run=replace(run, label="all switches"), baseline=baseline, shared=shared) if baseline else None
 
 
 def auc_of(run: Run) -> float | None:
@@ -86,14 +86,13 @@ def auc_error(run: Run) -> float | None:
 
 
 def seconds_to_auc(run: Run, target: float | None) -> float | None:
-    evaluations = records(run.part("training").get("evaluations"))
-    points = [[number(entry.get("seconds")), number(entry.get("auc"))] for entry in evaluations]
-    return None if target is None else time_to_auc({"evaluations": [p for p in points if None not in p]}, target)
+    points = training_points(run, "evaluations", "seconds", "auc")
+    return None if target is None else time_to_auc({"evaluations": points}, target)
 
 
-def per_sample(run: Run, key: str) -> float | None:
+def per_sample(run: Run, key: str, num_samples: float = 1) -> float | None:
     used, samples = (run.number("training", "usage", name) for name in (key, "num_samples"))
-    return used / samples if used is not None and samples else None
+    return used / samples * num_samples if used is not None and samples else None
 
 
 def table_bytes(run: Run) -> float | None:
@@ -102,59 +101,23 @@ def table_bytes(run: Run) -> float | None:
     return max(sizes, default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    title: str
-    read: Callable[[Run], float | None]
-    format: Callable[[float], str]
-    more_is_better: bool = False
+def figure_rows(trainings: Trainings) -> list[Figure]:
+    def figure(title: str, read: Callable[[Run], float | None], style: Callable[[float], str]) -> Figure:
+        return Figure(key="", title=title, read=read, format=style)
 
-
-def figure_rows(trainings: Trainings) -> list[_Row]:
     return [
-        _Row(
-            title="Samples per second",
-            read=lambda run: run.number("training", "samples_per_s"),
-            format=format_compact,
-            more_is_better=True,
-        ),
-        _Row(
-            title="Time to the baseline's AUC",
-            read=lambda run: seconds_to_auc(run, trainings.target_auc),
-            format=format_seconds,
-        ),
-        _Row(title="Data on disk", read=lambda run: run.data_bytes, format=format_bytes),
-        _Row(
-            title="Sent between processes, per sample",
-            read=lambda run: per_sample(run, "wire_bytes"),
-            format=format_bytes,
-        ),
-        _Row(
-            title="Peak memory per process",
-            read=lambda run: run.number("training", "peak_memory_bytes"),
-            format=format_bytes,
-        ),
-        _Row(title="Tables per process", read=table_bytes, format=format_bytes),
-        _Row(
-            title="CPU seconds per million samples",
-            read=lambda run: None if (used := per_sample(run, "cpu_seconds")) is None else used * 1e6,
-            format=format_number,
-        ),
+        training_figure("samples_per_s", "Samples per second", format_compact, more_is_better=True),
+        figure("Time to the baseline's AUC", lambda run: seconds_to_auc(run, trainings.target_auc), format_seconds),
+        figure("Data on disk", lambda run: run.data_bytes, format_bytes),
+        figure("Sent between processes, per sample", lambda run: per_sample(run, "wire_bytes"), format_bytes),
+        training_figure("peak_memory_bytes", "Peak memory per process", format_bytes),
+        figure("Tables per process", table_bytes, format_bytes),
+        figure("CPU seconds per million samples", lambda run: per_sample(run, "cpu_seconds", 1e6), format_number),
     ]
 
 
-def ratio_of(row: _Row, run: Run, baseline: Run) -> float | None:
-    """Above 1 is better."""
-    ours, theirs = row.read(run), row.read(baseline)
-    if not ours or not theirs:
-        return None
-    return ours / theirs if row.more_is_better else theirs / ours
-
-
-def tone_of(ratio: float | None) -> str:
-    if ratio is None or abs(math.log(ratio)) <= NOISE:
-        return ""
-    return "good" if ratio > 1 else "bad"
+def compare(figure: Figure, run: Run, baseline: Run) -> ComparedFigure:
+    return ComparedFigure(figure=figure, value=figure.read(run), baseline=figure.read(baseline))
 
 
 def gains_section(trainings: Trainings) -> Section:
@@ -165,7 +128,7 @@ def gains_section(trainings: Trainings) -> Section:
         blocks=[
             figures_table(trainings),
             switches_table(trainings),
-            speed_chart(trainings),
+            throughput_chart(trainings.columns, of="every training"),
             auc_by_time(trainings),
             *([shared_table(trainings, trainings.shared)] if trainings.shared else []),
         ],
@@ -206,14 +169,9 @@ def figures_of(trainings: Trainings, compared: Sequence[Run]) -> list[list[Cell]
     return [row for row in rows if any(cell.text != DASH for cell in row[1:])]
 
 
-def figure_cells(row: _Row, runs: Sequence[Run]) -> list[Cell]:
-    cells = [Cell(text=row.title)]
-    for run in runs:
-        value = row.read(run)
-        ratio = ratio_of(row, run, runs[0]) if run is not runs[0] else None
-        change, tone = (format_ratio(ratio), tone_of(ratio)) if ratio is not None else ("", "")
-        cells.append(Cell(text=DASH if value is None else row.format(value), change=change, tone=tone))
-    return cells
+def figure_cells(figure: Figure, runs: Sequence[Run]) -> list[Cell]:
+    compared = [comparison_cell(compare(figure, run, runs[0]), run is not runs[0]) for run in runs]
+    return [Cell(text=figure.title), *compared]
 
 
 def auc_cells(runs: Sequence[Run]) -> list[Cell]:
@@ -243,26 +201,8 @@ def auc_change(run: Run, baseline: Run) -> tuple[str, str]:
     return f"{difference:+.4f}".replace("-", "−"), tone
 
 
-def speed_chart(trainings: Trainings) -> PageBlock:
-    bars = []
-    for position, (run, name) in enumerate(zip(trainings.columns, variant_names(trainings), strict=True)):
-        speed = run.number("training", "samples_per_s")
-        if speed is not None:
-            colour = Legend.of(name, position).colour
-            bars.append(Bar(name=name, values=[speed], text=format_compact(speed), colour=colour))
-    told = "Training throughput of every training, in samples per second."
-    axis = Axis(name="samples/s", format=format_compact)
-    return bar_block(bars, title="Training throughput", description=told, axis=axis)
-
-
 def auc_by_time(trainings: Trainings) -> PageBlock:
-    lines = []
-    for position, (run, name) in enumerate(zip(trainings.columns, variant_names(trainings), strict=True)):
-        evaluations = records(run.part("training").get("evaluations"))
-        found = [(number(entry.get("seconds")), number(entry.get("auc"))) for entry in evaluations]
-        points = [(seconds, auc) for seconds, auc in found if seconds is not None and auc is not None]
-        if points:
-            lines.append(Series(legend=Legend.of(name, position), points=points, has_dots=len(points) <= 30))
+    lines = run_lines(trainings.columns, lambda run: training_points(run, "evaluations", "seconds", "auc"), max_dots=30)
     target = trainings.target_auc
     return line_block(
         lines,
@@ -272,10 +212,6 @@ def auc_by_time(trainings: Trainings) -> PageBlock:
         y=Axis(name="AUC", format=format_metric),
         references=[Reference(name="the baseline's AUC, less 0.002:", value=target)] if target is not None else [],
     )
-
-
-def variant_names(trainings: Trainings) -> list[str]:
-    return ["baseline", "all switches", *(["shared parameters"] if trainings.shared else [])]
 
 
 def switches_table(trainings: Trainings) -> PageTable:
@@ -369,7 +305,7 @@ def shared_gain(trainings: Trainings) -> str:
 
 def gains_lede(trainings: Trainings) -> str:
     """The page in one sentence: how much faster, at which AUC."""
-    speed = ratio_of(figure_rows(trainings)[0], trainings.run, trainings.baseline)
+    speed = compare(figure_rows(trainings)[0], trainings.run, trainings.baseline).ratio
     if speed is None:
         return ""
     ours, theirs = auc_text(trainings.run), auc_text(trainings.baseline)
@@ -393,5 +329,5 @@ def gains_lines(trainings: Trainings) -> list[str]:
     """Baseline and run side by side for a terminal."""
     compared = figures_of(trainings, trainings.columns[1:])
     rows = [[f"{cell.text}  {cell.change}" if cell.change else cell.text for cell in row] for row in compared]
-    rows.insert(0, ["", *(name.capitalize() for name in variant_names(trainings))])
+    rows.insert(0, ["", *(run.label.capitalize() for run in trainings.columns)])
     return [line.replace(NBSP, " ") for line in text_table(rows)]

@@ -150,23 +150,27 @@ def comparison_name(cell: ComparedFigure) -> str:
 
 def comparison_cell(cell: ComparedFigure, is_compared: bool) -> Cell:
     change, tone = (cell.change, cell.tone) if is_compared else ("", "")
-    return Cell(text=cell.text, sort=cell.value, change=change, tone=tone)
+    return Cell(text=cell.text, change=change, tone=tone)
 
 
 def comparison_charts(runs: Sequence[Run]) -> list[PageBlock]:
-    charts: list[PageBlock] = []
-    speeds = [run.number("training", "samples_per_s") for run in runs]
+    is_known = any(run.number("training", "samples_per_s") is not None for run in runs)
+    return [*([throughput_chart(runs, of="every run", has_ratios=True)] if is_known else []), *time_chart(runs)]
+
+
+def throughput_chart(runs: Sequence[Run], *, of: str, has_ratios: bool = False) -> PageBlock:
+    """Samples per second, one bar per run; on request with the ratio to the first."""
     bars = []
-    for position, (run, speed) in enumerate(zip(runs, speeds, strict=True)):
+    first = runs[0].number("training", "samples_per_s")
+    for position, run in enumerate(runs):
+        speed = run.number("training", "samples_per_s")
         if speed is not None:
-            ratio = f" · {format_ratio(speed / speeds[0])}" if position and speeds[0] else ""
+            ratio = f" · {format_ratio(speed / first)}" if has_ratios and position and first else ""
             colour = Legend.of(run.label, position).colour
             bars.append(Bar(name=run.label, values=[speed], text=format_compact(speed) + ratio, colour=colour))
-    if bars:
-        axis = Axis(name="samples/s", format=format_compact)
-        told = "Training throughput of every run, in samples per second."
-        charts.append(bar_block(bars, title="Training throughput", description=told, axis=axis))
-    return [*charts, *time_chart(runs)]
+    told = f"Training throughput of {of}, in samples per second."
+    axis = Axis(name="samples/s", format=format_compact)
+    return bar_block(bars, title="Training throughput", description=told, axis=axis)
 
 
 def time_chart(runs: Sequence[Run]) -> list[PageBlock]:

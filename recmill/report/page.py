@@ -27,7 +27,7 @@ def page_sections(
     runs: Sequence[Run], variants: Sequence[MeasuredVariant] = (), trainings: Trainings | None = None
 ) -> list[Section]:
     """The sections of the page, top to bottom; with a baseline beside the run, what it gained comes first."""
-    trained = trainings.labelled() if trainings else runs
+    trained = trainings.columns if trainings else runs
     return [
         *([gains_section(trainings)] if trainings else []),
         *([ablation_section(variants)] if variants else []),

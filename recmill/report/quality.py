@@ -8,7 +8,7 @@ from typing import Any
 from recmill.report.drawing.blocks import Cell, Details, Note, PageBlock, PageTable, Section, heading, line_block
 from recmill.report.drawing.charts import Axis, Reference, Series
 from recmill.report.drawing.svg import Legend
-from recmill.report.runs import Run, mapping, number, records
+from recmill.report.runs import Run, mapping, number, pairs, records
 from recmill.report.units import DASH, format_count, format_metric, format_share
 from recmill.training.metrics.catalogue import metric_names, metrics_by_label
 
@@ -89,10 +89,7 @@ def groups_note(metrics: Metrics) -> str:
 def reliability_chart(measured: Measured, legends: Mapping[str, Legend]) -> PageBlock:
     lines = []
     for label, metrics in measured.items():
-        bins = records(metrics.get("reliability"))
-        found = [(number(entry.get("predicted")), number(entry.get("observed"))) for entry in bins]
-        points = [(x, y) for x, y in found if x is not None and y is not None]
-        if points:
+        if points := pairs(records(metrics.get("reliability")), "predicted", "observed"):
             lines.append(Series(legend=legends[label], points=points, has_dots=True))
     if not lines:
         return Note(text="No reliability was recorded.")

@@ -11,7 +11,7 @@ RUN/
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,12 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def records(value: Any) -> list[Mapping[str, Any]]:
     """The objects of a list of objects."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def pairs(entries: Iterable[Mapping[str, Any]], x: str, y: str) -> list[tuple[float, float]]:
+    """(x, y) of the entries that have both."""
+    found = [(number(entry.get(x)), number(entry.get(y))) for entry in entries]
+    return [(px, py) for px, py in found if px is not None and py is not None]
 
 
 def in_order(stages: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,13 +149,13 @@ def load_run(path: str | Path) -> Run:
     return Run(path=str(path), label=str(label), parts=parts, steps=order_steps(steps))
 
 
-def load_beside(run: Run, folder: str) -> Run | None:
+def load_beside(run: Run, folder: str, *, label: str = "") -> Run | None:
     """A training beside that of a run, in RUN/folder; None if there is none. What it shares is taken from the run."""
     filesystem, root = fsspec.core.url_to_fs(join_path(run.path, folder))
     if not filesystem.exists(join_path(root, PARTS["training"])):
         return None
     own = load_run(join_path(run.path, folder))
-    return replace(own, label=folder, parts={**run.parts, **own.parts})
+    return replace(own, label=label or folder, parts={**run.parts, **own.parts})
 
 
 def order_steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

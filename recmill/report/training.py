@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from recmill.report.data import best_auc
 from recmill.report.drawing.blocks import Cell, Facts, Note, PageTable, Section, first_open, missing_notes
 from recmill.report.drawing.charts import Axis, Bar, PageBlock, Point, Reference, Series, bar_block, line_block
 from recmill.report.drawing.svg import Legend
-from recmill.report.runs import Run, in_order, mapping, number, records
+from recmill.report.runs import Run, in_order, mapping, number, pairs, records
 from recmill.report.units import format_compact, format_metric, format_named, format_number, format_share, readable_name
 
 MAX_POINTS = 120  # per line: a chart has no room for more
@@ -18,22 +18,31 @@ SAMPLES = Axis(name="samples", format=format_compact, low=0.0)
 
 
 def training_section(runs: Sequence[Run]) -> Section:
-    legends = {run.label: Legend.of(run.label, position) for position, run in enumerate(runs)}
-    trained = [run for run in runs if "training" in run.parts]
     blocks = missing_notes(runs, "training")
-    if trained:
-        blocks += [loss_chart(trained, legends), auc_chart(trained, legends), roc_chart(trained, legends)]
-        blocks.append(metrics_table(trained))
+    if trained := [run for run in runs if "training" in run.parts]:
+        blocks += [loss_chart(runs), auc_chart(runs), roc_chart(runs), metrics_table(trained)]
     return Section(id="training", title="Training", blocks=blocks)
 
 
-def loss_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
-    lines, num_steps = [], 1
-    for run in runs:
-        points = pairs(records(run.part("training").get("curve")), "samples", "loss")
-        num_steps = max(num_steps, -(-len(points) // MAX_POINTS))
-        if points:
-            lines.append(Series(legend=legends[run.label], points=bucket_means(points, MAX_POINTS)))
+def training_points(run: Run, part: str, x: str, y: str) -> list[Point]:
+    """(x, y) of the entries of a part of the training result: its curve, its evaluations."""
+    return pairs(records(run.part("training").get(part)), x, y)
+
+
+def run_lines(runs: Sequence[Run], points_of: Callable[[Run], list[Point]], *, max_dots: int = 0) -> list[Series]:
+    """One line per run that has points, with dots where they are few."""
+    found = [(Legend.of(run.label, position), points_of(run)) for position, run in enumerate(runs)]
+    return [
+        Series(legend=legend, points=thin(points, MAX_POINTS), has_dots=len(points) <= max_dots)
+        for legend, points in found
+        if points
+    ]
+
+
+def loss_chart(runs: Sequence[Run]) -> PageBlock:
+    points = {run.label: training_points(run, "curve", "samples", "loss") for run in runs}
+    num_steps = -(-max(map(len, points.values())) // MAX_POINTS)
+    lines = run_lines(runs, lambda run: bucket_means(points[run.label], MAX_POINTS))
     if not lines:
         return Note(text="No loss was recorded during training.")
     return line_block(
@@ -46,17 +55,15 @@ def loss_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
     )
 
 
-def auc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
-    lines = []
-    for run in runs:
-        steps = pairs(records(run.part("training").get("curve")), "step", "samples")
-        evaluations = pairs(records(run.part("training").get("evaluations")), "step", "auc")
-        points = [(samples_at(step, steps), auc) for step, auc in evaluations]
-        if points:
-            lines.append(Series(legend=legends[run.label], points=thin(points, MAX_POINTS), has_dots=len(points) <= 30))
+def auc_chart(runs: Sequence[Run]) -> PageBlock:
+    def points_of(run: Run) -> list[Point]:
+        steps = training_points(run, "curve", "step", "samples")
+        return [(samples_at(step, steps), auc) for step, auc in training_points(run, "evaluations", "step", "auc")]
+
+    lines = run_lines(runs, points_of, max_dots=30)
     if not lines:
         return Note(text="No AUC was recorded during training.")
-    best = [value for value in {best_auc(run) for run in runs} if value is not None]
+    best = {value for run in runs if "training" in run.parts and (value := best_auc(run)) is not None}
     return line_block(
         lines,
         title="AUC on held-out data",
@@ -64,19 +71,18 @@ def auc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
         x=SAMPLES,
         y=Axis(name="AUC", format=format_metric),
         # Runs on different data have different best values: a single line would be wrong for some of them.
-        references=[Reference(name="best reachable", value=best[0])] if len(best) == 1 else [],
+        references=[Reference(name="best reachable", value=best.pop())] if len(best) == 1 else [],
     )
 
 
-def roc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
-    lines = []
-    for run in runs:
+def roc_chart(runs: Sequence[Run]) -> PageBlock:
+    def points_of(run: Run) -> list[Point]:
         roc = mapping(run.part("training").get("roc"))
-        rates = [roc.get(name) for name in ("fpr", "tpr")]
-        if all(isinstance(rate, list) for rate in rates):
-            found = zip(map(number, rates[0] or []), map(number, rates[1] or []), strict=False)
-            if points := [(x, y) for x, y in found if x is not None and y is not None]:
-                lines.append(Series(legend=legends[run.label], points=thin(points, MAX_POINTS)))
+        if not all(isinstance(roc.get(name), list) for name in ("fpr", "tpr")):
+            return []
+        return pairs([{"x": x, "y": y} for x, y in zip(roc["fpr"], roc["tpr"], strict=False)], "x", "y")
+
+    lines = run_lines(runs, points_of)
     if not lines:
         return Note(text="No ROC curve was recorded.")
     return line_block(
@@ -90,15 +96,9 @@ def roc_chart(runs: Sequence[Run], legends: Mapping[str, Legend]) -> PageBlock:
     )
 
 
-def pairs(entries: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
-    """(x, y) of the entries that have both."""
-    found = [(number(entry.get(x)), number(entry.get(y))) for entry in entries]
-    return [(px, py) for px, py in found if px is not None and py is not None]
-
-
 def bucket_means(points: Sequence[Point], count: int) -> list[Point]:
     """At most `count` points, each the mean of consecutive points, so that every step counts."""
-    size = -(-len(points) // count)
+    size = max(-(-len(points) // count), 1)
     buckets = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in bucket) / len(bucket), sum(y for _, y in bucket) / len(bucket)) for bucket in buckets]
 
