@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts import InputError, check_format_version, read_json
-from recmill.report.drawing.blocks import Cell, Chart, Note, PageBlock, PageTable, Section, value_cell
-from recmill.report.drawing.charts import Axis, Span, span_chart
+from recmill.report.drawing.blocks import Cell, Note, PageBlock, PageTable, Section, value_cell
+from recmill.report.drawing.charts import Axis, Span, span_block
 from recmill.report.runs import number, records
 from recmill.report.units import (
     DASH,
@@ -128,17 +128,20 @@ def bootstrap_interval(values: Sequence[float], *, level: float = 0.95, seed: in
 
 def ablation_section(variants: Sequence[MeasuredVariant]) -> Section:
     """The section that opens the page of a comparison."""
-    baseline = variants[0]
-    blocks: list[PageBlock] = [*waterfall(variants), *leave_one_out(variants), variants_table(variants)]
-    blocks += predictions(variants)
-    blocks.append(Note(text=switch_names(variants)))
-    repeats = len(baseline.repeats)
+    named = "; ".join(f"{switch}: {switch.label}" for switch in Switch if switch in variants[-1].switches)
+    repeats = len(variants[0].repeats)
     how = "once" if repeats == 1 else f"{repeats} times, alternating, in both orders and with {repeats} seeds"
     return Section(
         id="switches",
         title="What each switch gains",
         intro=f"The same data trained with no switch, each switch alone, all but one, and all. Each variant ran {how}.",
-        blocks=blocks,
+        blocks=[
+            *waterfall(variants),
+            *leave_one_out(variants),
+            variants_table(variants),
+            *predictions(variants),
+            Note(text=f"Switches: {named}."),
+        ],
     )
 
 
@@ -149,28 +152,28 @@ def waterfall(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
     whole = speed_ratio(everything, baseline)
     if not alone or whole is None or len(everything.switches) < 2:
         return []
-    spans = [Span(name="baseline", start=0.0, end=1.0, text="1×", tone="")]
-    level = 1.0
-    for variant in sorted(alone, key=lambda variant: -(speed_ratio(variant, baseline) or 1.0)):
-        ratio = speed_ratio(variant, baseline) or 1.0
-        tone = "good" if ratio >= 1 else "bad"
-        spans.append(Span(name=variant.name, start=level, end=level * ratio, text=format_ratio(ratio), tone=tone))
-        level *= ratio
-    overlap = whole / level
-    tone = "good" if overlap >= 1 else "bad"
-    spans.append(Span(name="interaction", start=level, end=whole, text=format_ratio(overlap), tone=tone))
-    spans.append(Span(name="all", start=0.0, end=whole, text=format_ratio(whole), tone=""))
-    svg = span_chart(
+    spans, level = [Span(name="baseline", start=0.0, end=1.0, text="1×")], 1.0
+    ratios = {variant.name: speed_ratio(variant, baseline) or 1.0 for variant in alone}
+    for name in sorted(ratios, key=lambda name: -ratios[name]):
+        spans.append(_change(name, level, ratios[name]))
+        level *= ratios[name]
+    spans.append(_change("interaction", level, whole / level))
+    spans.append(Span(name="all", start=0.0, end=whole, text=format_ratio(whole)))
+    chart = span_block(
         spans,
         title="From the baseline to all switches",
         description="Training throughput relative to the baseline: each switch alone, their interaction, all switches.",
         axis=Axis(name="throughput relative to the baseline", format=format_number),
+        note="Each bar is the ratio of one switch alone. “Interaction” is the remaining ratio when all are on: below "
+        "1, the switches save some of the same time.",
     )
-    note = (
-        "Each bar is the ratio of one switch alone. “Interaction” is the remaining ratio when all are on: below 1, the "
-        "switches save some of the same time."
-    )
-    return [Chart(title="From the baseline to all switches", svg=svg, note=note)]
+    return [chart]
+
+
+def _change(name: str, start: float, ratio: float) -> Span:
+    """A step of a waterfall: up and good, or down and bad."""
+    tone = "good" if ratio >= 1 else "bad"
+    return Span(name=name, start=start, end=start * ratio, text=format_ratio(ratio), tone=tone)
 
 
 def leave_one_out(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
@@ -180,40 +183,30 @@ def leave_one_out(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
     for switch in Switch:
         kept = everything.switches - {switch}
         without = next((v for v in variants if v.switches == kept and 1 < len(kept) < len(everything.switches)), None)
-        if without is None:
-            continue
-        ratio = speed_ratio(everything, without)
-        if ratio is not None:
-            tone = "good" if ratio >= 1 else "bad"
-            spans.append(Span(name=f"without {switch}", start=1.0, end=ratio, text=format_ratio(ratio), tone=tone))
+        if without is not None and (ratio := speed_ratio(everything, without)) is not None:
+            spans.append(_change(f"without {switch}", 1.0, ratio))
     if not spans:
         return []
-    svg = span_chart(
+    chart = span_block(
         spans,
         title="Gain of each switch when all others are on",
         description="Throughput with all switches relative to all but one, one bar per switch.",
         axis=Axis(name="all switches relative to all but one", format=format_number),
+        note="Above 1, the switch helps even when all others are on.",
     )
-    note = "Above 1, the switch helps even when all others are on."
-    return [Chart(title="Gain of each switch when all others are on", svg=svg, note=note)]
+    return [chart]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    title: str
-    figure: str
-    format: Callable[[float], str]
-
-
-COLUMNS = (
-    _Column(title="Samples/s", figure="samples_per_s", format=format_compact),
-    _Column(title="AUC", figure="auc", format=format_metric),
-    _Column(title="Peak memory", figure="peak_memory_bytes", format=format_bytes),
-    _Column(title="On disk", figure="data_bytes", format=format_bytes),
-    _Column(title="Network per sample", figure="wire_bytes_per_sample", format=format_bytes),
-    _Column(title="CPU s per million", figure="cpu_seconds_per_million", format=format_number),
-    _Column(title="Waiting for data", figure="stall_share", format=format_share),
-)
+# Figure -> (title of its column, format).
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "samples_per_s": ("Samples/s", format_compact),
+    "auc": ("AUC", format_metric),
+    "peak_memory_bytes": ("Peak memory", format_bytes),
+    "data_bytes": ("On disk", format_bytes),
+    "wire_bytes_per_sample": ("Network per sample", format_bytes),
+    "cpu_seconds_per_million": ("CPU s per million", format_number),
+    "stall_share": ("Waiting for data", format_share),
+}
 
 
 def variants_table(variants: Sequence[MeasuredVariant]) -> PageTable:
@@ -231,12 +224,12 @@ def variants_table(variants: Sequence[MeasuredVariant]) -> PageTable:
                 Cell(text=f"{difference[0]:+.4f} ± {difference[1]:.4f}", sort=difference[0])
                 if difference
                 else Cell(text=DASH),
-                *(value_cell(variant.median(column.figure), column.format) for column in COLUMNS),
+                *(value_cell(variant.median(figure), style) for figure, (_, style) in COLUMNS.items()),
                 value_cell(seconds, format_seconds),
             ]
         )
     return PageTable(
-        columns=["Variant", "Relative to baseline", "AUC difference", *(c.title for c in COLUMNS), "Time to AUC"],
+        columns=["Variant", "Relative to baseline", "AUC difference", *(t for t, _ in COLUMNS.values()), "Time to AUC"],
         rows=rows,
         numeric=frozenset(range(1, len(COLUMNS) + 4)),
         note="Medians of the repeats. “Relative to baseline” is the speed, with its 95% interval over pairs of "
@@ -253,10 +246,8 @@ def predictions(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
         predicted, measured = (variant.median(f"{which}_bytes_per_step") for which in ("predicted", "measured"))
         if predicted is not None and measured:
             error = predicted / measured - 1
-            cells = [format_bytes(predicted), format_bytes(measured), f"{error:+.0%}"]
-            sorts = (predicted, measured, abs(error))
-            numbers = [Cell(text=text, sort=sort) for text, sort in zip(cells, sorts, strict=True)]
-            rows.append([Cell(text=variant.name), *numbers])
+            sent = [value_cell(value, format_bytes) for value in (predicted, measured)]
+            rows.append([Cell(text=variant.name), *sent, Cell(text=f"{error:+.0%}", sort=abs(error))])
     if not rows:
         return []
     return [
@@ -268,11 +259,6 @@ def predictions(variants: Sequence[MeasuredVariant]) -> list[PageBlock]:
             "dense gradients. Variants with hot batches or shared parameters send other messages and are omitted.",
         )
     ]
-
-
-def switch_names(variants: Sequence[MeasuredVariant]) -> str:
-    named = "; ".join(f"{switch}: {switch.label}" for switch in Switch if switch in variants[-1].switches)
-    return f"Switches: {named}."
 
 
 def ablation_lines(variants: Sequence[MeasuredVariant]) -> list[str]:
@@ -296,7 +282,7 @@ def ablation_json(variants: Sequence[MeasuredVariant]) -> list[dict[str, Any]]:
                 "interval": interval,
                 "auc_difference": difference[0] if difference else None,
                 "auc_difference_error": difference[1] if difference else None,
-                "median": {column.figure: variant.median(column.figure) for column in COLUMNS},
+                "median": {figure: variant.median(figure) for figure in COLUMNS},
                 "seconds_to_auc": variant.seconds_to_auc_of(baseline),
             }
         )

@@ -37,6 +37,11 @@ class Figure:
     by_difference: bool = False
     noise: float = 0.02  # smaller changes (relative, or of the difference) count as neither better nor worse
 
+    @property
+    def name(self) -> str:
+        """The title, with the unit where the format does not show it."""
+        return self.title + (f", {self.unit}" if self.unit == "samples/s" else "")
+
 
 def bytes_per_sample(run: Run) -> float | None:
     size, rows = run.data_bytes, run.number("dataset", "num_rows")
@@ -175,10 +180,9 @@ def comparison_lines(runs: Sequence[Run]) -> list[str]:
     """The comparison as a table for a terminal: values, with the ratio or difference to the first run in brackets."""
     rows = [["", *(run.label for run in runs)]]
     for row in compare_runs(runs):
-        unit = f", {row[0].figure.unit}" if row[0].figure.unit == "samples/s" else ""
         cells = [
             f"{cell.text} ({cell.change})" if position and cell.change else cell.text
             for position, cell in enumerate(row)
         ]
-        rows.append([row[0].figure.title + unit, *cells])
+        rows.append([row[0].figure.name, *cells])
     return text_table(rows)

@@ -67,11 +67,9 @@ def data_cards(run: Run) -> list[Card]:
     per_row = f"{format_bytes(size / rows)} per sample" if rows and size is not None else ""
     layout = str(run.part("dataset").get("layout", DASH))
     cards = [
-        Card(
-            label="Samples", value=DASH if rows is None else format_compact(rows), note=told if len(splits) > 1 else ""
-        ),
-        Card(label="Sessions", value=DASH if sessions is None else format_compact(sessions), note=each),
-        Card(label="On disk", value=DASH if size is None else format_bytes(size), note=per_row),
+        Card(label="Samples", value=value_cell(rows, format_compact).text, note=told if len(splits) > 1 else ""),
+        Card(label="Sessions", value=value_cell(sessions, format_compact).text, note=each),
+        Card(label="On disk", value=value_cell(size, format_bytes).text, note=per_row),
         Card(label="Layout", value=layout, note=f"{len(parts)} file{'s' if len(parts) != 1 else ''}" if parts else ""),
     ]
     if best is not None:

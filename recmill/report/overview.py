@@ -130,7 +130,7 @@ def comparison_cards(runs: Sequence[Run]) -> list[Card]:
 
 def comparison_section(runs: Sequence[Run]) -> Section:
     rows = [
-        [Cell(text=comparison_name(row[0])), *(comparison_cell(cell, n > 0) for n, cell in enumerate(row))]
+        [Cell(text=row[0].figure.name), *(comparison_cell(cell, n > 0) for n, cell in enumerate(row))]
         for row in compare_runs(runs)
     ]
     table = PageTable(
@@ -142,10 +142,6 @@ def comparison_section(runs: Sequence[Run]) -> Section:
         "difference. Every run was measured once: small changes may be noise and are shown in grey.",
     )
     return Section(id="comparison", title="Comparison with the baseline", blocks=[*comparison_charts(runs), table])
-
-
-def comparison_name(cell: ComparedFigure) -> str:
-    return cell.figure.title + (f", {cell.figure.unit}" if cell.figure.unit == "samples/s" else "")
 
 
 def comparison_cell(cell: ComparedFigure, is_compared: bool) -> Cell:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recmill.report.drawing.blocks import Cell, Details, Note, PageBlock, PageTable, Section, heading, line_block
+from recmill.report.drawing.blocks import (
+    Cell,
+    Details,
+    Note,
+    PageBlock,
+    PageTable,
+    Section,
+    heading,
+    line_block,
+    value_cell,
+)
 from recmill.report.drawing.charts import Axis, Reference, Series
 from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, mapping, number, pairs, records
@@ -51,9 +61,8 @@ def metrics_table(measured: Measured) -> PageTable:
         cells = []
         for metrics in measured.values():
             value, error = number(metrics.get(entry.key)), number(mapping(metrics["standard_errors"]).get(entry.key))
-            shown = [Cell(text=format_metric(value) if value is not None else DASH, sort=value)]
-            shown.append(Cell(text=format_metric(error) if error is not None else DASH, sort=error))
-            cells += shown if len(measured) == 1 else [Cell(text=with_error(value, error), sort=value)]
+            both = [value_cell(value, format_metric), value_cell(error, format_metric)]
+            cells += both if len(measured) == 1 else [Cell(text=with_error(value, error), sort=value)]
         rows.append([Cell(text=entry.title), *cells, Cell(text=entry.meaning)])
     values = ["Value", "Standard error"] if len(measured) == 1 else list(measured)
     return PageTable(
@@ -68,18 +77,15 @@ def metrics_table(measured: Measured) -> PageTable:
 
 def groups_note(metrics: Metrics) -> str:
     """What a group is, and how many could not be ranked."""
-    groups = {key: number(value) for key, value in mapping(metrics.get("groups")).items() if key != "kind"}
-    kind, count, one_class = (
-        mapping(metrics.get("groups")).get("kind"),
-        groups.get("num_groups"),
-        groups.get("num_one_class"),
-    )
+    groups = mapping(metrics.get("groups"))
+    kind = groups.get("kind")
+    count, one_class = (number(groups.get(key)) for key in ("num_groups", "num_one_class"))
     if not kind or count is None or one_class is None:
         return ""
     text = (
         f"GAUC: {format_count(count)} {kind}s, of which {format_count(one_class)} have one class only and do not count"
     )
-    without, sessions = groups.get("num_without_positive"), groups.get("num_sessions")
+    without, sessions = (number(groups.get(key)) for key in ("num_without_positive", "num_sessions"))
     if without is not None and sessions is not None:
         text += f". MRR, NDCG, recall and hit rate: {format_count(sessions - without)} sessions with a positive"
         text += f" of {format_count(sessions)}"
@@ -122,7 +128,7 @@ def slice_table(metrics: Metrics) -> PageBlock:
     for entry in slices:
         errors, count = mapping(entry.get("standard_errors")), number(entry.get("num_samples"))
         cells = [Cell(text=f"{entry.get('kind')} {entry.get('feature')}"), Cell(text=seen(entry))]
-        cells.append(Cell(text=format_count(count) if count is not None else DASH, sort=count))
+        cells.append(value_cell(count, format_count))
         for key in ("auc", "log_loss"):
             value = number(entry.get(key))
             cells.append(Cell(text=with_error(value, number(errors.get(key))), sort=value))

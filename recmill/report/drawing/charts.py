@@ -254,7 +254,7 @@ class Span:
     tone: str = ""  # "good", "bad", or "" for a total
 
 
-def span_chart(spans: Sequence[Span], *, title: str, description: str, axis: Axis) -> Markup:
+def span_block(spans: Sequence[Span], *, title: str, description: str, axis: Axis, note: str) -> Chart:
     """Floating horizontal bars, as in a waterfall chart; the reference line is at 1."""
     values = [value for span in spans for value in (span.start, span.end)]
     low, high = min([*values, 1.0]), max([*values, 1.0])
@@ -263,7 +263,8 @@ def span_chart(spans: Sequence[Span], *, title: str, description: str, axis: Axi
     scale = Scale(low=low, high=high * 1.02 if high > low else low + 1, start=BAR_LABELS, end=end)
     rows = [draw_span(span, top, scale) for span, top in zip(spans, _tops(len(spans)), strict=True)]
     baseline = Reference(name="the baseline", value=1.0)
-    return draw_rows(rows, scale, axis, reference=baseline, title=title, description=description)
+    svg = draw_rows(rows, scale, axis, reference=baseline, title=title, description=description)
+    return Chart(title=title, svg=svg, note=note)
 
 
 def draw_span(span: Span, top: float, scale: Scale) -> Markup:
