@@ -7,7 +7,6 @@ sharded) and serving (plain tensors) use the same module with the same weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,39 +17,10 @@ from recmill.artifacts import InputError, module_name
 from recmill.data.schema import Schema
 from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder, make_encoder
 from recmill.model.layers import MLP, CrossNetwork
+from recmill.model.settings import RankerConfig
 from recmill.model.tasks import MixtureOfExperts, ProgressiveExtraction, SharedBottom
 
 Sequences = SequenceWindows | tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankerConfig:
-    """The shape of a ranker; the training configuration has the same fields."""
-
-    model: str = "dlrm"
-    bottom_layers: tuple[int, ...] = (128, 64)
-    top_layers: tuple[int, ...] = (256, 128)
-    cross_layers: int = 3
-    cross_rank: int = 64
-    interaction_dim: int = 0
-    dropout: float = 0.0
-    sequence_encoder: str = "schema"
-    transformer_layers: int = 2
-    attention_heads: int = 2
-    max_sequence_length: int = 512
-    din_layers: tuple[int, ...] = (36,)
-    din_softmax: bool = False
-    multi_task: str = "shared"
-    num_experts: int = 4
-    extraction_levels: int = 2
-    tower_layers: tuple[int, ...] = (64,)
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> RankerConfig:
-        """The ranker's part of a larger configuration."""
-        chosen: dict[str, Any] = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
-        chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
-        return cls(**chosen)
 
 
 class Ranker(nn.Module):
@@ -75,20 +45,7 @@ class Ranker(nn.Module):
                 if feature.dim != self.width
             }
         )
-        self.encoders = nn.ModuleDict(
-            {
-                module_name(feature.name): make_encoder(
-                    feature,
-                    config.sequence_encoder,
-                    num_heads=config.attention_heads,
-                    num_layers=config.transformer_layers,
-                    max_length=config.max_sequence_length,
-                    din_layers=config.din_layers,
-                    din_softmax=config.din_softmax,
-                )
-                for feature in schema.sequence
-            }
-        )
+        self.encoders = nn.ModuleDict({module_name(f.name): make_encoder(f, config) for f in schema.sequence})
         is_weighed = config.sequence_encoder == "din"
         self.targets = {f.name: schema.target_of(f).name for f in schema.sequence} if is_weighed else {}
         num_dense = len(schema.dense)
@@ -166,8 +123,5 @@ def _top(in_width: int, config: RankerConfig, num_tasks: int, *, layers: tuple[i
     if config.multi_task == "shared":
         bottom = MLP(in_width, layers, dropout=config.dropout)
         return SharedBottom(layers[-1] if layers else in_width, bottom, num_tasks, config.tower_layers)
-    experts: dict[str, Any] = {"num_experts": config.num_experts, "expert_layers": config.top_layers}
-    experts |= {"tower_layers": config.tower_layers, "dropout": config.dropout}
-    if config.multi_task == "mmoe":
-        return MixtureOfExperts(in_width, num_tasks, **experts)
-    return ProgressiveExtraction(in_width, num_tasks, num_levels=config.extraction_levels, **experts)
+    head = MixtureOfExperts if config.multi_task == "mmoe" else ProgressiveExtraction
+    return head(in_width, num_tasks, config)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from recmill.data.schema import Schema
 from recmill.model.embeddings import Ids, TableEmbeddings
-from recmill.model.ranker import Ranker, RankerConfig
+from recmill.model.ranker import Ranker
+from recmill.model.settings import RankerConfig
 
 
 class RankingModel(nn.Module):
@@ -23,18 +24,14 @@ class RankingModel(nn.Module):
         config: RankerConfig,
         *,
         deduplicated: frozenset[str] = frozenset(),
-        elsewhere: frozenset[str] = frozenset(),
-        repeated_ids: frozenset[str] = frozenset(),
         table_device: torch.device | None = None,
+        **tables: frozenset[str],
     ) -> None:
+        """`tables` as in TableEmbeddings: elsewhere, repeated_ids."""
         super().__init__()
+        limit = config.max_sequence_length
         self.embeddings = TableEmbeddings(
-            schema,
-            max_sequence_length=config.max_sequence_length,
-            deduplicated=deduplicated,
-            elsewhere=elsewhere,
-            repeated_ids=repeated_ids,
-            device=table_device,
+            schema, max_sequence_length=limit, deduplicated=deduplicated, device=table_device, **tables
         )
         repeats_dense = bool(schema.dense) and deduplicated.issuperset(feature.name for feature in schema.dense)
         self.ranker = Ranker(schema, config, repeats_dense=repeats_dense)

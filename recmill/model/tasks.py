@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recmill.model.layers import MLP
+from recmill.model.settings import RankerConfig
 
 
 class SharedBottom(nn.Module):
@@ -39,20 +40,11 @@ class SharedBottom(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Logits [B, T]: experts that all labels share, mixed for each label by a softmax gate."""
 
-    def __init__(
-        self,
-        in_width: int,
-        num_tasks: int,
-        *,
-        num_experts: int,
-        expert_layers: tuple[int, ...],
-        tower_layers: tuple[int, ...],
-        dropout: float,
-    ) -> None:
+    def __init__(self, in_width: int, num_tasks: int, config: RankerConfig) -> None:
         super().__init__()
-        self.experts = _experts(in_width, expert_layers, num_experts, dropout)
-        self.gates = nn.ModuleList(nn.Linear(in_width, num_experts, bias=False) for _ in range(num_tasks))
-        self.towers = _towers(_last(in_width, expert_layers), num_tasks, tower_layers)
+        self.experts = _experts(in_width, config)
+        self.gates = nn.ModuleList(nn.Linear(in_width, config.num_experts, bias=False) for _ in range(num_tasks))
+        self.towers = _towers(_expert_width(in_width, config), num_tasks, config.tower_layers)
 
     def forward(self, x_BD: Tensor) -> Tensor:
         experts_BED = torch.stack([expert(x_BD) for expert in self.experts], dim=1)
@@ -63,22 +55,12 @@ class MixtureOfExperts(nn.Module):
 class ExtractionLevel(nn.Module):
     """One level of PLE: a vector per label and a shared one in, the same out (the last level: none shared)."""
 
-    def __init__(
-        self,
-        in_width: int,
-        num_tasks: int,
-        *,
-        num_experts: int,
-        expert_layers: tuple[int, ...],
-        dropout: float,
-        is_last: bool,
-    ) -> None:
+    def __init__(self, in_width: int, num_tasks: int, config: RankerConfig, *, is_last: bool) -> None:
         super().__init__()
-        sizes = (in_width, expert_layers, num_experts, dropout)
-        self.own = nn.ModuleList(_experts(*sizes) for _ in range(num_tasks))
-        self.shared = _experts(*sizes)
-        self.gates = nn.ModuleList(nn.Linear(in_width, 2 * num_experts, bias=False) for _ in range(num_tasks))
-        num_all = (num_tasks + 1) * num_experts
+        self.own = nn.ModuleList(_experts(in_width, config) for _ in range(num_tasks))
+        self.shared = _experts(in_width, config)
+        self.gates = nn.ModuleList(nn.Linear(in_width, 2 * config.num_experts, bias=False) for _ in range(num_tasks))
+        num_all = (num_tasks + 1) * config.num_experts
         self.shared_gate = None if is_last else nn.Linear(in_width, num_all, bias=False)
 
     def forward(self, x_T: list[Tensor], shared_BD: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -99,31 +81,14 @@ class ExtractionLevel(nn.Module):
 class ProgressiveExtraction(nn.Module):
     """Logits [B, T]: levels in which each label has experts of its own beside the shared ones."""
 
-    def __init__(
-        self,
-        in_width: int,
-        num_tasks: int,
-        *,
-        num_levels: int,
-        num_experts: int,
-        expert_layers: tuple[int, ...],
-        tower_layers: tuple[int, ...],
-        dropout: float,
-    ) -> None:
+    def __init__(self, in_width: int, num_tasks: int, config: RankerConfig) -> None:
         super().__init__()
-        out_width = _last(in_width, expert_layers)
+        out_width, last = _expert_width(in_width, config), config.extraction_levels - 1
         self.levels = nn.ModuleList(
-            ExtractionLevel(
-                out_width if number else in_width,
-                num_tasks,
-                num_experts=num_experts,
-                expert_layers=expert_layers,
-                dropout=dropout,
-                is_last=number == num_levels - 1,
-            )
-            for number in range(num_levels)
+            ExtractionLevel(out_width if level else in_width, num_tasks, config, is_last=level == last)
+            for level in range(config.extraction_levels)
         )
-        self.towers = _towers(out_width, num_tasks, tower_layers)
+        self.towers = _towers(out_width, num_tasks, config.tower_layers)
 
     def forward(self, x_BD: Tensor) -> Tensor:
         own, shared_BD = [x_BD] * len(self.towers), x_BD
@@ -136,16 +101,17 @@ def _mix(gate_BE: Tensor, experts_BED: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(gate_BE, dim=1)[:, None], experts_BED).squeeze(1)
 
 
-def _experts(in_width: int, layers: tuple[int, ...], count: int, dropout: float) -> nn.ModuleList:
-    return nn.ModuleList(MLP(in_width, layers, dropout=dropout) for _ in range(count))
+def _experts(in_width: int, config: RankerConfig) -> nn.ModuleList:
+    experts = (MLP(in_width, config.top_layers, dropout=config.dropout) for _ in range(config.num_experts))
+    return nn.ModuleList(experts)
 
 
 def _towers(in_width: int, num_tasks: int, layers: tuple[int, ...]) -> nn.ModuleList:
     return nn.ModuleList(MLP(in_width, (*layers, 1), is_logit=True) for _ in range(num_tasks))
 
 
-def _last(in_width: int, layers: tuple[int, ...]) -> int:
-    return layers[-1] if layers else in_width
+def _expert_width(in_width: int, config: RankerConfig) -> int:
+    return config.top_layers[-1] if config.top_layers else in_width
 
 
 def sum_losses(logits: Tensor, label_BT: Tensor, weights: Sequence[float] = ()) -> Tensor:

@@ -22,8 +22,8 @@ import torch.distributed.checkpoint as dcp
 from recmill.artifacts import Checkpoint, InputError, explain_write_errors
 from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
-from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.settings import RankerConfig
 from recmill.model.stores.shared.array import SharedArray
 from recmill.model.stores.shared.tables import attach_shared_tables
 from recmill.training.rank.sharding import ShardedModel

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from recmill.artifacts import InputError
 from recmill.data.sources.presets import training_settings
+from recmill.model.settings import RankerConfig
 from recmill.training.switches import Switch
 
 MODELS = ("dlrm", "dcn")
@@ -32,31 +33,10 @@ RENAMED_VALUES = {"online": "true", "fixed": "false"}  # of `tune`, which is now
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """One training run. A variant is `replace(TrainConfig(), model="dcn", epochs=3)`."""
+class TrainConfig(RankerConfig):
+    """One training run, its ranker included. A variant is `replace(TrainConfig(), model="dcn", epochs=3)`."""
 
-    # model
-    model: str = "dlrm"
-    bottom_layers: tuple[int, ...] = (
-        128,
-        64,
-    )  # hidden layers of the dense branch, before one of the interaction's width
-    top_layers: tuple[int, ...] = (256, 128)
-    cross_layers: int = 3  # dcn only
-    cross_rank: int = 64  # dcn only; 0: full rank
-    interaction_dim: int = 0  # width that all embeddings are projected to; 0: that of the widest table
-    dropout: float = 0.0
-    sequence_encoder: str = "schema"  # "schema": attention where the feature's pooling says so, transformer for "none"
-    transformer_layers: int = 2  # blocks of transformer, standard_transformer and hstu
-    attention_heads: int = 2
-    din_layers: tuple[int, ...] = (36,)  # hidden layers of din's activation unit, which weighs history for a candidate
-    din_softmax: bool = False  # din's weights of a history sum to 1
-    multi_task: str = "shared"  # with several labels: "shared" bottom, "mmoe" or "ple"; experts have top_layers
-    num_experts: int = 4  # mmoe: of all labels together; ple: shared ones, and as many per label
-    extraction_levels: int = 2  # ple only
-    tower_layers: tuple[int, ...] = (64,)  # of each label, before its logit
     task_weights: tuple[float, ...] = ()  # of the labels' losses, in the schema's order; default: 1 each
-    max_sequence_length: int = 512  # longer sequences keep this many of their last elements
 
     # optimisation
     epochs: int = 1

@@ -24,7 +24,6 @@ from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
 from recmill.data.tables import distinct_tables, logical_names
 from recmill.model.embeddings import TableEmbeddings, initial_rows
-from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
 from recmill.model.stores.disk.store import DiskStore
 from recmill.model.stores.hot.collection import HotEmbeddingCollection
@@ -121,9 +120,8 @@ def shard_model(
     dedup = dedup or DedupChoice()
     torch.manual_seed(config.seed)
     held = assign_tables(schema, plan, config, device=device.type)
-    ranker = RankerConfig.of(config.to_json())
     model = RankingModel(
-        schema, ranker, deduplicated=dedup.features, elsewhere=held.elsewhere, repeated_ids=frozenset(dedup.ids)
+        schema, config, deduplicated=dedup.features, elsewhere=held.elsewhere, repeated_ids=frozenset(dedup.ids)
     )
     _fuse_table_optimiser(model.embeddings, config)
     for table_config in (own for configs in model.embeddings.configs.values() for own in configs):

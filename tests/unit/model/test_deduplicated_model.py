@@ -8,8 +8,8 @@ from torchrec import KeyedJaggedTensor
 from recmill.data.ikjt import InverseKeyedJaggedTensor
 from recmill.data.schema import Feature, Schema
 from recmill.model.encoders.windows import SequenceWindows
-from recmill.model.ranker import RankerConfig
 from recmill.model.ranking_model import RankingModel
+from recmill.model.settings import RankerConfig
 
 SCHEMA = Schema(
     features=(

@@ -8,9 +8,10 @@ from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
 from recmill.model.embeddings import initial_rows, pool_rows
 from recmill.model.encoders.windows import SequenceWindows
-from recmill.model.ranker import Ranker, RankerConfig
+from recmill.model.ranker import Ranker
 from recmill.model.ranking_model import RankingModel
 from recmill.model.servable import ServableModel
+from recmill.model.settings import RankerConfig
 
 SCHEMA = Schema(
     features=(

@@ -9,7 +9,8 @@ from torch import nn
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Feature, Schema
-from recmill.model.ranker import Ranker, RankerConfig
+from recmill.model.ranker import Ranker
+from recmill.model.settings import RankerConfig
 from recmill.model.tasks import MixtureOfExperts, ProgressiveExtraction, SharedBottom, sum_losses
 
 WIDTH, TASKS, EXPERTS, LAYERS, TOWERS = 6, 3, 2, (5, 4), (3,)
@@ -58,14 +59,14 @@ def plain_ple(module, x):
 
 
 def make(kind):
-    experts = {"num_experts": EXPERTS, "expert_layers": LAYERS, "tower_layers": TOWERS, "dropout": 0.0}
+    config = RankerConfig(num_experts=EXPERTS, top_layers=LAYERS, tower_layers=TOWERS, extraction_levels=3)
     if kind == "shared":
         from recmill.model.layers import MLP
 
         return SharedBottom(LAYERS[-1], MLP(WIDTH, LAYERS), TASKS, TOWERS)
     if kind == "mmoe":
-        return MixtureOfExperts(WIDTH, TASKS, **experts)
-    return ProgressiveExtraction(WIDTH, TASKS, num_levels=3, **experts)
+        return MixtureOfExperts(WIDTH, TASKS, config)
+    return ProgressiveExtraction(WIDTH, TASKS, config)
 
 
 REFERENCES = {"shared": plain_shared, "mmoe": plain_mmoe, "ple": plain_ple}
