@@ -23,6 +23,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from harness import Metric, Options, compare, finish, parse_options, plain_value
 from shaped_network import run_on_nodes
 
 from recmill.planning.planner import Topology
+from recmill.progress import no_progress
 from recmill.report.ablation import TOLERANCE, time_to_auc
-from recmill.training.ablation import Ablation, prepare_jobs
+from recmill.training.ablation import Ablation, SharedInputs
 from recmill.training.config import TrainConfig
+from recmill.training.trainer import lay_out_hot, make_job
 
 NUM_RANKS = 2
 TUNE_SECONDS = 3.0
@@ -127,8 +130,7 @@ def measure(work: Path, workload: Workload) -> tuple[dict[str, list[dict[str, An
         eval_sessions=workload.eval_sessions,
     )
     say(f"{workload.preset}: prepare")
-    jobs = prepare_jobs(ablation, out=work, names=("baseline", "all") if workload.is_all_only else None)
-    described = [{**job, "name": variant.name} for variant, job in jobs]
+    described = prepare_jobs(ablation, work, ("baseline", "all") if workload.is_all_only else None)
     path = work / "jobs.json"
     path.write_text(json.dumps({"repeats": workload.repeats, "jobs": described}), encoding="utf-8")
     say(f"{workload.preset}: {len(described)} variants, {workload.repeats} turns")
@@ -142,6 +144,20 @@ def measure(work: Path, workload: Workload) -> tuple[dict[str, list[dict[str, An
         timeout_s=3600,
     )
     return done["results"][0], done["note"] or "network namespaces"
+
+
+def prepare_jobs(ablation: Ablation, folder: Path, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The variants (those named, or all) as jobs that ranks of one process group can train in turn."""
+    inputs = SharedInputs(folder=folder.absolute(), ablation=ablation, progress=no_progress)
+    jobs = []
+    for variant in ablation.variants():
+        if names is None or variant.name in names:
+            run, config = inputs.folder / variant.name, inputs.config(variant)
+            run.mkdir(parents=True, exist_ok=True)
+            parts = {"plan": inputs.plan(variant).path, "allocation": inputs.allocation(variant)}
+            job = make_job(inputs.dataset(variant).path, out=run, nproc=ablation.nproc, config=config, **parts)
+            jobs.append({**lay_out_hot(job, run, config, no_progress), "name": variant.name})
+    return jobs
 
 
 def speeds(turns: list[dict[str, Any]]) -> list[float]:

@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,10 @@ from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.switches import ABLATION_FILE, Switch, SwitchChoice, ablation_variants
-from recmill.training.trainer import Launcher, launch_torchrun, lay_out_hot, make_job, train
+from recmill.training.trainer import launch_torchrun, lay_out_hot, make_job, train
 from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
 
-__all__ = ["Ablation", "figures_of", "predicted_of", "prepare_jobs", "run_ablation"]
+__all__ = ["Ablation", "SharedInputs", "figures_of", "predicted_of", "run_ablation"]
 
 FLOAT_BYTES = 4
 REPEAT_SECONDS = 180.0  # of training, for the repeats that nobody asked for
@@ -82,9 +81,7 @@ class Ablation:
         return {**own, "data_settings": data_settings, "config": self.config.to_json(), "switches": switches}
 
 
-def run_ablation(
-    ablation: Ablation, *, out: str | Path, launcher: Launcher | None = None, progress: Progress = no_progress
-) -> dict[str, Any]:
+def run_ablation(ablation: Ablation, *, out: str | Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Train every variant and return the content of OUT/ablation.json. The same call again resumes."""
     if is_remote(out):
         raise InputError(f"--out {out}: the comparison trains on this machine and needs a local folder")
@@ -94,43 +91,20 @@ def run_ablation(
         folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_settings(folder, ablation)
     write_text_atomically(folder / ABLATION_FILE, dump_json(_manifest(ablation, [])))
-    inputs = _SharedInputs(folder=folder, ablation=ablation, progress=progress)
+    inputs = SharedInputs(folder=folder, ablation=ablation, progress=progress)
     variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     for done, variant in enumerate(variants):
         progress("variants trained", done, len(variants))
-        figures[variant.name].append(_train(inputs, variant, launcher))
+        figures[variant.name].append(_train(inputs, variant))
     progress("variants trained", len(variants), len(variants))
     seconds = sum(first["seconds"] for first, *_ in figures.values())
     repeats = ablation.repeats or 1 + min(MAX_REPEATS - 1, int(REPEAT_SECONDS / max(seconds, 1e-9)))
-    for variant, entry in _train_again(inputs, variants, repeats, launcher):
+    for variant, entry in _train_again(inputs, variants, repeats):
         figures[variant.name].append(entry)
     result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
     write_text_atomically(folder / ABLATION_FILE, dump_json(result))
     return result
-
-
-def prepare_jobs(
-    ablation: Ablation,
-    *,
-    out: str | Path,
-    names: Sequence[str] | None = None,
-    progress: Progress = no_progress,
-) -> list[tuple[SwitchChoice, dict[str, Any]]]:
-    """The variants (those named, or all) as jobs that ranks of one process group can train in turn: worker.open_run."""
-    folder = Path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs = _SharedInputs(folder=folder, ablation=ablation, progress=progress)
-    jobs = []
-    for variant in ablation.variants():
-        if names is not None and variant.name not in names:
-            continue
-        data, run, config = inputs.dataset(variant), folder / variant.name, inputs.config(variant)
-        run.mkdir(exist_ok=True)
-        parts = {"plan": inputs.plan(variant).path, "allocation": inputs.allocation(variant)}
-        job = make_job(data.path, out=run, nproc=ablation.nproc, config=config, **parts)
-        jobs.append((variant, lay_out_hot(job, run, config, progress)))
-    return jobs
 
 
 def _manifest(ablation: Ablation, variants: list[dict[str, Any]]) -> dict[str, Any]:
@@ -149,7 +123,7 @@ def _refuse_other_settings(folder: Path, ablation: Ablation) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SharedInputs:
+class SharedInputs:
     """What variants are trained with and share, each made when the first variant needs it."""
 
     folder: Path
@@ -219,7 +193,7 @@ class _SharedInputs:
         return TrainConfig.from_overrides(variant.settings(), base=self.ablation.config)
 
 
-def _train(inputs: _SharedInputs, variant: SwitchChoice, launcher: Launcher | None) -> dict[str, Any]:
+def _train(inputs: SharedInputs, variant: SwitchChoice) -> dict[str, Any]:
     """Train a variant for the first time and return its figures."""
     run, started = inputs.folder / variant.name, time.time()
     dataset, plan, allocation = inputs.dataset(variant), inputs.plan(variant), inputs.allocation(variant)
@@ -232,7 +206,6 @@ def _train(inputs: _SharedInputs, variant: SwitchChoice, launcher: Launcher | No
         allocation=allocation,
         nproc=inputs.ablation.nproc,
         config=inputs.config(variant),
-        launcher=launcher,
         progress=inputs.progress,
     )
     record = {"name": variant.name, "preset": inputs.ablation.preset, "started_at": started}
@@ -242,7 +215,7 @@ def _train(inputs: _SharedInputs, variant: SwitchChoice, launcher: Launcher | No
 
 
 def _train_again(
-    inputs: _SharedInputs, variants: Sequence[SwitchChoice], repeats: int, launcher: Launcher | None
+    inputs: SharedInputs, variants: Sequence[SwitchChoice], repeats: int
 ) -> list[tuple[SwitchChoice, dict[str, Any]]]:
     """The figures of the second and later repeats, turn by turn; those that are finished are not trained again."""
     jobs, turns = [], []
@@ -260,8 +233,8 @@ def _train_again(
             job = make_job(dataset.path, out=out, nproc=inputs.ablation.nproc, config=config, **parts)
             jobs.append(lay_out_hot(job, run / "train", config, inputs.progress))
     if jobs:
-        launch = launcher or partial(launch_torchrun, port=0, progress=inputs.progress)
-        launch({"config": jobs[0]["config"], "repeats": jobs}, inputs.folder, inputs.ablation.nproc)
+        together = {"config": jobs[0]["config"], "repeats": jobs}
+        launch_torchrun(together, inputs.folder, inputs.ablation.nproc, port=0, progress=inputs.progress)
     found = []
     for variant, dataset, plan, path in turns:
         result = read_json(path)
