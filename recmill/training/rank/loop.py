@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,69 +51,55 @@ LOG_EVERY = 20  # steps whose losses are summed over ranks in one message
 Report = Callable[[str, int, int], None]
 
 
+@dataclass(kw_only=True, eq=False)
 class TrainingRun:
     """One rank's part of a training run in the folder `out`.
 
     `config` is what runs; in `settings`, the user's, switches that `verdicts` decided are still on "auto".
     """
 
-    def __init__(
-        self,
-        *,
-        sharded: ShardedModel,
-        dataset: Dataset,
-        hot_dataset: Dataset | None,
-        schema: Schema,
-        config: TrainConfig,
-        settings: TrainConfig,
-        verdicts: Verdicts,
-        out: Path,
-        device: torch.device,
-        dedup: DedupChoice,
-        plan: ShardPlan,
-        allocation: WorkerAllocation | None,
-        inputs: Mapping[str, str],
-        report: Report,
-    ) -> None:
-        self.sharded, self.dataset, self.schema, self.config = sharded, dataset, schema, config
-        self.out, self.device, self.dedup, self.allocation = out, device, dedup, allocation
-        self.plan, self.settings, self.verdicts = plan, settings, verdicts
-        planned = plan.ingest.workers if plan.ingest else None
-        self.workers = allocation.stages if allocation else planned
-        self.inputs, self.report = inputs, report
+    sharded: ShardedModel
+    dataset: Dataset
+    hot_dataset: Dataset | None
+    schema: Schema
+    config: TrainConfig
+    settings: TrainConfig
+    verdicts: Verdicts
+    out: Path
+    device: torch.device
+    dedup: DedupChoice
+    plan: ShardPlan
+    allocation: WorkerAllocation | None
+    inputs: Mapping[str, str]
+    report: Report
+
+    def __post_init__(self) -> None:
+        planned = self.plan.ingest.workers if self.plan.ingest else None
+        self.workers = self.allocation.stages if self.allocation else planned
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
         self.curve: list[dict[str, float]] = []
         # What training used, and for how many samples and steps, since this start.
         self.meter, self.num_metered, self.num_metered_steps = UsageMeter(), 0, 0
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
-        self.ingest = self._open_feed(hot_dataset)
+        self.ingest = self._open_feed()
 
-    def _open_feed(self, hot_dataset: Dataset | None) -> Feed:
+    def _open_feed(self) -> Feed:
         options: dict[str, Any] = {"epochs": self.config.epochs, "shuffle": self.config.shuffle}
         options["session_limit"] = session_limit(self.dataset, self.config)
-        size = self.config.batch_size
-        if hot_dataset is None or HOT not in hot_dataset.splits:
+        size, hot = self.config.batch_size, self.hot_dataset
+        if hot is None or HOT not in hot.splits:
             prefetch = self.sharded.prefetch
             return Feed(
                 self._open("train", size, **options), prefetch=None if prefetch is None else lambda b: prefetch(b.ids)
             )
-        cold, hot = (
-            self._open(split, size, dataset=hot_dataset, **options) if split in hot_dataset.splits else None
-            for split in (COLD, HOT)
-        )
-        return Feed(cold, hot)
+        streams = {
+            split: self._open(split, size, dataset=hot, **options) for split in (COLD, HOT) if split in hot.splits
+        }
+        return Feed(streams.get(COLD), streams[HOT])
 
     def _open(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        epochs: int = 1,
-        shuffle: bool = False,
-        session_limit: int = 0,
-        dataset: Dataset | None = None,
-        keeps_sessions: bool = False,
+        self, split: str, batch_size: int, *, dataset: Dataset | None = None, shuffle: bool = False, **options: Any
     ) -> IngestPipeline:
         return IngestPipeline(
             dataset or self.dataset,
@@ -121,13 +108,11 @@ class TrainingRun:
             rank=self.rank,
             world_size=self.world_size,
             seed=self.config.seed,
-            epochs=epochs,
             shuffle=shuffle,
-            session_limit=session_limit,
             workers=self.workers,
             dedup=self.dedup.groups or None,
             windows=self.dedup.windows,
-            keeps_sessions=keeps_sessions,
+            **options,
         )
 
     @property
