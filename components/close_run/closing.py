@@ -7,7 +7,7 @@ from typing import Any
 
 from recmill.artifacts import InputError, join_path, read_json
 from recmill.tracking import RunReference, is_tracking_off
-from recmill.tracking.server import explain_tracking_errors, find_run, load_mlflow, log_points
+from recmill.tracking.server import connect, find_run, log_points
 from recmill.tracking.states import LAST_STEPS, Outcome, judge_run, read_states
 from recmill.tracking.steps import HEADLINE, say
 
@@ -29,9 +29,7 @@ def end_run(
         found = RunReference(tracking_uri=tracking_uri, run_id=parent_run_id)
     else:
         found = find_run(tracking_uri, pipeline_run_id=pipeline_run_id)
-    mlflow = load_mlflow()
-    with explain_tracking_errors(tracking_uri):
-        client = mlflow.MlflowClient(tracking_uri)
+    with connect(tracking_uri) as client:
         _close_steps(client, found.run_id, outcome)
         log_points(client, found.run_id, [(name, value, 0, time.time()) for name, value in headline(workdir).items()])
         if outcome.reason:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recmill.tracking.server import explain_tracking_errors, load_mlflow, log_params, log_points, open_experiment
+from recmill.tracking.server import connect, log_params, log_points, open_experiment
 
 PARENT = "mlflow.parentRunId"
 
@@ -22,9 +22,7 @@ def log_comparison(
 ) -> str:
     """Write the variants ({"name", "switches", "ratio", "median": {...}}) and the page; returns the parent run's id."""
     experiment_id = open_experiment(tracking_uri)
-    mlflow = load_mlflow()
-    with explain_tracking_errors(tracking_uri):
-        client = mlflow.MlflowClient(tracking_uri)
+    with connect(tracking_uri) as client:
         parent = str(client.create_run(experiment_id, run_name=name).info.run_id)
         log_params(client, parent, params)
         for variant in variants:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from recmill.tracking.models import log_model
 from recmill.tracking.server import (
@@ -30,20 +30,6 @@ from recmill.tracking.server import (
 JOURNAL_FOLDER = "RECMILL_JOURNAL"  # environment variable: where the steps of a local run leave their journals
 REFERENCE = "run.json"  # in that folder: the MLflow run, for steps that start after it was opened
 SYSTEM_SAMPLING_S = 1.0  # with MLflow's default of 10 s, short steps would have no sample
-
-
-class Recorder(Protocol):
-    """What a step tells MLflow."""
-
-    def params(self, params: Mapping[str, Any]) -> None: ...
-
-    def points(self, points: Iterable[Point]) -> None: ...
-
-    def dataset(self, *, name: str, digest: str, tags: Mapping[str, str], context: str) -> None: ...
-
-    def model(self, *, folder: str, name: str, quality: Mapping[str, float]) -> dict[str, str]: ...
-
-    def leave(self, *, status: str, metrics: Mapping[str, float]) -> None: ...
 
 
 class Journal:
@@ -136,3 +122,6 @@ class MlflowRecorder:
                 self.points([(name, value, 0, time.time()) for name, value in metrics.items()])
             finally:
                 mlflow.end_run(status)
+
+
+Recorder = Journal | MlflowRecorder  # what a step tells MLflow: both have the same methods

@@ -92,11 +92,17 @@ def impatient() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def connect(tracking_uri: str) -> Iterator[Any]:
+    """A client of the server, or of the database, whose errors become one sentence."""
+    mlflow = load_mlflow()
+    with explain_tracking_errors(tracking_uri):
+        yield mlflow.MlflowClient(tracking_uri)
+
+
 def open_experiment(tracking_uri: str) -> str:
     """The id of the experiment, created if needed; raises InputError if the server does not answer."""
-    mlflow = load_mlflow()
-    with explain_tracking_errors(tracking_uri), impatient():
-        client = mlflow.MlflowClient(tracking_uri)
+    with connect(tracking_uri) as client, impatient():
         if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return str(client.get_experiment(experiment_id).experiment_id)
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
@@ -118,9 +124,7 @@ def open_run(
 ) -> RunReference:
     """Start the MLflow run of a pipeline run, or resume MLFLOW_RUN_ID."""
     experiment_id = open_experiment(tracking_uri)
-    mlflow = load_mlflow()
-    with explain_tracking_errors(tracking_uri):
-        client = mlflow.MlflowClient(tracking_uri)
+    with connect(tracking_uri) as client:
         if resumed := os.environ.get("MLFLOW_RUN_ID"):
             run = client.get_run(resumed)
             client.update_run(resumed, status="RUNNING")
@@ -136,9 +140,7 @@ def open_run(
 def find_run(tracking_uri: str, *, pipeline_run_id: str) -> RunReference:
     """The MLflow run of a pipeline run: found by its tag, or created by the first step that needs it."""
     experiment_id = open_experiment(tracking_uri)
-    mlflow = load_mlflow()
-    with explain_tracking_errors(tracking_uri):
-        client = mlflow.MlflowClient(tracking_uri)
+    with connect(tracking_uri) as client:
         found = client.search_runs([experiment_id], filter_string=f"tags.`{TAG_RUN_ID}` = '{pipeline_run_id}'")
     for run in found:
         if "mlflow.parentRunId" not in run.data.tags:
@@ -152,9 +154,7 @@ def close_run(run: RunReference, *, status: str, metrics: Mapping[str, float]) -
     """End a pipeline run's MLflow run with its status (FINISHED, FAILED, KILLED) and headline metrics."""
     if not run.run_id:
         return
-    mlflow = load_mlflow()
-    with explain_tracking_errors(run.tracking_uri):
-        client = mlflow.MlflowClient(run.tracking_uri)
+    with connect(run.tracking_uri) as client:
         log_points(client, run.run_id, [(name, value, 0, time.time()) for name, value in metrics.items()])
         client.set_terminated(run.run_id, status=status)
 

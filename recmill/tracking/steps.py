@@ -61,12 +61,8 @@ class StepRun:
         """The path of an output of the step: RUN/name."""
         return join_path(self.workdir, name)
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Progress as log lines `[step] what: 3 of 7 (43%)`, at most two per second."""
-        self._progress(what, done, total)
-
     def __post_init__(self) -> None:
-        self._progress = _line_progress(self.step)
+        self.progress = _line_progress(self.step)
 
     def record(self, metrics: Mapping[str, float | None]) -> None:
         """Record metrics; unknown values (None, NaN) are omitted, because JSON cannot represent them."""
@@ -179,6 +175,7 @@ def describe_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def _line_progress(step: str) -> Progress:
+    """Progress as log lines `[step] what: 3 of 7 (43%)`, at most two per second."""
     shown = -PROGRESS_S
 
     def show(what: str, done: int, total: int) -> None:
