@@ -283,7 +283,7 @@ def _read_placement(path: str | None, profile: str | None, gpus: int | None, gpu
 @waiting_options
 @json_option
 def submit(
-    host: str | None,
+    host: str,
     namespace: str | None,
     token: str | None,
     experiment: str,
@@ -315,8 +315,6 @@ def submit(
         raise InputError("--cron needs --pipeline-name, and cannot be combined with --wait")
     if cron:
         check_cron(cron)
-    if not host:
-        raise InputError("no host: give --host URL or set RECMILL_KFP_HOST")
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
         path = _compile_to(Path(scratch), **package)
         parameters = parse_parameters(flags, path)

@@ -37,6 +37,10 @@ class PipelinesServer:
     def run_url(self, run_id: str) -> str:
         return f"{self.host.rstrip('/')}/#/runs/details/{run_id}"
 
+    def log_url(self, run_id: str, node: str) -> str:
+        """Where the server shows the log of a pod of the run."""
+        return f"{self.host.rstrip('/')}/apis/v1alpha1/runs/{run_id}/nodes/{node}/log"
+
     def get_run(self, run_id: str) -> Any:
         """The run as the server knows it; ServerLost if it does not answer, InputError if there is no such run."""
         import kfp_server_api
@@ -55,10 +59,11 @@ class PipelinesServer:
 
     def read_log(self, run_id: str, node: str) -> str | None:
         """The log of a pod of the run, also after the pod is gone; None if the server has none."""
-        url = f"{self.host.rstrip('/')}/apis/v1alpha1/runs/{run_id}/nodes/{node}/log"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=LOG_TIMEOUT_S) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.log_url(run_id, node), headers=headers), timeout=LOG_TIMEOUT_S
+            ) as answer:
                 text: bytes = answer.read(MAX_LOG_BYTES)
         except (OSError, HTTPException, ValueError):
             return None
@@ -80,10 +85,8 @@ class PipelinesServer:
             raise InputError(f"{self.host}: the connection was lost ({error})") from error
 
 
-def open_server(host: str | None, *, namespace: str | None, token: str | None) -> PipelinesServer:
+def open_server(host: str, *, namespace: str | None, token: str | None) -> PipelinesServer:
     """The server at a URL; InputError within seconds if it does not answer."""
-    if not host:
-        raise InputError("no host: give --host URL or set RECMILL_KFP_HOST")
     check_server(host, token)
     import kfp
 

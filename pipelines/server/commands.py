@@ -10,22 +10,27 @@ import click
 
 from pipelines.server.client import PipelinesServer, open_server
 from pipelines.server.following import FINAL_STATES, RunFollower, follow_run, print_event, print_event_as_json
+from recmill.artifacts import InputError
 from recmill.cli.output import emit, json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _require_host(ctx: click.Context, param: click.Parameter, host: str | None) -> str:
+    if not host:
+        raise InputError("no host: give --host URL or set RECMILL_KFP_HOST")
+    return host
+
+
 def server_options(command: F) -> F:
     """`--host`, `--namespace` and `--token` of a Kubeflow Pipelines server."""
-    hosts, namespaces = (
-        ["RECMILL_KFP_HOST", "KFP_HOST", "KF_PIPELINES_ENDPOINT"],
-        ["RECMILL_KFP_NAMESPACE", "KFP_NAMESPACE"],
-    )
+    hosts = ["RECMILL_KFP_HOST", "KFP_HOST", "KF_PIPELINES_ENDPOINT"]
+    namespaces = ["RECMILL_KFP_NAMESPACE", "KFP_NAMESPACE"]
     about = "Bearer token; prefer the environment variable RECMILL_KFP_TOKEN."
     for option in (
         click.option("--token", envvar=["RECMILL_KFP_TOKEN", "KFP_TOKEN"], help=about),
         click.option("--namespace", envvar=namespaces, help="Namespace on a multi-user server. Default: kubeflow."),
-        click.option("--host", envvar=hosts, help="URL of the Kubeflow Pipelines API."),
+        click.option("--host", envvar=hosts, callback=_require_host, help="URL of the Kubeflow Pipelines API."),
     ):
         command = option(command)
     return command

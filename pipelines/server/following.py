@@ -107,12 +107,9 @@ class RunFollower:
     def _reason(self, step: RunStep) -> str:
         """The sentence that the step failed with, and where its log is."""
         if log := self._take_log(step, "error"):
-            return f"{log.error} (log: {self.log_url(log.node)})"
+            return f"{log.error} (log: {self.server.log_url(self.run_id, log.node)})"
         died = why_pod_died(self.run_id, self.server.namespace or "kubeflow")
         return died or "its pod ended without a message: killed, out of memory, or never started"
-
-    def log_url(self, node: str) -> str:
-        return f"{self.server.host.rstrip('/')}/apis/v1alpha1/runs/{self.run_id}/nodes/{node}/log"
 
     def tell_waiting(self) -> None:
         reason = why_waiting(self.run_id, self.server.namespace or "kubeflow")
