@@ -4,12 +4,11 @@ import copy
 
 import pytest
 
+from tests.integration.golden_cases import Inputs, cases
 from tests.integration.golden_losses import (
     GOLDEN,
     LOSS_TOLERANCE,
     RECORD,
-    Inputs,
-    cases,
     differences,
     read_golden,
     run_case,
