@@ -5,38 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import yaml
 
 from components.placement import quantity
 from recmill.sizes import format_bytes
 
-TRAINERS = (
-    "train-baseline",
-    "train-model",
-    "train-shared",
-)  # with several nodes, each starts a pod like itself per node
+# With several nodes, each of these starts a pod like itself per node.
+TRAINERS = ("train-baseline", "train-model", "train-shared")
 UNBOUNDED = 10  # iterations of a loop without a limit that we count
 
 
-@dataclass(frozen=True, order=True, kw_only=True)
-class StepRequest:
+class StepRequest(NamedTuple):
     """CPUs and bytes of memory that must be free, and GPUs."""
 
     gpus: int = 0
     memory_bytes: float = 0.0
     cpus: float = 0.0
-
-    def __add__(self, other: StepRequest) -> StepRequest:
-        return StepRequest(
-            gpus=self.gpus + other.gpus,
-            memory_bytes=self.memory_bytes + other.memory_bytes,
-            cpus=self.cpus + other.cpus,
-        )
-
-    def __mul__(self, times: int) -> StepRequest:
-        return StepRequest(gpus=self.gpus * times, memory_bytes=self.memory_bytes * times, cpus=self.cpus * times)
 
     def __str__(self) -> str:
         gpus = f", {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else ""
@@ -76,7 +62,7 @@ def _steps(spec: Mapping[str, Any], num_nodes: int) -> dict[str, StepRequest]:
         cpus, memory = asked.get("resourceCpuRequest", "0"), asked.get("resourceMemoryRequest", "0")
         step = name.removeprefix("comp-")
         own = StepRequest(gpus=gpus, memory_bytes=quantity(memory), cpus=quantity(cpus))
-        found[step] = own * (1 + num_nodes) if num_nodes > 1 and step in TRAINERS else own
+        found[step] = _total([own] * (1 + num_nodes if num_nodes > 1 and step in TRAINERS else 1))
     return found
 
 
@@ -85,12 +71,12 @@ def _peak(dag: Mapping[str, Any], spec: Mapping[str, Any], steps: Mapping[str, S
     tasks = dag["tasks"]
     waits = {name: _ancestors(name, tasks) for name in tasks}
     asked = {name: _task_peak(task, spec, steps) for name, task in tasks.items()}
-    sums = [sum((asked[name] for name in chosen), StepRequest()) for chosen in _independent(list(tasks), waits)]
-    return StepRequest(
-        gpus=max(total.gpus for total in sums),
-        memory_bytes=max(total.memory_bytes for total in sums),
-        cpus=max(total.cpus for total in sums),
-    )
+    sums = [_total([asked[name] for name in chosen]) for chosen in _independent(list(tasks), waits)]
+    return StepRequest(*map(max, zip(*sums, strict=True)))
+
+
+def _total(asked: Iterable[StepRequest]) -> StepRequest:
+    return StepRequest(*map(sum, zip(*asked, strict=True)))
 
 
 def _task_peak(task: Mapping[str, Any], spec: Mapping[str, Any], steps: Mapping[str, StepRequest]) -> StepRequest:
@@ -101,7 +87,7 @@ def _task_peak(task: Mapping[str, Any], spec: Mapping[str, Any], steps: Mapping[
     times = 1
     if any("iterator" in key.lower() and key != "iteratorPolicy" for key in task):
         times = int(task.get("iteratorPolicy", {}).get("parallelismLimit", 0)) or UNBOUNDED
-    return _peak(component["dag"], spec, steps) * times
+    return _total([_peak(component["dag"], spec, steps)] * times)
 
 
 def _ancestors(name: str, tasks: Mapping[str, Any]) -> frozenset[str]:

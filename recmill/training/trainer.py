@@ -38,16 +38,9 @@ from recmill.training.verdicts import remembered
 
 JOB = "job.json"
 LOCK_WAIT_S = 15
-RESUMABLE = {
-    "threads",
-    "timeout_s",
-    "checkpoint_every",
-    "tuning",
-    "table_memory_bytes",
-}  # settings a resumed run may change
-Launcher = Callable[
-    [Mapping[str, Any], Path, int], None
-]  # (job, folder of the run, number of ranks); returns at the end
+# Settings that a resumed run may change.
+RESUMABLE = {"threads", "timeout_s", "checkpoint_every", "tuning", "table_memory_bytes"}
+Launcher = Callable[[Mapping[str, Any], Path, int], None]  # (job, folder of the run, number of ranks); runs to the end
 
 
 class TrainingFailed(RuntimeError):

@@ -40,7 +40,6 @@ METRICS = (
     MetricName(key="recall", title="Recall@{k}", meaning="share of a session's positives among its first {k}"),
     MetricName(key="hit_rate", title="Hit rate@{k}", meaning="share of sessions with a positive among their first {k}"),
 )
-AT_CUTOFF = ("ndcg", "recall", "hit_rate")
 COUNTS = ("base_rate", "num_samples")
 
 

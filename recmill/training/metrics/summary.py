@@ -90,7 +90,7 @@ def measure_quality(
     }
     resamples = _Resamples(session, num_resamples=num_resamples, seed=seed)
     errors = resamples.accuracy_errors(logits, labels, order, has_bins=True)
-    errors |= resamples.list_errors(per_session)
+    errors |= {name: resamples.session_error(of_S) for name, of_S in per_session.items()}
     group_error = resamples.session_error if user is session else resamples.user_error
     errors["gauc"] = group_error(auc_G, per_user.size_G.astype(np.float64))
     return Quality(
@@ -186,14 +186,10 @@ class _Resamples:
                 found |= {"calibration": predicted_sums / hits, "ece": np.abs(sums[:, 4:]).sum(axis=1) / totals}
         return {name: spread(values, share=self.share) for name, values in found.items()}
 
-    def list_errors(self, per_session: Mapping[str, FloatArray]) -> dict[str, float | None]:
-        """The errors of metrics that are means over sessions."""
-        kept = {name: of_S[self.kept_S] for name, of_S in per_session.items()}
-        return {name: _mean_error(of_S, self.weights, share=self.share) for name, of_S in kept.items()}
-
-    def session_error(self, auc_S: FloatArray, size_S: FloatArray) -> float | None:
-        """The error of the GAUC over sessions."""
-        return _mean_error(auc_S[self.kept_S], self.weights, size_S[self.kept_S], share=self.share)
+    def session_error(self, of_S: FloatArray, size_S: FloatArray | None = None) -> float | None:
+        """The error of a mean over sessions, weighted by their sizes if these are given."""
+        sizes = None if size_S is None else size_S[self.kept_S]
+        return _mean_error(of_S[self.kept_S], self.weights, sizes, share=self.share)
 
     def user_error(self, auc_G: FloatArray, size_G: FloatArray) -> float | None:
         """The error of the GAUC over users, who are resampled as a whole: their sessions are alike."""
