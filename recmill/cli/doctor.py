@@ -41,6 +41,14 @@ class Finding:
     remedy: str = ""
 
 
+def required(name: str, is_ok: bool, found: str, remedy: str = "") -> Finding:
+    return Finding(name=name, is_ok=is_ok, is_required=True, found=found, remedy=remedy)
+
+
+def optional(name: str, is_ok: bool, found: str, remedy: str = "") -> Finding:
+    return replace(required(name, is_ok, found, remedy), is_required=False)
+
+
 @click.command()
 @click.option(
     "--image",
@@ -68,22 +76,15 @@ def doctor(image: str | None, as_json: bool) -> None:
 
 
 def check_python() -> Finding:
-    version = platform.python_version()
-    is_ok = sys.version_info[:2] == (3, 11)
-    return Finding(
-        name="python",
-        is_ok=is_ok,
-        is_required=True,
-        found=f"{version}, {os.cpu_count()} cores",
-        remedy="make setup PYTHON=/path/to/python3.11",
-    )
+    found = f"{platform.python_version()}, {os.cpu_count()} cores"
+    return required("python", sys.version_info[:2] == (3, 11), found, "make setup PYTHON=/path/to/python3.11")
 
 
 def check_package(name: str) -> Finding:
     try:
-        return Finding(name=name, is_ok=True, is_required=True, found=metadata.version(name))
+        return required(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name=name, is_ok=False, is_required=True, found="not installed", remedy=install_command(name))
+        return required(name, False, "not installed", install_command(name))
 
 
 def check_torch() -> Finding:
@@ -91,10 +92,9 @@ def check_torch() -> Finding:
     try:
         import torch
     except (ImportError, OSError) as error:
-        found = f"does not load: {error}"
-        return Finding(name="torch", is_ok=False, is_required=True, found=found, remedy=install_command("torch"))
+        return required("torch", False, f"does not load: {error}", install_command("torch"))
     build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
-    return Finding(name="torch", is_ok=True, is_required=True, found=f"{torch.__version__}, {build}")
+    return required("torch", True, f"{torch.__version__}, {build}")
 
 
 def install_command(package: str) -> str:
@@ -118,19 +118,17 @@ def check_fbgemm() -> Finding:
     both = [name for name in ("fbgemm-gpu", "fbgemm-gpu-cpu") if _is_installed(name)]
     remedy = install_command("fbgemm-gpu-cpu")
     if not both:
-        return Finding(name="fbgemm", is_ok=False, is_required=True, found="not installed", remedy=remedy)
+        return required("fbgemm", False, "not installed", remedy)
     remedy = f"{sys.executable} -m pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && {remedy}"
     if len(both) == 2:
-        found = "fbgemm-gpu and fbgemm-gpu-cpu overwrite each other"
-        return Finding(name="fbgemm", is_ok=False, is_required=True, found=found, remedy=remedy)
+        return required("fbgemm", False, "fbgemm-gpu and fbgemm-gpu-cpu overwrite each other", remedy)
     # In a separate process: a broken library may crash the process that loads it.
     probe = "import torch, fbgemm_gpu; torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 2]))"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     if loaded.returncode == 0:
-        found = f"{both[0]} {metadata.version(both[0])} works"
-        return Finding(name="fbgemm", is_ok=True, is_required=True, found=found)
+        return required("fbgemm", True, f"{both[0]} {metadata.version(both[0])} works")
     reason = (loaded.stderr.strip().splitlines() or [f"the process exited with {loaded.returncode}"])[-1]
-    return Finding(name="fbgemm", is_ok=False, is_required=True, found=f"does not load: {reason}", remedy=remedy)
+    return required("fbgemm", False, f"does not load: {reason}", remedy)
 
 
 def check_kernels() -> Finding:
@@ -138,8 +136,8 @@ def check_kernels() -> Finding:
     try:
         extension = importlib.import_module("kernels._cpu")
     except ImportError as error:
-        return Finding(name="kernels", is_ok=False, is_required=True, found=f"do not load: {error}", remedy=remedy)
-    return Finding(name="kernels", is_ok=True, is_required=True, found=Path(str(extension.__file__)).name)
+        return required("kernels", False, f"do not load: {error}", remedy)
+    return required("kernels", True, Path(str(extension.__file__)).name)
 
 
 def check_compiler() -> Finding:
@@ -162,13 +160,12 @@ def check_gpu() -> Finding:
     try:
         import torch
     except (ImportError, OSError):
-        found, remedy = "unknown: torch does not load", install_command("torch")
-        return Finding(name="gpu", is_ok=False, is_required=False, found=found, remedy=remedy)
+        return optional("gpu", False, "unknown: torch does not load", install_command("torch"))
     if torch.cuda.is_available():
         found = ", ".join(torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count()))
-        return Finding(name="gpu", is_ok=True, is_required=False, found=found)
+        return optional("gpu", True, found)
     remedy = 'needs a CUDA GPU and pip install "recmill[cuda]"; everything runs on CPUs without one'
-    return Finding(name="gpu", is_ok=False, is_required=False, found="none", remedy=remedy)
+    return optional("gpu", False, "none", remedy)
 
 
 def check_cluster() -> Finding:
@@ -180,35 +177,31 @@ def check_cluster() -> Finding:
         client: Any = importlib.import_module("kubernetes.client")  # untyped
         config: Any = importlib.import_module("kubernetes.config")
     except ImportError as error:
-        found, remedy = f"unknown: {error}", install_command("kubernetes")
-        return Finding(name="cluster", is_ok=False, is_required=False, found=found, remedy=remedy)
+        return optional("cluster", False, f"unknown: {error}", install_command("kubernetes"))
     try:
         config.load_kube_config()
         host = client.Configuration.get_default_copy().host
         version = client.VersionApi().get_code(_request_timeout=CLUSTER_TIMEOUT_S)
     except (config.ConfigException, FileNotFoundError) as error:
         found = f"no usable kubeconfig ({' '.join(str(error).split())[:80]})"
-        return Finding(name="cluster", is_ok=False, is_required=False, found=found, remedy=remedy)
+        return optional("cluster", False, found, remedy)
     except (client.ApiException, HTTPError, OSError):
-        found = f"{host} does not answer"
-        return Finding(name="cluster", is_ok=False, is_required=False, found=found, remedy=remedy)
-    return Finding(name="cluster", is_ok=True, is_required=False, found=f"{host}, Kubernetes {version.git_version}")
+        return optional("cluster", False, f"{host} does not answer", remedy)
+    return optional("cluster", True, f"{host}, Kubernetes {version.git_version}")
 
 
 def check_disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     found = f"{format_bytes(free)} free in {Path.cwd()}"
     remedy = f"free {format_bytes(MIN_FREE_BYTES)} or work in another folder"
-    return Finding(name="disk", is_ok=free >= MIN_FREE_BYTES, is_required=False, found=found, remedy=remedy)
+    return optional("disk", free >= MIN_FREE_BYTES, found, remedy)
 
 
 def check_data() -> Finding:
     folder = os.environ.get("RECMILL_DATA_DIR", "")
     found = sorted(entry.name for entry in Path(folder).iterdir()) if folder and Path(folder).is_dir() else []
     remedy = "set RECMILL_DATA_DIR to a folder with globo/, frappe/ or ml-1m/; only needed for runs on real data"
-    return Finding(
-        name="real data", is_ok=bool(found), is_required=False, found=", ".join(found) or "none", remedy=remedy
-    )
+    return optional("real data", bool(found), ", ".join(found) or "none", remedy)
 
 
 def check_image(name: str) -> list[Finding]:
@@ -227,24 +220,20 @@ def check_image(name: str) -> list[Finding]:
 
 def check_user() -> Finding:
     remedy = "run the image as built, with USER 10001, or with runAsNonRoot"
-    return Finding(
-        name="user", is_ok=os.getuid() != 0, is_required=True, found=f"{os.getuid()}:{os.getgid()}", remedy=remedy
-    )
+    return required("user", os.getuid() != 0, f"{os.getuid()}:{os.getgid()}", remedy)
 
 
 def check_no_compiler() -> Finding:
     found = [program for program in ("cc", "c++", "gcc", "g++", "clang", "make", "cmake") if shutil.which(program)]
     remedy = "compile in the builder stage and copy the result"
-    return Finding(
-        name="no compiler", is_ok=not found, is_required=True, found=", ".join(found) or "none", remedy=remedy
-    )
+    return required("no compiler", not found, ", ".join(found) or "none", remedy)
 
 
 def check_no_caches() -> Finding:
     places = ("/root/.cache/pip", "/tmp/.cache/pip", "/var/lib/apt/lists/lock")
     found = [place for place in places if os.access(place, os.F_OK)]
     remedy = "pip install with PIP_NO_CACHE_DIR=1; rm -rf /var/lib/apt/lists/* in the same layer"
-    return Finding(name="no caches", is_ok=not found, is_required=True, found=", ".join(found) or "none", remedy=remedy)
+    return required("no caches", not found, ", ".join(found) or "none", remedy)
 
 
 def _is_installed(name: str) -> bool:
@@ -274,8 +263,8 @@ def _program(name: str, candidates: tuple[str, ...], remedy: str, *, flag: str =
             continue
         lines = (said.stdout or said.stderr).strip().splitlines()
         if said.returncode == 0 and lines:
-            return Finding(name=name, is_ok=True, is_required=False, found=lines[0])
-    return Finding(name=name, is_ok=False, is_required=False, found="not found", remedy=remedy)
+            return optional(name, True, lines[0])
+    return optional(name, False, "not found", remedy)
 
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
