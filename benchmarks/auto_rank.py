@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from recmill.training.processes import frozen_objects, keep_freed_memory
-from recmill.training.rank.trial import dropping_groups
 from recmill.training.rank.worker import open_run
 
 KEPT = ("samples_per_s", "seconds", "evaluations", "decisions", "num_steps")
@@ -69,11 +68,12 @@ def train_once(job: dict[str, Any], pair: int) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     config = {**job["config"], "seed": job["config"]["seed"] + pair}
-    with dropping_groups():
-        with frozen_objects():
-            result = open_run({**job, "config": config, "out": str(out)}, torch.device("cpu")).train()
-        gc.collect()
-    dist.barrier()
+    run = open_run({**job, "config": config, "out": str(out)}, torch.device("cpu"))
+    with frozen_objects():
+        result = run.train()
+    run.sharded.close()
+    del run
+    gc.collect()
     if dist.get_rank() == 0:
         shutil.rmtree(out)  # tens of checkpoints would fill the disk
     return {**{name: result[name] for name in KEPT}, "auc": result["metrics"]["auc"]} if result else {}

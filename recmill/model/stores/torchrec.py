@@ -32,10 +32,9 @@ class TorchRecStore:
         *,
         state_names: tuple[str, ...] = ("momentum1",),
         optimiser: torch.optim.Optimizer | None = None,
-        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._weights, self._state = dict(weights), {name: dict(own) for name, own in optimiser_state.items()}
-        self._state_names, self._optimiser, self._group = state_names, optimiser, process_group
+        self._state_names, self._optimiser = state_names, optimiser
         self._wide: dict[tuple[str, str], bool] = {}
         self._overlaps: dict[tuple[str, int, int], tuple[Tensor, Tensor | None, Tensor]] = {}
 
@@ -93,7 +92,7 @@ class TorchRecStore:
         Replicas are equal on all ranks, so the rank that holds a row compares it with its own copy and sends it if they
         differ.
         """
-        if world_size(self._group) == 1:
+        if world_size(None) == 1:
             for table, own in replicas.items():
                 for live, held, place, local in self._pairs(table, own):
                     for source, target in zip(live, held, strict=True):
@@ -102,7 +101,7 @@ class TorchRecStore:
         exchange_changes(
             {table: own.parts for table, own in replicas.items()},
             {table: self._pairs(table, own) for table, own in replicas.items()},
-            self._group,
+            None,
         )
 
     def _pairs(self, table: str, own: Replica) -> list[HeldShard]:
@@ -139,8 +138,8 @@ class TorchRecStore:
         if (table, name) not in self._wide:
             local = self._state.get(table, {}).get(name)
             flag = torch.tensor([int(local is not None and len(local.metadata().size) == 2)])
-            if world_size(self._group) > 1:
-                dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+            if world_size(None) > 1:
+                dist.all_reduce(flag, op=dist.ReduceOp.MAX)
             self._wide[table, name] = bool(flag)
         return (len(rows_R), dim) if self._wide[table, name] else (len(rows_R),)
 
@@ -149,12 +148,12 @@ class TorchRecStore:
         for shard in self._shards(table, name):
             place, local = self._overlap(table, shard, rows_R)
             move_rows(shard.tensor, found, source_rows_N=local, target_rows_N=place)
-        if world_size(self._group) == 1:
+        if world_size(None) == 1:
             return found
         owners = {shard.placement.rank() for shard in self._weights[table].metadata().shards_metadata}
         if len(owners) == 1:
-            dist.broadcast(found, src=owners.pop(), group=self._group)
+            dist.broadcast(found, src=owners.pop())
             return found
         # Each element is held by one rank and zero elsewhere; summed as integers, so that no bit changes (-0.0 + 0.0).
-        dist.all_reduce(found.view(torch.int32), group=self._group)
+        dist.all_reduce(found.view(torch.int32))
         return found

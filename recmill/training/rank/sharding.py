@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,9 @@ class ShardedModel:
     hot: tuple[HotEmbeddingCollection, ...] = ()
     sharing: SharedParameters | None = None  # how tables share parameters: part of what the model is
     is_hot: bool = False
-    prefetch: Callable[[Any], None] | None = (
-        None  # with tables on disk: starts to read the rows of a coming batch's ids
-    )
+    groups: Sequence[dist.ProcessGroup] = ()  # of the collections beside TorchRec's
+    # With tables on disk: starts to read the rows of a coming batch's ids.
+    prefetch: Callable[[Any], None] | None = None
 
     def enter_hot(self) -> None:
         """Copy the hot rows to every rank: from here on hot batches are trained."""
@@ -98,6 +98,12 @@ class ShardedModel:
         """Take over states of the form of `table_states`, after a checkpoint has been read into them."""
         for store, state in zip(self.stores, states, strict=True):
             store.absorb(state)
+
+    def close(self) -> None:
+        """End the collections' process groups, which keep threads and connections; all ranks call it together."""
+        dist.barrier()  # nobody waits for a message any more
+        for group in self.groups:
+            dist.destroy_process_group(group)
 
     def dense_state(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.module.state_dict().items() if name.startswith("ranker.")}
@@ -162,6 +168,7 @@ def shard_model(
         stores=tuple(stores),
         hot=tuple(tables.attach_hot(model.embeddings)),
         sharing=plan.shared if held.shared else None,
+        groups=tables.groups,
         prefetch=model.embeddings.prefetch if disk else None,
     )
 
@@ -190,6 +197,7 @@ class _Tables:
     plan: ShardPlan
     device: torch.device
     held: TableHolders
+    groups: list[dist.ProcessGroup] = field(default_factory=list)  # made for the collections
 
     def _by_shape(self, embeddings: TableEmbeddings, tables: frozenset[str]) -> Iterator[tuple[str, list[Any]]]:
         wanted = {module_name(table) for table in tables}
@@ -199,9 +207,10 @@ class _Tables:
 
     def _options(self) -> dict[str, Any]:
         # A group of its own separates a collection's messages from DDP's, whose order autograd decides.
+        self.groups.append(dist.new_group())
         return {
             "optimiser": table_optimiser(self.config),
-            "process_group": dist.new_group(),
+            "process_group": self.groups[-1],
             "device": self.device,
         }
 
@@ -215,6 +224,7 @@ class _Tables:
                 sync_every=self.config.hot_sync_every,
                 **self._options(),
             )
+            self.groups.extend(collection.grid.own_groups)
             embeddings.attach(shape, collection.tables, collection)
             built.append(collection)
         return built

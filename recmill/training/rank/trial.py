@@ -18,7 +18,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from recmill.artifacts import Dataset, ShardPlan
 from recmill.data.ikjt.batch import Batch
@@ -114,19 +112,18 @@ def _from_rank_zero(value: T) -> T:
 
 def _try_switches(config: TrainConfig, offers: Sequence[Switch], open_run: OpenRun) -> Verdicts:
     started, found, obstacle = time.perf_counter(), list[Verdict](), ""
-    with dropping_groups():
-        side = _Side.of(open_run, _set(config, offers, "false"))
-        step_s, num_steps = _from_rank_zero(side.warm_up()), side.run.num_steps
-        limit_s = min(MAX_SECONDS, max(MIN_SECONDS, SHARE * num_steps * step_s))
-        compared = [switch for switch in offers if switch != Switch.TUNING]
-        if 2 * MIN_PAIRS * BLOCK_STEPS * len(compared) * step_s > limit_s:
-            obstacle = f"with {step_s:.2f} s per step, a trial would take too long for a run of {num_steps} steps"
-        else:
-            side, found = _tournament(side, compared, open_run, limit_s)
-            found += [_judge_tuning(side)] if Switch.TUNING in offers else []
-        side.close()
-        del side
-        gc.collect()
+    side = _Side.of(open_run, _set(config, offers, "false"))
+    step_s, num_steps = _from_rank_zero(side.warm_up()), side.run.num_steps
+    limit_s = min(MAX_SECONDS, max(MIN_SECONDS, SHARE * num_steps * step_s))
+    compared = [switch for switch in offers if switch != Switch.TUNING]
+    if 2 * MIN_PAIRS * BLOCK_STEPS * len(compared) * step_s > limit_s:
+        obstacle = f"with {step_s:.2f} s per step, a trial would take too long for a run of {num_steps} steps"
+    else:
+        side, found = _tournament(side, compared, open_run, limit_s)
+        found += [_judge_tuning(side)] if Switch.TUNING in offers else []
+    side.close()
+    del side
+    gc.collect()
     return_freed_memory()
     return Verdicts(found=tuple(found), seconds=time.perf_counter() - started, obstacle=obstacle)
 
@@ -212,6 +209,7 @@ class _Side:
 
     def close(self) -> None:
         self.run.ingest.close()
+        self.run.sharded.close()
 
 
 def _read_batches(stream: IngestPipeline) -> tuple[list[Batch], float]:
@@ -269,12 +267,3 @@ def _judge_tuning(side: _Side) -> Verdict:
         "" if is_on else ", so that other worker counts would not make training faster"
     )
     return Verdict(switch=Switch.TUNING, is_on=is_on, reason=reason)
-
-
-@contextmanager
-def dropping_groups() -> Iterator[None]:
-    """Destroy the process groups that are made while the block runs: they keep threads and connections."""
-    before = set(distributed_c10d._world.pg_map)
-    yield
-    for group in set(distributed_c10d._world.pg_map) - before:
-        dist.destroy_process_group(group)

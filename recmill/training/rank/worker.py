@@ -34,7 +34,7 @@ from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_ob
 from recmill.training.rank.dedup import choose_dedup_together
 from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
 from recmill.training.rank.sharding import shard_model
-from recmill.training.rank.trial import decide_switches, dropping_groups
+from recmill.training.rank.trial import decide_switches
 from recmill.training.serving import export_checkpoint
 from recmill.training.switches import wants_hot_batches
 from recmill.training.verdicts import Verdicts
@@ -84,11 +84,12 @@ def _train_repeats(jobs: list[dict[str, Any]], device: torch.device) -> None:
     for done, job in enumerate(jobs):
         if dist.get_rank() == 0:
             _print_progress("repeats trained", done, len(jobs))
-        with dropping_groups():
-            with frozen_objects():
-                open_run(job, device).train()
-            gc.collect()
-        dist.barrier()
+        run = open_run(job, device)
+        with frozen_objects():
+            run.train()
+        run.sharded.close()
+        del run
+        gc.collect()
         if dist.get_rank() == 0:
             shutil.rmtree(Path(job["out"]) / "checkpoint")
     if dist.get_rank() == 0:

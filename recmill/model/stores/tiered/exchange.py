@@ -79,6 +79,11 @@ class Grid:
         )
 
     @property
+    def own_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups that were made for the grid."""
+        return [ring.group for ring in (self.node, self.peers) if ring.group not in (None, self.world.group)]
+
+    @property
     def nodes(self) -> int:
         return self.world_size // self.ranks_per_node
 
