@@ -33,6 +33,7 @@ class BatchBlock:
     count: int
 
 
+@dataclass(kw_only=True)
 class HotSchedule:
     """Returns the blocks of an epoch one after another, and adapts the rate to the held-out losses.
 
@@ -42,23 +43,23 @@ class HotSchedule:
             if schedule.is_turn_over:
                 schedule.observe(held_out_loss)  # the same on all ranks
 
-    The state is a few numbers, equal on all ranks because the loss is: `observe` takes rank 0's.
+    Its fields are its state: a few numbers, equal on all ranks because the loss is: `observe` takes rank 0's.
     """
 
-    def __init__(self, *, num_hot: int, num_cold: int, rate: float = START_RATE) -> None:
-        assert min(num_hot, num_cold) >= 0
-        assert MIN_RATE <= rate <= MAX_RATE
-        self.num_hot, self.num_cold = num_hot, num_cold
-        self._state = _State(rate=rate)
+    num_hot: int
+    num_cold: int
+    rate: float = START_RATE
+    epoch: int = 0
+    hot_done: int = 0
+    cold_done: int = 0
+    is_hot_next: bool = True
+    num_swaps: int = 0  # how often the hot rows were swapped in or out so far
+    num_falls: int = 0
+    last_loss: float | None = None
 
-    @property
-    def rate(self) -> float:
-        return self._state.rate
-
-    @property
-    def num_swaps(self) -> int:
-        """How often the hot rows were swapped in or out so far."""
-        return self._state.num_swaps
+    def __post_init__(self) -> None:
+        assert min(self.num_hot, self.num_cold) >= 0
+        assert MIN_RATE <= self.rate <= MAX_RATE
 
     @property
     def num_turns(self) -> int:
@@ -68,28 +69,26 @@ class HotSchedule:
     @property
     def is_turn_over(self) -> bool:
         """Whether the last block ended a turn: then the held-out loss is due."""
-        state = self._state
-        is_cold_done = state.is_hot_next and (state.hot_done + state.cold_done) > 0
+        is_cold_done = self.is_hot_next and (self.hot_done + self.cold_done) > 0
         return is_cold_done or self.is_epoch_over
 
     @property
     def is_epoch_over(self) -> bool:
-        return self._state.hot_done >= self.num_hot and self._state.cold_done >= self.num_cold
+        return self.hot_done >= self.num_hot and self.cold_done >= self.num_cold
 
     def next_block(self) -> BatchBlock | None:
         """The next batches to train, or None at the end of the epoch (then `start_epoch` begins another)."""
         if self.is_epoch_over:
             return None
-        state = self._state
-        is_hot = (state.is_hot_next and state.hot_done < self.num_hot) or state.cold_done >= self.num_cold
-        done = state.hot_done if is_hot else state.cold_done
+        is_hot = (self.is_hot_next and self.hot_done < self.num_hot) or self.cold_done >= self.num_cold
+        done = self.hot_done if is_hot else self.cold_done
         count = self._turn_of_hot() if is_hot else self._turn_of_cold()
         if is_hot:
-            state.hot_done += count
-            state.num_swaps += 2
+            self.hot_done += count
+            self.num_swaps += 2
         else:
-            state.cold_done += count
-        state.is_hot_next = not is_hot
+            self.cold_done += count
+        self.is_hot_next = not is_hot
         return BatchBlock(is_hot=is_hot, start=done, count=count)
 
     def _turn_of_hot(self) -> int:
@@ -97,26 +96,23 @@ class HotSchedule:
 
         There are at most as many turns as batches of the rarer kind, and every turn has a cold batch.
         """
-        state = self._state
-        left, fewest = self.num_hot - state.hot_done, min(self.num_hot, self.num_cold)
-        if state.cold_done >= self.num_cold:
+        left, fewest = self.num_hot - self.hot_done, min(self.num_hot, self.num_cold)
+        if self.cold_done >= self.num_cold:
             return left
-        due = math.ceil(self.num_hot * (state.cold_done + 0.5) / self.num_cold) - state.hot_done
-        return min(left, max(1, due, _round(max(state.rate, 1 / fewest) * self.num_hot)))
+        due = math.ceil(self.num_hot * (self.cold_done + 0.5) / self.num_cold) - self.hot_done
+        return min(left, max(1, due, _round(max(self.rate, 1 / fewest) * self.num_hot)))
 
     def _turn_of_cold(self) -> int:
         """Cold batches until the same share of both kinds is trained, so that both end together."""
-        state = self._state
-        left = self.num_cold - state.cold_done
-        if state.hot_done >= self.num_hot:
+        left = self.num_cold - self.cold_done
+        if self.hot_done >= self.num_hot:
             return left
-        return min(left, max(1, _round(self.num_cold * state.hot_done / self.num_hot) - state.cold_done))
+        return min(left, max(1, _round(self.num_cold * self.hot_done / self.num_hot) - self.cold_done))
 
     def start_epoch(self) -> None:
-        state = self._state
-        state.hot_done = state.cold_done = 0
-        state.is_hot_next = True
-        state.epoch += 1
+        self.hot_done = self.cold_done = 0
+        self.is_hot_next = True
+        self.epoch += 1
 
     def observe(self, loss: float) -> float:
         """Take the held-out loss (rank 0's counts) and return the new rate."""
@@ -124,41 +120,29 @@ class HotSchedule:
             shared = torch.tensor([loss], dtype=torch.float64)
             dist.broadcast(shared, src=0)
             loss = float(shared)
-        state = self._state
-        if state.last_loss is not None:
-            if loss > state.last_loss:
-                state.rate, state.num_falls = max(MIN_RATE, state.rate / 2), 0
-            elif loss < state.last_loss:
-                state.num_falls += 1
-                if state.num_falls >= FALLS_TO_DOUBLE:
-                    state.rate, state.num_falls = min(MAX_RATE, state.rate * 2), 0
-        state.last_loss = loss
-        return state.rate
+        if self.last_loss is not None:
+            if loss > self.last_loss:
+                self.rate, self.num_falls = max(MIN_RATE, self.rate / 2), 0
+            elif loss < self.last_loss:
+                self.num_falls += 1
+                if self.num_falls >= FALLS_TO_DOUBLE:
+                    self.rate, self.num_falls = min(MAX_RATE, self.rate * 2), 0
+        self.last_loss = loss
+        return self.rate
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the remaining blocks, as JSON."""
-        return {**asdict(self._state), "num_hot": self.num_hot, "num_cold": self.num_cold}
+        return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, with the same data."""
         for name, expected in (("num_hot", self.num_hot), ("num_cold", self.num_cold)):
             if state.get(name) != expected:
                 raise InputError(f"the saved schedule has {name} {state.get(name)!r}, this run has {expected}")
-        self._state = _State(**{name: state[name] for name in _State.__dataclass_fields__})
+        for name in asdict(self):
+            setattr(self, name, state[name])
 
 
 def _round(number: float) -> int:
     """Round half up; Python's own rounding makes 2 the half of 5 batches, and 4 the half of 7."""
     return math.floor(number + 0.5)
-
-
-@dataclass(kw_only=True)
-class _State:
-    rate: float
-    epoch: int = 0
-    hot_done: int = 0
-    cold_done: int = 0
-    is_hot_next: bool = True
-    num_swaps: int = 0
-    num_falls: int = 0
-    last_loss: float | None = None
