@@ -26,25 +26,17 @@ STEPS = (
 )
 OPTIONAL_STEPS = ("train_baseline", "train_shared")
 INGEST_STAGES = ("read", "decode", "transform", "batch")
+# Each part with its file, and what the page cannot show without it; that is listed in the notes.
 PARTS = {
-    "run": "run.json",
-    "dataset": "dataset/dataset.json",
-    "schema": "dataset/schema.json",
-    "profile": "profile/profile.json",
-    "plan": "plan/plan.json",
-    "allocation": "allocation/allocation.json",
-    "training": "train/result.json",
+    "run": ("run.json", "the run's name, start and total time"),
+    "dataset": ("dataset/dataset.json", "rows, sessions, layout and bytes of the data"),
+    "schema": ("dataset/schema.json", "features, tables and the best reachable AUC"),
+    "profile": ("profile/profile.json", "access skew and duplication"),
+    "plan": ("plan/plan.json", "where the tables live"),
+    "allocation": ("allocation/allocation.json", "the workers of each ingestion stage"),
+    "training": ("train/result.json", "metrics, curves, ROC and ingestion"),
 }
-# What the page cannot show without the part; listed in the notes.
-SHOWS = {
-    "run": "the run's name, start and total time",
-    "dataset": "rows, sessions, layout and bytes of the data",
-    "schema": "features, tables and the best reachable AUC",
-    "profile": "access skew and duplication",
-    "plan": "where the tables live",
-    "allocation": "the workers of each ingestion stage",
-    "training": "metrics, curves, ROC and ingestion",
-}
+RESULT = PARTS["training"][0]
 
 
 def number(value: Any) -> float | None:
@@ -97,11 +89,8 @@ class Run:
     @property
     def missing(self) -> list[str]:
         """The missing parts of this run, as sentences for the notes."""
-        lacking = [
-            f"{PARTS[name]} is missing: the page does not show {SHOWS[name]}."
-            for name in PARTS
-            if name not in self.parts
-        ]
+        parts = [PARTS[name] for name in PARTS if name not in self.parts]
+        lacking = [f"{file} is missing: the page does not show {what}." for file, what in parts]
         if not self.steps:
             lacking.append("steps/*.json are missing: the page does not show the time of each stage.")
         return lacking
@@ -133,8 +122,8 @@ def load_run(path: str | Path) -> Run:
         raise InputError(f"{path}: no such folder; expected a run folder written by `recmill run --out`")
     if not filesystem.isdir(root):
         raise InputError(f"{path}: is a file; expected a run folder written by `recmill run --out`")
-    files = {name: join_path(path, file) for name, file in PARTS.items()}
-    if not filesystem.exists(join_path(root, PARTS["training"])) and filesystem.exists(join_path(root, "result.json")):
+    files = {name: join_path(path, file) for name, (file, _) in PARTS.items()}
+    if not filesystem.exists(join_path(root, RESULT)) and filesystem.exists(join_path(root, "result.json")):
         files["training"] = join_path(path, "result.json")
     parts = {}
     for name, file in files.items():
@@ -144,7 +133,8 @@ def load_run(path: str | Path) -> Run:
     found = sorted(filesystem.glob(join_path(root, "steps/*.json")))
     steps = [read_json(filesystem.unstrip_protocol(file) if is_remote(path) else file) for file in found]
     if not parts and not steps:
-        raise InputError(f"{path}: not a run folder: it contains none of {', '.join(PARTS.values())}, steps/*.json")
+        known = ", ".join(file for file, _ in PARTS.values())
+        raise InputError(f"{path}: not a run folder: it contains none of {known}, steps/*.json")
     label = mapping(parts.get("run")).get("name") or Path(root).name
     return Run(path=str(path), label=str(label), parts=parts, steps=order_steps(steps))
 
@@ -152,7 +142,7 @@ def load_run(path: str | Path) -> Run:
 def load_beside(run: Run, folder: str, *, label: str = "") -> Run | None:
     """A training beside that of a run, in RUN/folder; None if there is none. What it shares is taken from the run."""
     filesystem, root = fsspec.core.url_to_fs(join_path(run.path, folder))
-    if not filesystem.exists(join_path(root, PARTS["training"])):
+    if not filesystem.exists(join_path(root, RESULT)):
         return None
     own = load_run(join_path(run.path, folder))
     return replace(own, label=label or folder, parts={**run.parts, **own.parts})

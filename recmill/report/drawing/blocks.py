@@ -129,7 +129,9 @@ def part_blocks(runs: Sequence[Run], part: str, build: Callable[[Run], Sequence[
 
 
 def missing_notes(runs: Sequence[Run], *parts: str) -> list[PageBlock]:
-    return [Note(text=f"{run.label} has no {PARTS[part]}.") for part in parts for run in runs if part not in run.parts]
+    return [
+        Note(text=f"{run.label} has no {PARTS[part][0]}.") for part in parts for run in runs if part not in run.parts
+    ]
 
 
 def first_open(runs: Sequence[Run], what: str, build: Callable[[Run], Sequence[PageBlock]]) -> list[PageBlock]:
