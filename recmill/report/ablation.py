@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from recmill.artifacts import InputError, check_format_version, read_json
-from recmill.report.drawing.blocks import Cell, Note, PageBlock, PageTable, Section, value_cell
-from recmill.report.drawing.charts import Axis, Span, span_block
+from recmill.report.drawing.blocks import Cell, Note, PageTable, Section, value_cell
+from recmill.report.drawing.charts import Axis, PageBlock, Span, span_block
 from recmill.report.runs import number, records
 from recmill.report.units import (
     DASH,

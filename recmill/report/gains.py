@@ -9,8 +9,8 @@ from typing import Any
 
 from recmill.report.ablation import TOLERANCE, time_to_auc
 from recmill.report.comparison import ComparedFigure, Figure, training_figure
-from recmill.report.drawing.blocks import Cell, PageBlock, PageTable, Section, line_block
-from recmill.report.drawing.charts import Axis, Reference
+from recmill.report.drawing.blocks import Cell, PageTable, Section
+from recmill.report.drawing.charts import Axis, PageBlock, Reference, line_block
 from recmill.report.overview import comparison_cell, throughput_chart
 from recmill.report.runs import Run, load_beside, mapping, number, records
 from recmill.report.training import run_lines, training_points

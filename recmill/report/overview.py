@@ -8,21 +8,8 @@ from typing import Any
 
 from recmill.report.comparison import ComparedFigure, bytes_per_sample, compare_runs, total_seconds
 from recmill.report.data import best_auc
-from recmill.report.drawing.blocks import (
-    Card,
-    Cards,
-    Cell,
-    Chart,
-    Details,
-    Note,
-    PageBlock,
-    PageTable,
-    Section,
-    bar_block,
-    first_open,
-    value_cell,
-)
-from recmill.report.drawing.charts import Axis, Bar
+from recmill.report.drawing.blocks import Card, Cards, Cell, Details, Note, PageTable, Section, first_open, value_cell
+from recmill.report.drawing.charts import Axis, Bar, Chart, PageBlock, bar_block
 from recmill.report.drawing.flow import Stage, flow_chart
 from recmill.report.drawing.svg import NUM_COLOURS, Legend
 from recmill.report.runs import OPTIONAL_STEPS, STEPS, Run, mapping, number

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recmill.report.drawing.blocks import (
-    Cell,
-    Details,
-    Note,
-    PageBlock,
-    PageTable,
-    Section,
-    heading,
-    line_block,
-    value_cell,
-)
-from recmill.report.drawing.charts import Axis, Reference, Series
+from recmill.report.drawing.blocks import Cell, Details, Note, PageTable, Section, heading, value_cell
+from recmill.report.drawing.charts import Axis, PageBlock, Reference, Series, line_block
 from recmill.report.drawing.svg import Legend
 from recmill.report.runs import Run, mapping, number, pairs, records
 from recmill.report.units import DASH, format_count, format_metric, format_share

@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from recmill.report.drawing.charts import Chart as Chart
-from recmill.report.drawing.charts import PageBlock as PageBlock
-from recmill.report.drawing.charts import bar_block as bar_block
-from recmill.report.drawing.charts import line_block as line_block
+from recmill.report.drawing.charts import PageBlock
 from recmill.report.runs import PARTS, Run
 from recmill.report.units import DASH
 
