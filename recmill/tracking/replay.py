@@ -130,8 +130,7 @@ class Replayer:
 def check_database(path: Path) -> None:
     """Raise at once what MLflow would only say at the end: a file that is no database, a folder nobody can write to."""
     if not path.exists():
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         return
     try:
         with sqlite3.connect(path) as connection:

@@ -59,11 +59,12 @@ class Feed:
         *,
         prefetch: Callable[[Batch], None] | None = None,
     ) -> None:
-        self._streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
-        assert self._streams, "a feed needs at least one stream"
+        # By whether their batches are hot.
+        self.streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
+        assert self.streams, "a feed needs at least one stream"
         self.schedule: HotSchedule | None = None
         if hot is not None:
-            counts = {kind: stream.batches_per_epoch for kind, stream in self._streams.items()}
+            counts = {kind: stream.batches_per_epoch for kind, stream in self.streams.items()}
             self.schedule = HotSchedule(num_hot=counts[True], num_cold=counts.get(False, 0))
         self.wants_loss = False
         self._block: BatchBlock | None = None
@@ -73,13 +74,8 @@ class Feed:
         self._position: dict[str, Any] | None = None  # of training, in a stream that is read ahead
 
     @property
-    def streams(self) -> Mapping[bool, IngestPipeline]:
-        """The streams by whether their batches are hot."""
-        return self._streams
-
-    @property
     def pipelines(self) -> list[IngestPipeline]:
-        return list(self._streams.values())
+        return list(self.streams.values())
 
     @property
     def batches_per_epoch(self) -> int:
@@ -89,7 +85,7 @@ class Feed:
         return self.batches_per_epoch * self.pipelines[0].epochs
 
     def __iter__(self) -> Iterator[tuple[Batch, bool]]:
-        streams: dict[bool, Iterator[Batch]] = {is_hot: iter(pipeline) for is_hot, pipeline in self._streams.items()}
+        streams: dict[bool, Iterator[Batch]] = {is_hot: iter(pipeline) for is_hot, pipeline in self.streams.items()}
         if self._prefetch is not None and self.schedule is None:
             streams = {False: self._read_ahead(self.pipelines[0], self._prefetch)}
         while self._num_done < len(self):
@@ -134,7 +130,7 @@ class Feed:
         if self.schedule is None:
             return self.pipelines[0].state_dict() if self._position is None else self._position
         return {
-            "streams": {_name(is_hot): stream.state_dict() for is_hot, stream in self._streams.items()},
+            "streams": {_name(is_hot): stream.state_dict() for is_hot, stream in self.streams.items()},
             "schedule": self.schedule.state_dict(),
             "block": asdict(self._block) if self._block else None,
             "left": self._left,
@@ -148,7 +144,7 @@ class Feed:
             return
         if "streams" not in state:
             raise InputError("the checkpoint was written without hot batches; resume with hot_batches=false")
-        for is_hot, stream in self._streams.items():
+        for is_hot, stream in self.streams.items():
             stream.load_state_dict(state["streams"][_name(is_hot)])
         self.schedule.load_state_dict(state["schedule"])
         self._block = BatchBlock(**state["block"]) if state["block"] else None
