@@ -13,13 +13,15 @@ from recmill.data.sources.presets import training_settings
 from recmill.model.settings import RankerConfig
 from recmill.training.switches import Switch
 
-MODELS = ("dlrm", "dcn")
-ENCODERS = ("schema", "mean", "attention", "transformer", "standard_transformer", "din", "hstu")
-TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "sgd")
-SWITCH_STATES = ("auto", "true", "false")
-HOT_SYNC = ("reduced", "raw")
-MULTI_TASK = ("shared", "mmoe", "ple")
-LR_SCHEDULES = ("constant", "linear")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "model": ("dlrm", "dcn"),
+    "sequence_encoder": ("schema", "mean", "attention", "transformer", "standard_transformer", "din", "hstu"),
+    "table_optimiser": ("rowwise_adagrad", "adagrad", "sgd"),
+    **dict.fromkeys(Switch, ("auto", "true", "false")),
+    "hot_sync": ("reduced", "raw"),
+    "lr_schedule": ("constant", "linear"),
+    "multi_task": ("shared", "mmoe", "ple"),
+}
 POSITIVE = (
     *("epochs", "batch_size", "eval_batch_size", "attention_heads", "transformer_layers", "max_sequence_length"),
     *("dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every", "num_experts"),
@@ -75,16 +77,7 @@ class TrainConfig(RankerConfig):
     timeout_s: int = 600  # a collective that takes longer means a dead rank
 
     def __post_init__(self) -> None:
-        choices: dict[str, tuple[str, ...]] = {
-            "model": MODELS,
-            "sequence_encoder": ENCODERS,
-            "table_optimiser": TABLE_OPTIMISERS,
-            **dict.fromkeys(Switch, SWITCH_STATES),
-            "hot_sync": HOT_SYNC,
-            "lr_schedule": LR_SCHEDULES,
-            "multi_task": MULTI_TASK,
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
         for name in POSITIVE:
