@@ -12,6 +12,7 @@ from recmill.training.switches import Switch, placed, shared_tables, wants_hot_b
 from recmill.training.verdicts import Verdicts
 
 Source = Literal["trial", "plan", "setting", "data"]
+Outcome = tuple[bool, str, Source]  # of a switch on "auto": whether it is on, why, and what decided
 OFF = "turned off by the setting"
 
 
@@ -43,34 +44,37 @@ def decisions_of(
 
     `deduplicated` names the features whose distinct lists it trained once.
     """
-    found = (
-        _dedup(config, plan, dataset, deduplicated),
-        _tiers(config, plan),
-        _hot_batches(config, plan),
-        _sharing(config, plan),
-        _tuning(config, is_tuned),
-    )
-    return [_tried(decision, verdicts or Verdicts()).to_json() for decision in found]
+    on, off = "worker counts follow the load while training runs", "there is no measured allocation to start from"
+    no_hot_rows = "the plan has no hot rows (recmill plan --hot-budget)"
+    found: dict[Switch, Outcome] = {
+        Switch.DEDUP: _dedup(plan, dataset, deduplicated),
+        Switch.TIERS: _tiers(plan),
+        Switch.HOT_BATCHES: (
+            wants_hot_batches(plan, config),
+            plan.hot_set.reason if plan.hot_set else no_hot_rows,
+            "plan",
+        ),
+        Switch.SHARING: _sharing(shared_tables(plan, config)),
+        Switch.TUNING: (is_tuned, on if is_tuned else off, "data"),
+    }
+    return [_decide(config, verdicts or Verdicts(), switch, outcome).to_json() for switch, outcome in found.items()]
 
 
-def _tried(decision: Decision, verdicts: Verdicts) -> Decision:
-    """The decision with what a trial measured, if there was one."""
-    verdict = verdicts.of(decision.switch)
+def _decide(config: TrainConfig, verdicts: Verdicts, switch: Switch, outcome: Outcome) -> Decision:
+    """What a trial measured, if there was one; else what the setting says, or came out without it."""
+    is_on, reason, source = outcome
+    setting, verdict = getattr(config, switch), verdicts.of(switch)
+    if setting == "false":
+        is_on, reason = False, OFF
+    if setting != "auto":
+        source = "setting"
+    decision = Decision(switch=switch, setting=setting, is_on=is_on, reason=reason, source=source)
     if verdict is None:
         return decision
     return replace(decision, is_on=verdict.is_on, reason=verdict.reason, ratio=verdict.ratio, source="trial")
 
 
-def _made(config: TrainConfig, switch: Switch, is_on: bool, reason: str, source: Source) -> Decision:
-    setting = getattr(config, switch)
-    if setting == "false":
-        is_on, reason, source = False, OFF, "setting"
-    elif setting == "true":
-        source = "setting"
-    return Decision(switch=switch, setting=setting, is_on=is_on, reason=reason, source=source)
-
-
-def _dedup(config: TrainConfig, plan: ShardPlan, dataset: Dataset, deduplicated: Collection[str]) -> Decision:
+def _dedup(plan: ShardPlan, dataset: Dataset, deduplicated: Collection[str]) -> Outcome:
     known = plan.dedup.features if plan.dedup else {}
     factors = [known[name].factor for name in deduplicated if name in known]
     if not deduplicated:
@@ -79,14 +83,14 @@ def _dedup(config: TrainConfig, plan: ShardPlan, dataset: Dataset, deduplicated:
         reason = f"{_features(len(deduplicated))} inside a batch, up to {max(factors):.1f} times"
     else:
         reason = f"{_features(len(deduplicated))} in the first batch"
-    return _made(config, Switch.DEDUP, bool(deduplicated), reason, "plan" if factors else "data")
+    return bool(deduplicated), reason, "plan" if factors else "data"
 
 
 def _features(count: int) -> str:
     return "the lists of 1 feature repeat" if count == 1 else f"the lists of {count} features repeat"
 
 
-def _tiers(config: TrainConfig, plan: ShardPlan) -> Decision:
+def _tiers(plan: ShardPlan) -> Outcome:
     tables = placed(plan, "tiered")
     if plan.world_size == 1:
         reason = "one process holds every table, so no row travels"
@@ -97,22 +101,10 @@ def _tiers(config: TrainConfig, plan: ShardPlan) -> Decision:
     else:
         ours, theirs = plan.prediction.seconds, plan.prediction.row_wise_dedup.seconds
         reason = f"exchanging rows is predicted to take {ours * 1e3:.2f} instead of {theirs * 1e3:.2f} ms per step"
-    return _made(config, Switch.TIERS, bool(tables), reason, "plan")
+    return bool(tables), reason, "plan"
 
 
-def _hot_batches(config: TrainConfig, plan: ShardPlan) -> Decision:
-    reason = plan.hot_set.reason if plan.hot_set else "the plan has no hot rows (recmill plan --hot-budget)"
-    return _made(config, Switch.HOT_BATCHES, wants_hot_batches(plan, config), reason, "plan")
-
-
-def _sharing(config: TrainConfig, plan: ShardPlan) -> Decision:
-    tables = shared_tables(plan, config)
-    reason = (
-        f"{len(tables)} tables share one array" if tables else "it trains another, smaller model, so you turn it on"
-    )
-    return _made(config, Switch.SHARING, bool(tables), reason, "plan" if tables else "setting")
-
-
-def _tuning(config: TrainConfig, is_tuned: bool) -> Decision:
-    on, off = "worker counts follow the load while training runs", "there is no measured allocation to start from"
-    return _made(config, Switch.TUNING, is_tuned, on if is_tuned else off, "data")
+def _sharing(tables: Collection[str]) -> Outcome:
+    if tables:
+        return True, f"{len(tables)} tables share one array", "plan"
+    return False, "it trains another, smaller model, so you turn it on", "setting"
