@@ -21,6 +21,7 @@ from recmill.artifacts import InputError, hash_json, is_remote, read_json
 from recmill.data.schema import Feature, Schema
 from recmill.progress import Progress, no_progress
 
+VOCABULARY_FOLDER = "vocabulary"  # of a log from recmill prepare: Parquet files that are not rows of the log
 VALIDATE_BATCH_ROWS = 65_536
 VALIDATE_BATCH_BYTES = 8_000_000
 MAX_COLUMNS_AT_ONCE = 4
@@ -139,12 +140,14 @@ def _is_folder(path: str | Path) -> bool:
 
 
 def _parquet_files(filesystem: Any, root: str) -> list[str]:
-    """Every *.parquet below `root`, except in hidden folders of Spark and our own (_temporary, .out.tmp)."""
-    return [
-        name
-        for name in filesystem.find(root)
-        if name.endswith(".parquet") and not any(p.startswith((".", "_")) for p in name[len(root) :].split("/"))
-    ]
+    """Every *.parquet below `root`, except vocabularies and in hidden folders (Spark's _temporary, our .out.tmp)."""
+    found = []
+    for name in filesystem.find(root):
+        parts = name[len(root) :].strip("/").split("/")
+        is_hidden = parts[0] == VOCABULARY_FOLDER or any(part.startswith((".", "_")) for part in parts)
+        if name.endswith(".parquet") and not is_hidden:
+            found.append(name)
+    return found
 
 
 def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, is_remote, read_json, refuse_foreign_folder, write_folder
+from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 from recmill.data.sources.lists import IntArray
 from recmill.progress import Progress
@@ -29,10 +30,12 @@ def write_log(
     batches: Iterable[pa.RecordBatch],
     *,
     info: Callable[[], Mapping[str, Any]] = dict,
+    finish: Callable[[Schema, Path], Schema] = lambda schema, _: schema,
 ) -> str | Path:
     """Write batches that come in time order; returns `out`, where the log appears when all of them are written.
 
-    `info()`, called at the end, `num_samples` and `base_rate` are added to the schema's info.
+    `info()`, called at the end, `num_samples` and `base_rate` are added to the schema's info. `finish` may then change
+    the schema and write more files to the folder.
     """
     refuse_foreign_log(out)
     num_rows, num_positive = 0, 0.0
@@ -50,7 +53,8 @@ def write_log(
             raise InputError(f"{out}: not written: the log would hold no rows")
         found = {**schema.info, **info(), "num_samples": num_rows, "base_rate": num_positive / num_rows}
         # Not Schema.save, which sorts keys: splits are listed oldest first.
-        text = json.dumps(replace(schema, info=found).to_json(), indent=2, allow_nan=False)
+        schema = finish(replace(schema, info=found), folder)
+        text = json.dumps(schema.to_json(), indent=2, allow_nan=False)
         (folder / "schema.json").write_text(text + "\n", encoding="utf-8")
     return out
 
@@ -105,10 +109,11 @@ def refuse_foreign_log(out: str | Path) -> None:
     refuse_foreign_folder(folder.absolute(), "schema.json")
     if not (folder / "schema.json").is_file():
         return
-    foreign = [path.name for path in folder.iterdir() if path.name != "schema.json" and not path.match("log-*.parquet")]
+    ours = ("schema.json", VOCABULARY_FOLDER)
+    foreign = [path.name for path in folder.iterdir() if path.name not in ours and not path.match("log-*.parquet")]
     if foreign or "source" not in read_json(folder / "schema.json").get("info", {}):
         raise InputError(
-            f"{out}: holds files not from recmill generate ({', '.join(sorted(foreign)[:3]) or 'schema.json'}); "
+            f"{out}: holds files not from recmill ({', '.join(sorted(foreign)[:3]) or 'schema.json'}); "
             "give another --out or empty it first"
         )
 

@@ -78,6 +78,6 @@ def test_a_log_is_replaced_but_not_a_folder_of_the_user(tmp_path):
     mine.mkdir()
     SCHEMA.save(mine)
     (mine / "clicks.parquet").write_bytes(b"precious")
-    with pytest.raises(InputError, match=r"not from recmill generate \(clicks.parquet\)"):
+    with pytest.raises(InputError, match=r"not from recmill \(clicks.parquet\)"):
         write_log(mine, SCHEMA, [rows(0, 3)])
     assert (mine / "clicks.parquet").read_bytes() == b"precious"

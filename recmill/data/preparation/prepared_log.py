@@ -1,0 +1,107 @@
+"""Makes a raw log from event logs and side tables, as log.yaml says.
+
+    log.yaml ── sources ── queries (Ibis: labels, outcomes, codes, vocabularies) ── samples (numpy) ── raw log
+
+DuckDB runs this here, out of core; Spark on executors. Both pass whole users to the same function
+(samples/blocks.py), so they write the same rows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recmill.artifacts import InputError, is_remote
+from recmill.data.memory_plan import LeanArrow
+from recmill.data.preparation.engines.duckdb_engine import DuckDBQueries
+from recmill.data.preparation.queries.recipe import make_recipe
+from recmill.data.preparation.queries.tables import SourceTables
+from recmill.data.preparation.reading import load_spec
+from recmill.data.preparation.samples.summary import SessionStarts
+from recmill.data.preparation.sources import find_sources
+from recmill.data.preparation.vocabulary import open_vocabularies, write_vocabularies
+from recmill.data.schema import Schema
+from recmill.data.sources.log_writer import refuse_foreign_log, write_log
+from recmill.progress import Progress, no_progress
+
+ENGINES = ("duckdb", "spark")
+MIN_MEMORY_BYTES = 250_000_000
+
+
+def prepare_log(
+    log_yaml: str | Path,
+    *,
+    out: str | Path,
+    engine: str = "duckdb",
+    memory_limit_bytes: int = 2 * 10**9,
+    vocabulary: str | Path | None = None,
+    progress: Progress = no_progress,
+) -> str | Path:
+    """Write the raw log that `log_yaml` describes; returns `out`, where it appears when it is complete.
+
+    `vocabulary` is a log prepared before: its values keep their rows, new values get rows after them.
+    `memory_limit_bytes` bounds DuckDB and the samples that are made at a time; the rest goes to disk.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
+    if memory_limit_bytes < MIN_MEMORY_BYTES:
+        raise InputError(f"{memory_limit_bytes:,} bytes of memory are too few, expected at least {MIN_MEMORY_BYTES:,}")
+    where = str(log_yaml)
+    spec = load_spec(where)
+    files = find_sources(spec, where)
+    refuse_foreign_log(out)
+    with LeanArrow(), _scratch(out) as scratch, _open_engine(engine, scratch, memory_limit_bytes, out) as queries:
+        tables = SourceTables(
+            spec=spec,
+            log_yaml=where,
+            files=files,
+            tables={name: queries.open(source) for name, source in files.items()},
+            engine=queries,
+        )
+        previous = open_vocabularies(vocabulary, queries) if vocabulary else None
+        recipe = make_recipe(tables, previous=previous)
+        starts = SessionStarts()
+        facts = {
+            "source": "prepare",
+            "num_events": recipe.events.num_events,
+            "num_users": recipe.num_users,
+            "num_items": recipe.plan.num_items,
+            "columns": {f.name: f.column or f.history.of for f in spec.features if f.column or f.history},
+        }
+
+        def finish(schema: Schema, folder: Path) -> Schema:
+            write_vocabularies(recipe.vocabularies, folder, queries)
+            return replace(schema, splits=starts.find_splits(spec.splits or {}, where))
+
+        rows = queries.make_rows(recipe, starts, progress)
+        schema = replace(recipe.plan.schema, info=facts)
+        return write_log(out, schema, rows, info=lambda: {"num_sessions": starts.num_sessions}, finish=finish)
+
+
+@contextmanager
+def _scratch(out: str | Path) -> Iterator[Path]:
+    """A temporary folder, beside a local output: on the disk that must hold the output anyway."""
+    beside = None
+    if not is_remote(out):
+        beside = Path(out).absolute().parent
+        beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".recmill-prepare-", dir=beside) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _open_engine(engine: str, scratch: Path, memory_limit_bytes: int, out: str | Path) -> Iterator[Any]:
+    if engine == "spark":
+        from recmill.data.preparation.engines.spark_engine import SparkQueries
+
+        queries: Any = SparkQueries(scratch, memory_limit_bytes=memory_limit_bytes, out=str(out))
+    else:
+        queries = DuckDBQueries(scratch, memory_limit_bytes=memory_limit_bytes)
+    try:
+        yield queries
+    finally:
+        queries.close()
