@@ -20,6 +20,7 @@ from recmill.artifacts import InputError
 COMMANDS = {
     "init": "recmill.cli.init:init",
     "generate": "recmill.cli.generate:generate",
+    "prepare": "recmill.cli.data:prepare",
     "cluster": "recmill.cli.data:cluster",
     "profile": "recmill.cli.data:profile",
     "plan": "recmill.cli.planning:plan",

@@ -1,4 +1,4 @@
-"""`recmill cluster` and `recmill profile`."""
+"""`recmill prepare`, `recmill cluster` and `recmill profile`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,72 @@ import click
 from recmill.cli.output import BYTES, emit, json_option, progress_for
 from recmill.sizes import format_bytes
 
+ENGINE_OPTIONS = (
+    click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", help="Query engine."),
+    click.option(
+        "--master", help="Spark master with --engine spark: local[4], spark://HOST:7077, k8s://https://HOST:6443."
+    ),
+    click.option(
+        "--spark",
+        "spark_flags",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Spark setting, e.g. spark.kubernetes.container.image=recmill/data:TAG; repeatable.",
+    ),
+    click.option(
+        "--memory-limit",
+        "memory_limit_bytes",
+        type=BYTES,
+        default="2GB",
+        help="Memory limit of the process; further rows are spilled to disk.",
+    ),
+)
+
+
+def engine_options(command: Any) -> Any:
+    """`--engine` and what configures it."""
+    for option in reversed(ENGINE_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("log_yaml", type=str)
+@click.option("--out", required=True, help="Folder or URL for the raw log; a prepared log there is replaced.")
+@engine_options
+@click.option("--vocabulary", help="Log prepared before: its values keep their rows, new values follow.")
+@json_option
+def prepare(
+    log_yaml: str,
+    out: str,
+    engine: str,
+    master: str | None,
+    spark_flags: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make a raw log from events and side tables as LOG_YAML says (recmill init proposes one).
+
+    Joins, sessions, labels, negatives, histories and rows for ids; writes log-*.parquet, schema.json and, per table,
+    vocabulary/TABLE.parquet (value, row, count). Both engines write the same rows.
+    """
+    from recmill.data.cluster.spark_session import session_settings, spark_session
+    from recmill.data.preparation.prepared_log import prepare_log
+    from recmill.data.sources.log_writer import summarise_log
+
+    started = time.perf_counter()
+    with spark_session(session_settings(engine, master, spark_flags)):
+        prepare_log(log_yaml, out=out, engine=engine, progress=progress_for(as_json), **options)
+    result = {**summarise_log(out, seconds=time.perf_counter() - started), "engine": engine}
+    info = result["info"]
+    lines = [
+        f"{out}: {result['num_rows']:,} samples of {result['num_sessions']:,} sessions "
+        f"from {info['num_events']:,} events, {info['base_rate']:.1%} positive",
+        f"  {info['num_users']:,} users, {info['num_items']:,} items, {format_bytes(result['bytes'])}, "
+        f"{result['seconds']:.1f} s, {result['samples_per_s']:,.0f} samples/s",
+    ]
+    emit(result, lines, as_json=as_json)
+
 
 @click.command()
 @click.argument("raw", type=str)
@@ -20,24 +86,7 @@ from recmill.sizes import format_bytes
     default="auto",
     help="Order and form of the rows; auto: what suits how much lists repeat inside sessions.",
 )
-@click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", help="Query engine.")
-@click.option(
-    "--master", help="Spark master with --engine spark: local[4], spark://HOST:7077, k8s://https://HOST:6443."
-)
-@click.option(
-    "--spark",
-    "spark_flags",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Spark setting, e.g. spark.kubernetes.container.image=recmill/data:TAG; repeatable.",
-)
-@click.option(
-    "--memory-limit",
-    "memory_limit_bytes",
-    type=BYTES,
-    default="2GB",
-    help="Memory limit of the process; further rows are spilled to disk.",
-)
+@engine_options
 @click.option(
     "--eval-fraction",
     type=float,

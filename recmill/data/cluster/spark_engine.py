@@ -83,7 +83,7 @@ class SparkEngine:
 
     def _open_files(self, paths: Sequence[str]) -> Any:
         view = f"recmill_log_{uuid.uuid4().hex[:8]}"
-        self.spark.read.parquet(*map(_spark_path, paths)).createOrReplaceTempView(view)
+        self.spark.read.parquet(*map(spark_path, paths)).createOrReplaceTempView(view)
         self.views.append(view)
         return self.connection.table(view)
 
@@ -142,7 +142,7 @@ class SparkEngine:
             self.spark.stop()
 
 
-def _spark_path(path: str) -> str:
+def spark_path(path: str) -> str:
     """The path as Hadoop names it, with pattern characters escaped."""
     for character in "\\[]{}*?":
         path = path.replace(character, "\\" + character)

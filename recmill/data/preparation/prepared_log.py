@@ -70,7 +70,7 @@ def prepare_log(
             "num_events": recipe.events.num_events,
             "num_users": recipe.num_users,
             "num_items": recipe.plan.num_items,
-            "columns": {f.name: f.column or f.history.of for f in spec.features if f.column or f.history},
+            "columns": {f.name: f.history.of if f.history else f.column for f in spec.features if not f.time},
         }
 
         def finish(schema: Schema, folder: Path) -> Schema:

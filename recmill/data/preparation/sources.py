@@ -9,29 +9,17 @@ from pathlib import PurePath
 import fsspec
 
 from recmill.artifacts import InputError, is_remote, join_path
+from recmill.data.inspection.files import COMPRESSIONS, FORMATS, FoundTable
 from recmill.data.preparation.spec import LogSpec
 
-ENDINGS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-}
-COMPRESSED = (".gz", ".zst")
+ENDINGS = {f".{ending}": name for name, endings in FORMATS.items() for ending in endings}
+COMPRESSED = tuple(f".{ending}" for ending in COMPRESSIONS)
 TABLES = ("iceberg", "delta")  # folders with a log of their own: the engine finds their files
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceFiles:
+class SourceFiles(FoundTable):
     """A source with its files found."""
-
-    name: str
-    format: str
-    path: str  # as an error message names it
-    paths: tuple[str, ...]  # all files, or the folder of a table
 
     @property
     def is_text(self) -> bool:
@@ -50,7 +38,7 @@ def _find_files(spec: LogSpec, name: str, log_yaml: str) -> SourceFiles:
     path = source.path if is_remote(source.path) or source.path.startswith("/") else join_path(folder, source.path)
     where = f"{log_yaml}: sources.{name}.path"
     if source.format in TABLES:
-        return SourceFiles(name=name, format=str(source.format), path=path, paths=(path,))
+        return SourceFiles(name=name, format=str(source.format), path=path, files=(path,))
     filesystem, root = fsspec.core.url_to_fs(path)
     if filesystem.isdir(root):
         found = [
@@ -68,7 +56,9 @@ def _find_files(spec: LogSpec, name: str, log_yaml: str) -> SourceFiles:
         endings = ", ".join(sorted({PurePath(own).suffix or own for own in found}))
         raise InputError(f"{where}: the files end in {endings}; name their format (parquet, csv or jsonl)")
     shown = filesystem.unstrip_protocol if is_remote(path) else str
-    return SourceFiles(name=name, format=str(formats.pop()), path=path, paths=tuple(map(shown, sorted(found))))
+    options = {"delimiter": source.delimiter, "encoding": source.encoding, "names": source.names}
+    files = tuple(map(shown, sorted(found)))
+    return SourceFiles(name=name, format=str(formats.pop()), path=path, files=files, options=options)
 
 
 def _ending(path: str) -> str:

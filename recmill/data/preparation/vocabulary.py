@@ -43,6 +43,6 @@ def open_vocabularies(log: str | Path, engine: QueryEngine) -> dict[str, tuple[s
     found = {}
     for path in sorted(filesystem.glob(join_path(root, "*.parquet"))):
         shown = filesystem.unstrip_protocol(path) if is_remote(log) else path
-        source = SourceFiles(name=path, format="parquet", path=shown, paths=(shown,))
+        source = SourceFiles(name=path, format="parquet", path=shown, files=(shown,))
         found[path.rpartition("/")[2].removesuffix(".parquet")] = (shown, engine.open(source))
     return found

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import fsspec
 import ibis
 import numpy as np
 import pyarrow as pa
 
-from recmill.artifacts import InputError, is_remote
+from recmill.artifacts import InputError
 from recmill.data.cluster.duckdb_engine import IDLE_BYTES, LEAN_SETTINGS, connect
 from recmill.data.cluster.range_sort import MAX_RANGES, RangeSort
+from recmill.data.inspection.reading import explain_errors, literal, scan
 from recmill.data.memory_plan import give_back
+from recmill.data.preparation.engines.blocks import cut_blocks
 from recmill.data.preparation.queries.recipe import Recipe
 from recmill.data.preparation.queries.tables import cast_of, sql_function
+from recmill.data.preparation.samples.attributes import Column
 from recmill.data.preparation.samples.blocks import SamplePlan, Samples, list_columns, make_samples
 from recmill.data.preparation.samples.summary import SessionStarts
 from recmill.data.preparation.sources import SourceFiles
@@ -58,21 +60,17 @@ class DuckDBQueries:
 
     def open(self, source: SourceFiles) -> Any:
         con, name = self.connection.con, f"source_{next(self._numbers)}"
-        remote = [path for path in source.paths if is_remote(path)]
-        if remote:
-            con.register_filesystem(fsspec.core.url_to_fs(remote[0])[0])
-        try:
-            con.execute(f"CREATE TEMP VIEW {name}_files AS SELECT * FROM {_scan(source)}")
+        with explain_errors(source):
+            files = scan(con, source, [glob.escape(file) for file in source.files])
+            con.execute(f"CREATE TEMP VIEW {name}_files AS SELECT * FROM {files}")
             columns = con.execute(f"DESCRIBE {name}_files").fetchall()
             casts = [_quoted(column, cast_of(kind)) for column, kind, *_ in columns]
             query = f"SELECT {', '.join(casts)} FROM {name}_files"
             if source.is_text:
                 stored = str(self.scratch / f"{name}.parquet")
-                con.execute(f"COPY ({query}) TO {_text(stored)} (FORMAT parquet, COMPRESSION lz4_raw)")
-                query = f"SELECT * FROM read_parquet({_text(stored)})"
+                con.execute(f"COPY ({query}) TO {literal(stored)} (FORMAT parquet, COMPRESSION lz4_raw)")
+                query = f"SELECT * FROM read_parquet({literal(stored)})"
             con.execute(f"CREATE TEMP VIEW {name} AS {query}")
-        except (duckdb.Error, OSError) as error:
-            raise InputError(f"{source.path}: cannot be read as {source.format} ({_first_line(error)})") from None
         return self.connection.table(name)
 
     def milliseconds(self, column: Any) -> Any:
@@ -134,32 +132,9 @@ class DuckDBQueries:
             written += batch.num_rows
             progress("write the log", written, starts.num_samples)
 
-    def _blocks(self, query: Any, block_events: int) -> Iterator[dict[str, np.ndarray]]:
-        """The events of whole users, at least `block_events` at a time."""
-        waiting: list[pa.RecordBatch] = []
-        num_waiting = 0
+    def _blocks(self, query: Any, block_events: int) -> Iterator[dict[str, Column]]:
         with _explained():
-            for batch in self._stream(query.order_by(["user", "time"])):
-                waiting.append(batch)
-                num_waiting += batch.num_rows
-                if num_waiting < block_events:
-                    continue
-                users = batch.column("user").to_numpy()
-                cut = int(np.searchsorted(users, users[-1]))  # the last user may go on in the next batch
-                if cut == 0 and all(own.column("user")[0].as_py() == users[-1] for own in waiting):
-                    continue
-                ended = pa.Table.from_batches([*waiting[:-1], batch.slice(0, cut)])
-                if cut == 0:
-                    all_users = ended["user"].to_numpy()
-                    last = int(np.searchsorted(all_users, users[-1]))
-                    waiting = [*ended.slice(last).to_batches(), batch]
-                    ended = ended.slice(0, last)
-                else:
-                    waiting = [batch.slice(cut)]
-                num_waiting = sum(own.num_rows for own in waiting)
-                yield _arrays(ended)
-        if num_waiting:
-            yield _arrays(pa.Table.from_batches(waiting))
+            yield from cut_blocks(self._stream(query.order_by(["user", "time"])), block_events)
 
     def _edges(self, recipe: Recipe, num_ranges: int) -> np.ndarray:
         """Times between which lie about equally many events."""
@@ -201,7 +176,7 @@ class _HistoryFiles:
             columns[f"length of {window}"] = samples.lengths[window]
         for feature in self.plan.features:
             if feature.window:
-                self.files[feature.name].write(memoryview(np.ascontiguousarray(samples.histories[feature.name])))
+                self.files[feature.name].write(samples.histories[feature.name].tobytes())
         for window in self.plan.windows:
             reader = next(feature.name for feature in self.plan.features if feature.window == window)
             self.num_values[window] += len(samples.histories[reader])
@@ -218,33 +193,14 @@ class _HistoryFiles:
         return list_columns(columns, windows, self.mapped, self.plan)
 
 
-def _arrays(table: pa.Table) -> dict[str, np.ndarray]:
-    return {name: table[name].to_numpy() for name in table.column_names}
-
-
 def _range(batch: pa.RecordBatch, edges: np.ndarray) -> np.ndarray:
     found: np.ndarray = np.searchsorted(edges, batch.column("timestamp").to_numpy(), side="right")
     return found
 
 
-def _scan(source: SourceFiles) -> str:
-    if source.format in ("iceberg", "delta"):
-        return f"{source.format}_scan({_text(source.path)})"
-    listed = ", ".join(_text(glob.escape(path)) for path in source.paths)
-    if source.format == "parquet":
-        return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
-    if source.format == "csv":
-        return f"read_csv([{listed}], union_by_name = true, sample_size = 200000, hive_partitioning = false)"
-    return f"read_json([{listed}], format = 'newline_delimited', union_by_name = true, hive_partitioning = false)"
-
-
 def _quoted(column: str, cast: str | None) -> str:
     name = '"' + column.replace('"', '""') + '"'
     return f"CAST({name} AS {cast}) AS {name}" if cast else name
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 class _explained:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ibis
 
-from recmill.data.preparation.queries.tables import Origin, SourceTables
+from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
 from recmill.data.preparation.spec import OutcomeSpec, Where
 
 
@@ -120,7 +120,7 @@ def _raw_columns(tables: SourceTables) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in (spec.events.user, spec.events.item)]
 
 
-def is_key(tables: SourceTables, origin: Origin) -> str:
+def is_key(tables: SourceTables, origin: ColumnOrigin) -> str:
     """ "user" or "item" if a column of the events holds that id, else ""."""
     events = tables.spec.events
     return "" if origin.join is not None else {events.user: "user", events.item: "item"}.get(origin.column, "")
@@ -152,8 +152,8 @@ def _check_values(tables: SourceTables, source: Any, rows: Any) -> dict[str, int
     for name, column in named.items():
         if missing := numbers.get(f"nulls of {name}", 0):
             raise tables.error(
-                f"events.{name}: column {column!r} of {path} is null in {missing:,} of {total:,} events; drop them with "
-                f"events.where: [{{column: {column}, is_null: false}}]"
+                f"events.{name}: column {column!r} of {path} is null in {missing:,} of {total:,} events; drop them "
+                f"with events.where: [{{column: {column}, is_null: false}}]"
             )
         if broken := numbers.get(f"parts of {name}", 0):
             raise tables.error(

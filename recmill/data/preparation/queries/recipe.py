@@ -13,7 +13,7 @@ import numpy as np
 from recmill.data.preparation.queries.codes import check_previous, make_vocabulary, number_values, rows_of, sum_counts
 from recmill.data.preparation.queries.events import EventTable, is_key, make_events
 from recmill.data.preparation.queries.joins import SideTable, join_side
-from recmill.data.preparation.queries.tables import Origin, SourceTables
+from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
 from recmill.data.preparation.samples.attributes import KeyTable
 from recmill.data.preparation.samples.blocks import ITEM_COLUMNS, FeaturePlan, SamplePlan, ValuePlan, WindowPlan
 from recmill.data.preparation.samples.negatives import Drawing
@@ -59,7 +59,7 @@ class _Builder:
         }
         self.join_keys: list[str] = []
         for number, join in enumerate(spec.joins):
-            key = is_key(self.tables, Origin(column=join.column)) or f"key_{self.events.raw[join.column]}"
+            key = is_key(self.tables, ColumnOrigin(column=join.column)) or f"key_{self.events.raw[join.column]}"
             if key not in self.keys:
                 column = self.tables.id_of(rows, self.events.raw[join.column], f"joins[{number}].column")
                 self.keys[key] = number_values(rows.select(value=column), engine)
@@ -98,7 +98,7 @@ class _Builder:
         table = self.keys[key]
         return int(self.tables.engine.fetch(table.aggregate(n=table.count()))["n"][0].as_py())
 
-    def _origin(self, feature: FeatureSpec) -> Origin:
+    def _origin(self, feature: FeatureSpec) -> ColumnOrigin:
         return self.tables.resolve(feature.column or (feature.history.of if feature.history else ""), feature.name)
 
     def _columns_of_join(self, number: int) -> list[str]:
@@ -108,7 +108,7 @@ class _Builder:
     def _make_vocabularies(self) -> None:
         """One per table, counted over the distinct columns of its features."""
         engine = self.tables.engine
-        origins: dict[str, dict[Origin, None]] = {}
+        origins: dict[str, dict[ColumnOrigin, None]] = {}
         rows: dict[str, RowsSpec] = {}
         for feature in self.tables.spec.features:
             if feature.kind_or_default == "dense" or feature.time:
@@ -128,7 +128,7 @@ class _Builder:
             self.vocabularies[name] = found
             self.num_rows[name] = 1 + int(engine.fetch(found.aggregate(n=found.row.max()))["n"][0].as_py() or 0)
 
-    def _counts_of(self, origin: Origin) -> Any:
+    def _counts_of(self, origin: ColumnOrigin) -> Any:
         """A table `value`, `count` of a column, counted over the events."""
         if key := is_key(self.tables, origin):
             return self.keys[key].select("value", "count")
@@ -344,13 +344,14 @@ class _Builder:
                     target=own.target,
                 )
             )
-        roles = {}
+        roles: dict[str, str] = {}
         for feature in spec.features:
             if feature.column and feature.kind_or_default == "sparse":
                 key = is_key(self.tables, self._origin(feature))
                 if key:
                     roles.setdefault(key, feature.name)
-        return Schema(features=tuple(features), labels=tuple(label.name for label in spec.labels), **roles)
+        labels = tuple(label.name for label in spec.labels)
+        return Schema(features=tuple(features), labels=labels, user=roles.get("user", ""), item=roles.get("item", ""))
 
 
 def _rounded(number: float) -> float:

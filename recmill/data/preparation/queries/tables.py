@@ -60,7 +60,7 @@ def cast_of(kind: str) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class ColumnOrigin:
     """A column of the events (`join` is None) or of a join."""
 
     column: str
@@ -81,15 +81,15 @@ class SourceTables:
     def events(self) -> Any:
         return self.tables[self.spec.events.source]
 
-    def resolve(self, name: str, place: str) -> Origin:
+    def resolve(self, name: str, place: str) -> ColumnOrigin:
         """Where the column `name`, given at the key `place`, comes from."""
         if name in self.events.columns:
-            return Origin(column=name)
+            return ColumnOrigin(column=name)
         prefix, _, column = name.partition(".")
         for number, join in enumerate(self.spec.joins):
             if column and prefix == (join.name or join.source):
                 self.check(join.source, {column: place})
-                return Origin(column=column, join=number)
+                return ColumnOrigin(column=column, join=number)
         self.check(self.spec.events.source, {name: place})
         raise AssertionError("the check has raised")
 

@@ -120,6 +120,11 @@ def list_columns(
 
 
 class _Block:
+    event_S: Int64s  # of each sample
+    item_S: Ints  # its own item, or the one drawn
+    is_drawn_S: Bools
+    time_S: Int64s
+
     def __init__(self, events: Mapping[str, Column], plan: SamplePlan) -> None:
         rest = [column for name, column in sorted(events.items()) if name not in ("user", "time", "item")]
         order = settle_ties(events["user"], events["time"], [events["item"], *rest])
@@ -185,7 +190,7 @@ class _Block:
             kept_N = keep_negatives(is_free_N, is_positive_N, group_N, self._keys(rows), per_positive=plan.per_positive)
             self.event_S = np.flatnonzero(is_positive_N | kept_N)
         self.item_S = self.item_N[self.event_S]
-        self.is_drawn_S: Bools = np.zeros(len(self.event_S), dtype=np.bool_)
+        self.is_drawn_S = np.zeros(len(self.event_S), dtype=np.bool_)
 
     def _draw(self, drawing: Drawing, positive_P: Int64s, positives: Positives) -> None:
         number = self.plan.per_positive
@@ -238,11 +243,11 @@ class _Block:
         if value.table:
             table = self.plan.tables[value.table]
             return table.look_up(value.column, self._rows_of(value.table, value.key))
-        own_S = self.events[value.column][self.event_S]
+        own_S: Column = self.events[value.column][self.event_S]
         if not value.is_of_item or not self.is_drawn_S.any():
             return own_S
-        newest = self.plan.tables[ITEM_COLUMNS]
-        return np.where(self.is_drawn_S, newest.look_up(value.column, self._rows_of(ITEM_COLUMNS, "item")), own_S)
+        newest = self.plan.tables[ITEM_COLUMNS].look_up(value.column, self._rows_of(ITEM_COLUMNS, "item"))
+        return np.where(self.is_drawn_S, newest, own_S)
 
     def _rows_of(self, table: str, key: str) -> Int64s:
         if (table, key) not in self._rows:
@@ -254,12 +259,12 @@ class _Block:
         if time == "hours_since_last_event":
             before_S = self.timelines.before_N[self.event_S]
             is_first = before_S == self.timelines.first_N[self.event_S]
-            hours_S = (self.time_S - self.time_N[np.maximum(before_S - 1, 0)]) / HOUR_MS
-            return np.where(is_first, np.nan, hours_S)
-        hours_S = self.time_S // HOUR_MS
-        if time == "hour_of_day":
-            return hours_S % 24
-        return (hours_S // 24 + THURSDAY) % 7 if time == "day_of_week" else (hours_S + 24 * THURSDAY) % 168
+            idle_S = (self.time_S - self.time_N[np.maximum(before_S - 1, 0)]) / HOUR_MS
+            return np.where(is_first, np.nan, idle_S)
+        hours_S: Column = self.time_S // HOUR_MS
+        by_hour = {"hour_of_day": hours_S % 24, "hour_of_week": (hours_S + 24 * THURSDAY) % 168}
+        found: Column = by_hour[time] if time in by_hour else (hours_S // 24 + THURSDAY) % 7
+        return found
 
 
 def _scaled(values: Column, feature: FeaturePlan) -> npt.NDArray[np.float32]:

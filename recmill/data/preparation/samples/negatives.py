@@ -47,7 +47,8 @@ class Positives:
             return np.zeros(len(wanted), dtype=np.bool_)
         found = np.searchsorted(self.pairs, wanted)
         found[found == len(self.pairs)] = 0
-        return self.pairs[found] == wanted
+        is_found: Bools = self.pairs[found] == wanted
+        return is_found
 
     def items_of(self, user: int) -> Int64s:
         low, high = np.searchsorted(self.pairs, [user * self.num_items, (user + 1) * self.num_items])

@@ -23,8 +23,11 @@ class SessionStarts:
 
     def add(self, samples: Samples) -> None:
         session_S = samples.columns["session_id"]
-        self.num_samples += len(session_S)
-        self._blocks.append(samples.columns["timestamp"][starts_of_runs(session_S)])
+        self.add_times(samples.columns["timestamp"][starts_of_runs(session_S)], len(session_S))
+
+    def add_times(self, start_of_session: Int64s, num_samples: int) -> None:
+        self.num_samples += num_samples
+        self._blocks.append(start_of_session)
 
     @property
     def num_sessions(self) -> int:

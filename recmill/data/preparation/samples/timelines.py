@@ -47,11 +47,12 @@ class Timelines:
         if request_N is not None:
             opener_N = _first_of_groups(user_N, request_N)
             before_N = before_N[opener_N]
+        number_N: Int64s
         if session_N is None:
             is_start = is_first.copy()
             is_start[1:] |= np.diff(time_N) > gap_ms
-            number_N = np.cumsum(is_start)
-            number_N -= number_N[first_N]
+            started: Int64s = np.cumsum(is_start)
+            number_N = started - started[first_N]
         else:
             start_N = _first_of_groups(user_N, session_N)
             started = np.cumsum(start_N == np.arange(len(user_N)))

@@ -1,0 +1,46 @@
+"""Spark and DuckDB prepare the same log."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+
+import pyarrow.parquet as pq
+import pytest
+
+from recmill.data.cluster.spark_engine import missing_for_spark
+from recmill.data.preparation.prepared_log import prepare_log
+from recmill.data.schema import Schema
+from tests.event_logs import Options, Shop
+from tests.unit.data.cluster.test_cluster_spark import spark
+
+REASON = missing_for_spark()
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"Spark cannot run here: {REASON}"),
+    pytest.mark.xdist_group("spark"),
+]
+__all__ = ["spark"]
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (11, Options(negatives="popular", per_positive=2, gap_ms=0, splits={"test": 0.3}, min_count=2)),
+        pytest.param(12, Options(negatives="impressions", by_request=True), marks=pytest.mark.slow),
+    ],
+)
+def test_both_engines_prepare_the_same_log(tmp_path, spark, seed, options):
+    path = Shop.random(seed, 150).write(tmp_path / "shop", options)
+    with gzip.open(tmp_path / "shop/events.csv.gz", "wt") as file:  # text too: types are guessed by each engine
+        rows = pq.read_table(tmp_path / "shop/events.parquet").to_pylist()
+        rows = [{name: "" if value != value else value for name, value in row.items()} for row in rows]  # NaN
+        csv.DictWriter(file, rows[0]).writeheader()
+        csv.DictWriter(file, rows[0]).writerows(rows)
+    path.write_text(path.read_text().replace("events.parquet", "events.csv.gz"))
+    for engine in ("duckdb", "spark"):
+        prepare_log(path, out=tmp_path / engine, engine=engine)
+    assert Schema.load(tmp_path / "spark") == Schema.load(tmp_path / "duckdb")
+    files = sorted(file.relative_to(tmp_path / "duckdb") for file in (tmp_path / "duckdb").rglob("*.parquet"))
+    assert len(files) > 4
+    for file in files:
+        assert pq.read_table(tmp_path / "spark" / file) == pq.read_table(tmp_path / "duckdb" / file), file
