@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -25,6 +26,8 @@ def write_vocabularies(vocabularies: Mapping[str, Any], folder: Path, engine: Qu
     for name, table in vocabularies.items():
         (folder / VOCABULARY_FOLDER).mkdir(exist_ok=True)
         found = engine.fetch(table.select("value", "row", "count"))
+        kind = pa.int64() if pa.types.is_integer(found.schema.field("value").type) else pa.string()
+        found = found.cast(pa.schema({"value": kind, "row": pa.int64(), "count": pa.int64()}))
         ordered = found.append_column("is_rare", pc.equal(found["row"], 0)).sort_by(
             [("is_rare", "ascending"), ("row", "ascending"), ("count", "descending"), ("value", "ascending")]
         )
