@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from recmill.artifacts import InputError
 
 IntArray = npt.NDArray[np.integer[Any]]
-FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 

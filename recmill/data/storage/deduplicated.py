@@ -43,8 +43,6 @@ from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
 from recmill.data.storage.sequences import load_sequences
 from recmill.data.storage.session_encoder import NO_KEY
 
-IntArray = npt.NDArray[np.integer[Any]]
-
 
 def decode_distinct(
     table: pa.Table, schema: Schema, encoding: Encoding, *, keeps_sessions: bool = False

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricName:
+class MetricName(NamedTuple):
     """One metric as people read it; `key` is its name in result.json."""
 
     key: str
@@ -17,30 +15,21 @@ class MetricName:
 
 
 METRICS = (
-    MetricName(key="auc", title="AUC", meaning="chance that a positive scores above a negative; 0.5 is guessing"),
-    MetricName(key="gauc", title="GAUC", meaning="AUC within each group, weighted by its samples"),
-    MetricName(key="log_loss", title="Log loss", meaning="mean negative log likelihood of the labels; lower is better"),
+    MetricName("auc", "AUC", "chance that a positive scores above a negative; 0.5 is guessing"),
+    MetricName("gauc", "GAUC", "AUC within each group, weighted by its samples"),
+    MetricName("log_loss", "Log loss", "mean negative log likelihood of the labels; lower is better"),
     MetricName(
-        key="normalised_entropy",
-        title="Normalised entropy",
-        meaning="log loss over that of predicting the base rate; below 1 is better",
+        "normalised_entropy", "Normalised entropy", "log loss over that of predicting the base rate; below 1 is better"
     ),
     MetricName(
-        key="calibration",
-        title="Calibration",
-        meaning="predicted positives over observed ones; 1 is right, above 1 predicts too many",
+        "calibration", "Calibration", "predicted positives over observed ones; 1 is right, above 1 predicts too many"
     ),
-    MetricName(
-        key="ece",
-        title="ECE",
-        meaning="distance of predicted and observed rates, mean over 20 bins of equal mass; 0 is right",
-    ),
-    MetricName(key="mrr", title="MRR", meaning="mean of 1 / rank of a session's first positive"),
-    MetricName(key="ndcg", title="NDCG@{k}", meaning="order of a session's first {k}, early positives count most"),
-    MetricName(key="recall", title="Recall@{k}", meaning="share of a session's positives among its first {k}"),
-    MetricName(key="hit_rate", title="Hit rate@{k}", meaning="share of sessions with a positive among their first {k}"),
+    MetricName("ece", "ECE", "distance of predicted and observed rates, mean over 20 bins of equal mass; 0 is right"),
+    MetricName("mrr", "MRR", "mean of 1 / rank of a session's first positive"),
+    MetricName("ndcg", "NDCG@{k}", "order of a session's first {k}, early positives count most"),
+    MetricName("recall", "Recall@{k}", "share of a session's positives among its first {k}"),
+    MetricName("hit_rate", "Hit rate@{k}", "share of sessions with a positive among their first {k}"),
 )
-COUNTS = ("base_rate", "num_samples")
 
 
 def metric_names(metrics: Mapping[str, Any]) -> list[MetricName]:
@@ -51,7 +40,7 @@ def metric_names(metrics: Mapping[str, Any]) -> list[MetricName]:
             found.append(entry)
         for k in cutoffs_of(entry.key, metrics):
             title, meaning = entry.title.format(k=k), entry.meaning.format(k=k)
-            found.append(MetricName(key=f"{entry.key}_at_{k}", title=title, meaning=meaning))
+            found.append(MetricName(f"{entry.key}_at_{k}", title, meaning))
     return found
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-KINDS = ("new", "rare", "frequent")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SliceRange:
