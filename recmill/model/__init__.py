@@ -1,7 +1,7 @@
 """The ranking model: `embeddings` looks up ids in `stores`, `encoders` pool sequences, a `ranker` scores samples.
 
-`servable` is the exported form. The embedding collections are also usable on their own:
-`tiered_embedding`, `hot_embedding` and `shared_embedding`.
+`settings` has its shape, `tasks` the heads of several labels, `servable` is the exported form. The embedding collections
+are also usable on their own: `tiered_embedding`, `hot_embedding` and `shared_embedding`.
 """
 
 __all__ = [
@@ -12,7 +12,9 @@ __all__ = [
     "ranker",
     "ranking_model",
     "servable",
+    "settings",
     "shared_embedding",
     "stores",
+    "tasks",
     "tiered_embedding",
 ]
