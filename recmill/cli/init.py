@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,19 @@ import click
 from recmill.artifacts import InputError, is_remote, write_text_atomically
 from recmill.cli.output import emit, json_option, progress_for
 
+optional = partial(click.option, default="", show_default=False)
+
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE_OR_FOLDER...")
-@click.option("--out", default="log.yaml", show_default=True, help="File to write.")
+@click.option("--out", default="log.yaml", help="File to write.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option(
-    "--events", default="", metavar="TABLE", help="Table with the events. Default: the one that looks like it."
-)
-@click.option("--user", default="", metavar="COLUMN", help="Column of the user. Default: found.")
-@click.option("--item", default="", metavar="COLUMN", help="Column of the item. Default: found.")
-@click.option("--time", default="", metavar="COLUMN", help="Column of the time. Default: found.")
-@click.option(
-    "--session", default="", metavar="COLUMN", help="Column of the session. Default: found, or a gap of 30min."
-)
-@click.option(
-    "--rows", "sample_rows", type=int, default=1_000_000, show_default=True, help="Rows to look at per table."
-)
+@optional("--events", metavar="TABLE", help="Table with the events. Default: the one that looks like it.")
+@optional("--user", metavar="COLUMN", help="Column of the user. Default: found.")
+@optional("--item", metavar="COLUMN", help="Column of the item. Default: found.")
+@optional("--time", metavar="COLUMN", help="Column of the time. Default: found.")
+@optional("--session", metavar="COLUMN", help="Column of the session. Default: found, or a gap of 30min.")
+@click.option("--rows", "sample_rows", type=int, default=1_000_000, help="Rows to look at per table.")
 @json_option
 def init(
     paths: tuple[str, ...],

@@ -1,7 +1,7 @@
 """The ranking model: `embeddings` looks up ids in `stores`, `encoders` pool sequences, a `ranker` scores samples.
 
-`settings` has its shape, `tasks` the heads of several labels, `servable` is the exported form. The embedding collections
-are also usable on their own: `tiered_embedding`, `hot_embedding` and `shared_embedding`.
+`settings` has its shape, `tasks` the heads of several labels, `servable` is the exported form. The embedding
+collections are also usable on their own: `tiered_embedding`, `hot_embedding` and `shared_embedding`.
 """
 
 __all__ = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from recmill.cli import main
+from recmill.cli import cli, main
 from recmill.data.schema import Schema
 from tests.raw_logs import random_log, write_log
 
@@ -85,3 +86,11 @@ def test_layouts_that_do_not_exist_are_not_offered(tmp_path: Path, capsys) -> No
     code, _, err = run(capsys, "cluster", tmp_path, "--out", tmp_path / "out", "--layout", "columnar")
     assert code == 2
     assert "'auto', 'deduplicated', 'session', 'time'" in err
+
+
+def test_the_help_of_every_command_shows_defaults_and_no_empty_ones(capsys) -> None:
+    with click.Context(cli) as context:
+        names = cli.list_commands(context)
+    texts = {name: " ".join(run(capsys, name, "--help")[1].split()) for name in names}
+    assert [name for name, text in texts.items() if '[default: ""]' in text] == []
+    assert "[default: 2048]" in texts["plan"]
