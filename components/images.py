@@ -16,6 +16,19 @@ TRAINER = "recmill/trainer"
 MLFLOW = "recmill/mlflow"  # the server; steps run in the other two
 TAG = recmill.__version__
 CUDA_SUFFIX = "-cuda"  # of the tag of the trainer's variant for GPUs
+IMAGES = {
+    "generate_data": DATA,
+    "merge_data": DATA,
+    "profile_access": DATA,
+    "plan_shards": TRAINER,
+    "tune_ingest": TRAINER,
+    "train_baseline": TRAINER,
+    "train_model": TRAINER,
+    "train_shared": TRAINER,
+    "report": TRAINER,
+    "compare_runs": TRAINER,
+    "close_run": DATA,
+}
 
 
 def image(name: str, *, tag: str = TAG, registry: str = "") -> str:

@@ -129,6 +129,9 @@ def _run_tracked(
     from pipelines.results import collect_results
     from pipelines.train import build_pipeline, steps_of
     from recmill import tracking
+    from recmill.training.config import TrainConfig
+    from recmill.training.preload import preloaded_ranks
+    from recmill.training.processes import threads_of
 
     with_baseline, with_sharing = variants
     steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing)
@@ -154,7 +157,8 @@ def _run_tracked(
             mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
             arguments=arguments,
         )
-        with Follower(steps=steps, is_silent=as_json) as follower:
+        threads = threads_of(TrainConfig.from_overrides(json.loads(arguments["settings"])).threads, arguments["nproc"])
+        with preloaded_ranks(threads), Follower(steps=steps, is_silent=as_json) as follower:
             run_locally(
                 build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
                 arguments | {"tracking_uri": tracking_uri},

@@ -10,22 +10,9 @@ from typing import Any
 from kfp import dsl, kubernetes
 
 from components.close_run.component import close_run
-from components.images import CUDA_SUFFIX, DATA, TAG, TRAINER, image
+from components.images import CUDA_SUFFIX, IMAGES, TAG, TRAINER, image
 from components.placement import USER, VARIABLE, ClusterPlacement
 
-IMAGES = {
-    "generate_data": DATA,
-    "merge_data": DATA,
-    "profile_access": DATA,
-    "plan_shards": TRAINER,
-    "tune_ingest": TRAINER,
-    "train_baseline": TRAINER,
-    "train_model": TRAINER,
-    "train_shared": TRAINER,
-    "report": TRAINER,
-    "compare_runs": TRAINER,
-    "close_run": DATA,
-}
 STARTS_PODS = ("generate_data", "train_baseline", "train_model", "train_shared")
 
 

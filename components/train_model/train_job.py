@@ -23,7 +23,7 @@ from components.train_model.pods import describe_failure, find_stuck, follow_log
 from recmill.artifacts import InputError, dump_json, write_text_atomically
 from recmill.progress import Progress, no_progress
 from recmill.training.processes import rank_variables
-from recmill.training.trainer import JOB, TrainingFailed, rank_arguments, rank_failure
+from recmill.training.trainer import AGENT, JOB, TrainingFailed, rank_arguments, rank_failure
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 RUNTIME = "torch-distributed"  # comes with Kubeflow Trainer
@@ -55,8 +55,8 @@ def make_train_job(
             "trainer": {
                 "image": placement.image,
                 "numNodes": num_nodes,
-                # The runtime tells torchrun who is who: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR.
-                "command": ["torchrun"],
+                # torchrun, whom the runtime tells who is who: PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR.
+                "command": ["python3", "-m", AGENT],
                 "args": rank_arguments(num_local, launch_folder(folder) / JOB),
                 "env": [{"name": name, "value": value} for name, value in variables.items()],
                 "resourcesPerNode": resources,

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from components.images import IMAGES
 from pipelines.local import SAYING
-from pipelines.site import IMAGES
 
 STEP = re.compile(rf"({'|'.join(name.replace('_', '-') for name in IMAGES)})(-\d+)?")
 EXECUTOR = re.compile(r"executor(\(\d+\))?")

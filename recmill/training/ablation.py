@@ -39,6 +39,8 @@ from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
+from recmill.training.preload import preloaded_ranks
+from recmill.training.processes import threads_of
 from recmill.training.switches import ABLATION_FILE, Switch, SwitchChoice, ablation_variants
 from recmill.training.trainer import launch_torchrun, lay_out_hot, make_job, train
 from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
@@ -94,14 +96,15 @@ def run_ablation(ablation: Ablation, *, out: str | Path, progress: Progress = no
     inputs = SharedInputs(folder=folder, ablation=ablation, progress=progress)
     variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
-    for done, variant in enumerate(variants):
-        progress("variants trained", done, len(variants))
-        figures[variant.name].append(_train(inputs, variant))
-    progress("variants trained", len(variants), len(variants))
-    seconds = sum(first["seconds"] for first, *_ in figures.values())
-    repeats = ablation.repeats or 1 + min(MAX_REPEATS - 1, int(REPEAT_SECONDS / max(seconds, 1e-9)))
-    for variant, entry in _train_again(inputs, variants, repeats):
-        figures[variant.name].append(entry)
+    with preloaded_ranks(threads_of(ablation.config.threads, ablation.nproc)):
+        for done, variant in enumerate(variants):
+            progress("variants trained", done, len(variants))
+            figures[variant.name].append(_train(inputs, variant))
+        progress("variants trained", len(variants), len(variants))
+        seconds = sum(first["seconds"] for first, *_ in figures.values())
+        repeats = ablation.repeats or 1 + min(MAX_REPEATS - 1, int(REPEAT_SECONDS / max(seconds, 1e-9)))
+        for variant, entry in _train_again(inputs, variants, repeats):
+            figures[variant.name].append(entry)
     result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
     write_text_atomically(folder / ABLATION_FILE, dump_json(result))
     return result

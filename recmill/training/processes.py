@@ -6,12 +6,12 @@ import ctypes
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long have not noticed that it is gone
 MXFAST, TRIM_THRESHOLD, MMAP_MAX = 1, -1, -4  # parameters of mallopt(3)
@@ -96,8 +96,14 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+class Waitable(Protocol):
+    """A process that somebody started."""
+
+    def wait(self) -> int: ...
+
+
 @contextmanager
-def ending_orphans(launcher: subprocess.Popen[str], job: str) -> Iterator[None]:
+def ending_orphans(launcher: Waitable, job: str) -> Iterator[None]:
     """While the block reads the ranks' output, kill ranks of `job` that outlive torchrun: they keep the output open.
 
     If torchrun is killed (out of memory) while its ranks still import, they have not asked to die with it yet.

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from recmill.artifacts import (
     Dataset,
@@ -32,11 +32,13 @@ from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
+from recmill.training.preload import Fork, fork_agent
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, ending_orphans, rank_environment, threads_of
 from recmill.training.switches import Switch, shared_tables, wants_hot_batches
 from recmill.training.verdicts import remembered
 
 JOB = "job.json"
+AGENT = "recmill.training.agent"  # torchrun
 LOCK_WAIT_S = 15
 # Settings that a resumed run may change.
 RESUMABLE = {"threads", "timeout_s", "checkpoint_every", "tuning", "table_memory_bytes"}
@@ -193,18 +195,11 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
     threads = threads_of(job["config"]["threads"], nproc)
     with tempfile.TemporaryDirectory(prefix="recmill-train-") as scratch:
         job_path = Path(scratch) / JOB
-        job_path.write_text(dump_json(job), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *rank_arguments(nproc, job_path)]
+        job_path.write_text(dump_json({**job, "launched_at": time.monotonic()}), encoding="utf-8")
+        arguments = [*rendezvous, *rank_arguments(nproc, job_path)]
         log_path = folder / "train.log"
         with open(log_path, "a", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=rank_environment(threads),
-                preexec_fn=die_with_parent,
-            )
+            process = _start_agent(arguments, environment=rank_environment(threads), stderr=log)
             try:
                 with ending_orphans(process, str(job_path)):
                     _follow(process, log, progress)
@@ -217,12 +212,28 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
             raise TrainingFailed(f"{cause}; see {log_path}; run the same command to resume from the newest checkpoint")
 
 
+def _start_agent(
+    arguments: Sequence[str], *, environment: Mapping[str, str], stderr: TextIO
+) -> subprocess.Popen[str] | Fork:
+    """torchrun, as a fork of a process that has loaded TorchRec if there is one."""
+    if forked := fork_agent(arguments, environment=environment, stderr=stderr):
+        return forked
+    return subprocess.Popen(
+        [sys.executable, "-m", AGENT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=environment,
+        preexec_fn=die_with_parent,
+    )
+
+
 def rank_arguments(num_local: int, job_path: Path) -> list[str]:
-    """What torchrun is told, wherever it runs: so many ranks on this node, and the job that they train."""
-    return ["--nproc-per-node", str(num_local), "-m", "recmill.training.rank.worker", str(job_path)]
+    """What the agent is told, wherever it runs: so many ranks on this node, and the job that they train."""
+    return ["--nproc-per-node", str(num_local), str(job_path)]
 
 
-def _follow(process: subprocess.Popen[str], log: Any, progress: Progress) -> None:
+def _follow(process: subprocess.Popen[str] | Fork, log: Any, progress: Progress) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(PROGRESS_MARK):

@@ -89,7 +89,7 @@ def test_two_pods_train_together_over_a_headless_service(site: TestSite, dataset
             f"{name}-{rank}",
             {
                 "image": site.image("trainer"),
-                "command": ["torchrun", "--nproc-per-node", "1", "-m", "recmill.training.rank.worker"],
+                "command": ["python3", "-m", "recmill.training.agent", "--nproc-per-node", "1"],
                 "args": [f"{out}/job.json"],
                 "env": [
                     {"name": "PET_NNODES", "value": "2"},

@@ -37,12 +37,12 @@ def launch_nodes(job: Mapping[str, Any], folder: Path, nproc: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    assert trainer["command"] == ["torchrun"]
+    assert trainer["command"][0] == "python3"
     given = {entry["name"]: entry["value"] for entry in trainer["env"]}
     common = {"PET_NNODES": str(nproc), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *trainer["args"]],
+            [sys.executable, *trainer["command"][1:], *trainer["args"]],
             env={**os.environ, **given, **common, "PET_NODE_RANK": str(node), "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from recmill.artifacts import Checkpoint, InputError
 from recmill.data.ingest import IngestPipeline
 from recmill.training.config import TrainConfig
 from recmill.training.metrics.catalogue import headline_numbers
+from recmill.training.preload import preloaded_ranks
 from recmill.training.serving import evaluate_checkpoint, export_checkpoint
 from recmill.training.trainer import train
 from tests.datasets import ranking_schema, write_dataset
@@ -43,9 +45,11 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(dataset, tmp_path_factory):
-    """An uninterrupted run on two processes."""
+    """An uninterrupted run on two processes that torchrun starts as two interpreters; the others fork their ranks."""
     out = tmp_path_factory.mktemp("runs") / "finished"
-    return out, train(dataset.path, out=out, nproc=2, config=CONFIG)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RECMILL_FORKED_RANKS", "off")
+        return out, train(dataset.path, out=out, nproc=2, config=CONFIG)
 
 
 def losses(result):
@@ -94,17 +98,25 @@ def test_one_and_two_processes_agree_on_the_loss(dataset, tmp_path):
     assert one["metrics"]["auc"] == pytest.approx(two["metrics"]["auc"], abs=0.002)
 
 
-@pytest.mark.parametrize("victim", ["command", "rank"])
+@pytest.fixture
+def victim(request):
+    """Whom the test kills. Of a preloaded command, torchrun is a fork of a server that has loaded TorchRec."""
+    with preloaded_ranks(CONFIG.threads) if "preloaded" in request.param else nullcontext():
+        yield request.param
+
+
+@pytest.mark.parametrize("victim", ["command", "rank", "preloaded command"], indirect=True)
 def test_a_killed_run_resumes_to_the_same_curve(dataset, finished, tmp_path, victim):
     process = start_command(dataset, tmp_path, nproc=2)
     wait_for_step(process, tmp_path, 10)
-    if victim == "command":
-        process.kill()
-    else:
-        ranks = [
-            child for child in psutil.Process(process.pid).children(recursive=True) if "worker" in str(child.cmdline())
+    if victim == "rank":
+        agent_and_ranks = [
+            child for child in psutil.Process(process.pid).children(recursive=True) if "agent" in str(child.cmdline())
         ]
-        ranks[-1].send_signal(signal.SIGKILL)
+        assert len(agent_and_ranks) == 3
+        agent_and_ranks[-1].send_signal(signal.SIGKILL)
+    else:
+        process.kill()
     _, stderr = process.communicate(timeout=120)
     assert process.returncode != 0
     if victim == "rank":

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from components.images import IMAGES
 from components.placement import LAPTOP, PLACED_LIKE, PROFILES, ClusterPlacement, quantity
 from pipelines.ablations import VARIANTS
 from pipelines.commands import PIPELINES, compile_pipeline
-from pipelines.site import IMAGES
 from recmill.artifacts import InputError
 from recmill.training.config import TrainConfig
 

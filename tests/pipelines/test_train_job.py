@@ -26,16 +26,16 @@ def manifest(placement: ClusterPlacement | None = None, **settings: Any) -> dict
     return make_train_job(job, OUT, num_nodes=4, num_local=2, placement=placement)
 
 
-def test_a_train_job_runs_our_worker_under_torchrun_on_every_node() -> None:
+def test_a_train_job_runs_the_agent_on_every_node() -> None:
     trainer = manifest()["spec"]["trainer"]
     assert trainer["image"] == "recmill/trainer:t1"
     assert trainer["numNodes"] == 4
     assert [*trainer["command"], *trainer["args"]] == [
-        "torchrun",
+        "python3",
+        "-m",
+        "recmill.training.agent",
         "--nproc-per-node",
         "2",
-        "-m",
-        "recmill.training.rank.worker",
         "/runs/one/train/launch/job.json",
     ]
     assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2", "memory": "6Gi"}

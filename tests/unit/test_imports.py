@@ -5,19 +5,26 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "torchrec", "stable_baselines3", "kubernetes", "mlflow", "pandas", "sklearn", "duckdb", "ibis")
+HEAVY = (
+    *("torch", "torchrec", "triton", "stable_baselines3", "gymnasium", "pandas", "sklearn", "scipy", "duckdb", "ibis"),
+    *("kubernetes", "kfp", "mlflow"),
+)
 
 # What a step imports -> the heavy packages that it may load.
 ALLOWED = {
     "recmill.cli": (),
+    "pipelines.commands, pipelines.server.commands, recmill.cli.training, recmill.cli.report": (),  # recmill --help
     "recmill.tracking": (),
     "recmill.data.sources": (),
     "recmill.data.cluster": ("duckdb", "ibis"),
     "recmill.data.storage.record_format, recmill.data.storage.deduplicated, recmill.data.hot.layout": (),
     "components.merge_data.merging": (),
-    "recmill.profiling.access": (),
+    "recmill.profiling.access": ("scipy",),
     "recmill.planning.planner, recmill.training.config": (),
     "components.train_model.step, recmill.training.trainer": (),
+    "recmill.training.agent, recmill.training.preload": (),
+    "recmill.training.rank.worker, torch.distributed.run": ("torch", "torchrec"),  # what ranks are forked from
+    "recmill.tuning.allocation": ("torch", "torchrec", "scipy"),
     "recmill.report, components.compare_runs.folders": (),
 }
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -42,12 +43,10 @@ from recmill.training.verdicts import Verdicts
 
 def main(job_path: str) -> None:
     """Run one rank; a failure is reported in the job's folder, where the launcher looks for it."""
-    startup_seconds = seconds_since_start(
-        os.getppid() or None
-    )  # of torchrun, which loads torch before it starts a rank
     die_with_parent()
     keep_freed_memory()
     job = read_json(job_path)
+    startup_seconds = _seconds_since_launch(job)
     rank = int(os.environ["RANK"])
     try:
         run_rank(job, startup_seconds)
@@ -58,6 +57,13 @@ def main(job_path: str) -> None:
         report = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
         write_text_atomically(Path(job_path).parent / f"error-{rank}.json", dump_json(report))
         raise
+
+
+def _seconds_since_launch(job: dict[str, Any]) -> float:
+    """Since the launcher on this machine called torchrun; in a pod whose command torchrun is, since it started."""
+    if "launched_at" in job:
+        return time.monotonic() - float(job["launched_at"])
+    return seconds_since_start(os.getppid() or None)
 
 
 def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
