@@ -20,7 +20,10 @@ def tune_ingest(
     from components.outputs import log_numbers, path_of, publish
     from recmill.tracking import step_run
     from recmill.training.config import TrainConfig
-    from recmill.tuning.allocation import tune_ingest as allocate_workers
+    from recmill.training.processes import paused_collections
+
+    with paused_collections():
+        from recmill.tuning.allocation import tune_ingest as allocate_workers  # loads TorchRec
 
     inputs = {"dataset": path_of(dataset)}
     with step_run(

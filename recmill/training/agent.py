@@ -14,8 +14,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+
+from recmill.training.processes import paused_collections
 
 WORKER = "recmill.training.rank.worker"
 SWITCH = "RECMILL_FORKED_RANKS"  # environment variable; "off": torchrun starts an interpreter per rank
@@ -48,18 +49,6 @@ def load_worker() -> str:
         from recmill.training.rank import worker
     gc.freeze()  # or the first collection of every rank copies the pages of all objects
     return worker.__file__
-
-
-@contextmanager
-def paused_collections() -> Iterator[None]:
-    """No garbage collections while the block imports: they find nothing and take a fifth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 if __name__ == "__main__":

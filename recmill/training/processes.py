@@ -72,6 +72,18 @@ def return_freed_memory() -> None:
 
 
 @contextmanager
+def paused_collections() -> Iterator[None]:
+    """No garbage collections while the block imports: they find nothing and take a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
 def frozen_objects() -> Iterator[None]:
     """While the block runs, garbage collections skip the objects that exist when it begins.
 
