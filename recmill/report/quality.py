@@ -61,6 +61,7 @@ def metrics_table(measured: Measured) -> PageTable:
         rows=rows,
         numeric=frozenset(range(1, len(values) + 1)),
         is_sortable=False,
+        is_explained=True,
         note=groups_note(next(iter(measured.values()))),
     )
 

@@ -33,6 +33,7 @@ class PageTable(PageBlock):
     note: str = ""
     is_sortable: bool = True
     is_prose: bool = False  # cells hold sentences: on a narrow page they stand below one another
+    is_explained: bool = False  # the last cell of a row explains it: on a narrow page it stands below the others
 
 
 @dataclass(frozen=True, kw_only=True)
