@@ -17,6 +17,7 @@ MLFLOW = "recmill/mlflow"  # the server; steps run in the other two
 TAG = recmill.__version__
 CUDA_SUFFIX = "-cuda"  # of the tag of the trainer's variant for GPUs
 IMAGES = {
+    "open_run": DATA,
     "generate_data": DATA,
     "merge_data": DATA,
     "profile_access": DATA,

@@ -25,26 +25,7 @@ def path_of(artifact: Any) -> str:
     return str(artifact.metadata["path"])
 
 
-def write_table(output: Any, title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fill a KFP Markdown artifact with one table: one row per entry, one column per plain value."""
-    columns = list(dict.fromkeys(key for row in rows.values() for key, value in row.items() if _is_plain(value)))
-    lines = [f"## {title}", "", "| name | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()]
-    with open(output.path, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-
-
 def log_numbers(output: Any, metrics: Mapping[str, float]) -> None:
     """Fill a KFP Metrics artifact, which the UI shows and compares."""
     for name, value in metrics.items():
         output.log_metric(name, value)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float))
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "").replace("|", "\\|")

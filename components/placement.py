@@ -109,6 +109,7 @@ def quantity(text: str) -> float:
 # Requests are what the demo's steps need to start; they leave room for Kubeflow, MLflow and PostgreSQL on one node with
 # 2 cores and 8 GiB, also with two trainer pods. Limits are what a step may use where the node has it.
 LAPTOP: dict[str, StepPlacement] = {
+    "open_run": StepPlacement(cpu="1", memory="1Gi", cpu_request="100m", memory_request="256Mi", timeout_s=600),
     "generate_data": StepPlacement(cpu="2", memory="6Gi"),
     "merge_data": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=3600),
     "profile_access": StepPlacement(cpu="2", memory="4Gi", memory_request="512Mi"),

@@ -39,5 +39,5 @@ apply -k "$scratch/manifests/overlays/kind"
 cat <<NEXT
 
 Ready. Kubeflow Pipelines: kubectl --namespace kubeflow port-forward service/ml-pipeline-ui 8080:80
-Then: recmill submit --host http://localhost:8080 --image-tag $tag --param workdir=/runs/first --wait
+Then: recmill submit --host http://localhost:8080 --image-tag $tag --wait
 NEXT

@@ -14,63 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipelines.options import PIPELINES, package_options, read_switches, switch_options, variant_options
+from components.form import FIELDS
+from pipelines.options import PIPELINES, check_form, form_options, package_options, read_options, variant_options
 from pipelines.server.commands import finish_waiting, server_options, wait_for_run, waiting_options
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
-from recmill.cli.output import HOT_BUDGET, emit, json_option, memory_budget_option, settings_option
-from recmill.data.sources.presets import PRESETS
+from recmill.cli.output import emit, json_option
 
 if TYPE_CHECKING:
     from components.placement import ClusterPlacement
 
 
 @click.command()
-@click.option(
-    "--preset", type=click.Choice(list(PRESETS)), help="Data to run on. Default: tiny, or the Parquet of --data."
-)
-@click.option("--data", help="Folder with Parquet and schema.json, or with the files that the preset reads.")
+@form_options
 @click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
-@settings_option
-@click.option("--nproc", type=click.IntRange(min=1), default=1, help="Training processes.")
-@memory_budget_option
-@click.option(
-    "--hot-budget",
-    type=HOT_BUDGET,
-    default="auto",
-    help="Memory for hot rows per process: a size (8MiB), none, or auto: what gains most within the memory budget.",
-)
-@click.option(
-    "--compress",
-    default="",
-    show_default=False,
-    help="Let tables share parameters: auto, a factor (10) or a size (64MiB). Default: no sharing.",
-)
-@click.option(
-    "--layout",
-    type=click.Choice(["auto", "deduplicated", "session", "time"]),
-    default="auto",
-    help="Layout in which the dataset is stored; auto: what suits how much lists repeat inside sessions.",
-)
-@switch_options
 @variant_options
-@click.option(
-    "--eval-fraction", type=click.FloatRange(0, 0.9), default=0.1, help="Share of sessions held out for evaluation."
-)
 @click.option("--no-tracking", is_flag=True, help="Do not write to MLflow.")
 @json_option
 def run(
-    preset: str | None,
-    data: str | None,
-    out: str | None,
-    flags: tuple[str, ...],
-    memory_budget: int,
-    hot_budget: int | str,
-    compress: str,
-    no_tracking: bool,
-    with_baseline: bool,
-    with_sharing: bool,
-    as_json: bool,
-    **options: Any,
+    out: str | None, no_tracking: bool, with_baseline: bool, with_sharing: bool, as_json: bool, **options: Any
 ) -> None:
     """Run the whole pipeline on this machine: data, profile, plan, tuning, a baseline, training, report.
 
@@ -84,27 +45,16 @@ def run(
       recmill run --preset small --nproc 2 --no-baseline --hot-batches off --compress 10
     """
     from pipelines.local import StepFailed
-    from pipelines.train import COMPRESS
-    from recmill.training.config import TrainConfig, settings_of_run
 
-    preset = preset or ("parquet" if data else "tiny")
-    settings, data_settings = settings_of_run(preset, flags)
-    settings |= read_switches(options)
-    if settings.get("sharing") == "true":
-        compress = compress or COMPRESS
-    TrainConfig.from_overrides(settings)  # checked now, not minutes later in the training step
+    given = read_options(options)
+    preset = check_form(given).preset  # checked now, not minutes later in the training step
+    if given.get("num_nodes", 1) > 1:
+        raise InputError("--num-nodes: a run on this machine has one node; recmill submit trains on several")
     out = out or f"runs/{preset}"
-    arguments = {
-        "preset": preset,
-        "data": _absolute(data) if data else "",
-        "workdir": _absolute(out),
-        "data_settings": json.dumps(data_settings),
-        "settings": json.dumps(settings),
-        "memory_budget_bytes": memory_budget,
-        "hot_budget": str(hot_budget),
-        "compress": compress,
-        **options,
-    }
+    defaults = {name: field.default for name, field in FIELDS.items() if name not in ("partitions", "ablations")}
+    arguments = defaults | given | {"preset": preset, "workdir": _absolute(out)}
+    if arguments["data"]:
+        arguments["data"] = _absolute(arguments["data"])
     variants = (with_baseline, with_sharing)
     try:
         results = _run_tracked(arguments, variants, no_tracking, as_json)
@@ -157,15 +107,16 @@ def _run_tracked(
             mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
             arguments=arguments,
         )
-        threads = threads_of(TrainConfig.from_overrides(json.loads(arguments["settings"])).threads, arguments["nproc"])
+        settings = json.loads(check_form(arguments).settings)
+        threads = threads_of(TrainConfig.from_overrides(settings).threads, arguments["nproc"])
         with preloaded_ranks(threads), Follower(steps=steps, is_silent=as_json) as follower:
             run_locally(
                 build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
-                arguments | {"tracking_uri": tracking_uri},
+                arguments,
                 steps=steps,
                 log_path=log_path,
                 environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"}
-                | (replayer.environment if replayer else {}),
+                | ({"MLFLOW_TRACKING_URI": tracking_uri} | replayer.environment if replayer else {}),
                 follow=follower,
             )
         results = collect_results(workdir, steps)
@@ -210,20 +161,27 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
 @click.command("compile")
 @click.option("--out", default="build", help="Folder for the pipeline's YAML.")
 @package_options
+@form_options
 @json_option
-def compile_pipeline(out: str, as_json: bool, **package: Any) -> None:
-    """Write the pipeline as YAML for Kubeflow Pipelines; the same input gives the same bytes."""
+def compile_pipeline(out: str, as_json: bool, **options: Any) -> None:
+    """Write the pipeline as YAML for Kubeflow Pipelines; the same input gives the same bytes.
+
+    Upload it in Kubeflow's UI. Its form is filled in with the values given here; every field can be changed there.
+    """
     from pipelines.requests import PipelineRequests
     from recmill.artifacts import hash_file
 
-    path = _compile_to(Path(out), **package)
-    asked = PipelineRequests.load(path).describe()
+    given = read_options(options)
+    check_form(given)
+    path = _compile_to(Path(out), given, **options)
+    asked = PipelineRequests.load(path, num_nodes=given.get("num_nodes", 1)).describe()
     result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size, "requests": asked}
     emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)", asked], as_json=as_json)
 
 
 def _compile_to(
     folder: Path,
+    given: Mapping[str, Any],
     *,
     kind: str,
     image_tag: str | None,
@@ -239,6 +197,7 @@ def _compile_to(
 
     from components.images import TAG
     from pipelines.ablations import build_ablations
+    from pipelines.fields import with_defaults
     from pipelines.site import Site
     from pipelines.train import build_partitioned_pipeline, build_pipeline
 
@@ -249,7 +208,7 @@ def _compile_to(
     }
     tag = TAG if image_tag is None else image_tag
     site = Site(image_tag=tag, registry=registry, placement=_read_placement(placement, profile, gpus, gpu_type))
-    pipeline = builders[kind](site)
+    pipeline = with_defaults(builders[kind](site), given)
     if folder.is_file():
         raise InputError(f"{folder}: is a file, expected a folder for --out")
     with explain_write_errors(folder):
@@ -277,7 +236,9 @@ def _read_placement(path: str | None, profile: str | None, gpus: int | None, gpu
 @server_options
 @click.option("--experiment", default="recmill", help="Experiment of the run.")
 @click.option("--run-name", help="Name of the run. Default: 'recmill', the preset or data, and the time.")
-@click.option("--param", "flags", multiple=True, metavar="NAME=VALUE", help="Pipeline parameter; repeatable.")
+@form_options
+@click.option("--workdir", help=f"{FIELDS['workdir'].about}")
+@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Pipeline parameter; repeatable.")
 @package_options
 @click.option(
     "--pipeline-name", help="Keep the pipeline on the server under this name, with a new version if its YAML changed."
@@ -292,21 +253,21 @@ def submit(
     token: str | None,
     experiment: str,
     run_name: str | None,
-    flags: tuple[str, ...],
+    params: tuple[str, ...],
     pipeline_name: str | None,
     cron: str | None,
     wait: bool,
     timeout_s: float,
     poll_s: float,
     as_json: bool,
-    **package: Any,
+    **options: Any,
 ) -> None:
     """Submit the pipeline to Kubeflow Pipelines and, with --wait, follow it to its end.
 
     \b
     Examples:
-      recmill submit --host http://localhost:8080 --param workdir=/data/runs/one --param preset=small --wait
-      recmill submit --host URL --pipeline-name nightly --cron "0 3 * * *" --param data=/runs/log
+      recmill submit --host http://localhost:8080 --preset small --nproc 2 --wait
+      recmill submit --host URL --pipeline-name nightly --cron "0 3 * * *" --data /runs/log --set epochs=2
     """
     import tempfile
 
@@ -319,11 +280,13 @@ def submit(
         raise InputError("--cron needs --pipeline-name, and cannot be combined with --wait")
     if cron:
         check_cron(cron)
+    given = read_options(options)
+    server = open_server(host, namespace=namespace, token=token)
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-        path = _compile_to(Path(scratch), **package)
-        parameters = parse_parameters(flags, path)
+        path = _compile_to(Path(scratch), {}, **options)
+        parameters = parse_parameters(params, given, path)
+        check_form(parameters)
         asked = PipelineRequests.load(path, num_nodes=int(parameters.get("num_nodes", 1))).describe()
-        server = open_server(host, namespace=namespace, token=token)
         name = run_name or default_run_name(parameters)
         version = keep_version(server, path, name=pipeline_name) if pipeline_name else None
         if cron:
@@ -346,4 +309,4 @@ def submit(
 def default_run_name(parameters: Mapping[str, Any]) -> str:
     """What people look for in a list of runs: the data or preset, and when."""
     data = str(parameters.get("data") or "").rstrip("/").rsplit("/", 1)[-1]
-    return f"recmill {data or parameters.get('preset', 'tiny')} {time.strftime('%Y-%m-%d %H:%M')}"
+    return f"recmill {data or check_form(parameters).preset} {time.strftime('%Y-%m-%d %H:%M')}"

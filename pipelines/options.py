@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
+from components.form import FIELDS, LAYOUTS, RARE, RunForm, check_partitions, read_form
+from recmill.cli.output import settings_option
+from recmill.training.config import settings_from_flags
 from recmill.training.switches import Switch
 
+SWITCHES = tuple(switch.value for switch in Switch)
+NOT_OF_FORM = ("workdir", "partitions", "ablations")
 PIPELINES = {"train": "recmill.yaml", "partitions": "recmill-partitions.yaml", "ablations": "recmill-ablations.yaml"}
-SWITCH_VALUES = {"auto": "auto", "on": "true", "true": "true", "off": "false", "false": "false"}
+SWITCH_VALUES = {"auto": "auto", "on": "on", "true": "on", "off": "off", "false": "off"}
 
 
-def switch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """One option per switch, each `auto`, `on` or `off`."""
-    about = {
-        Switch.DEDUP: "Train each distinct list of a batch once (RecD).",
-        Switch.TIERS: "Place rows by how often they are read (FlexShard).",
-        Switch.HOT_BATCHES: "Train samples that read only hot rows separately (FAE).",
-        Switch.SHARING: "Let cold rows share parameters, another model (PSS); on: as --compress 10.",
-        Switch.TUNING: "Adjust ingestion workers while training runs (InTune).",
-    }
-    for switch in reversed(Switch):
-        command = click.option(
-            f"--{switch.value.replace('_', '-')}",
-            switch.value,
-            type=click.Choice(list(SWITCH_VALUES)),
-            metavar="auto|on|off",
-            help=f"{about[switch]} Default: {'off' if switch == Switch.SHARING else 'auto'}.",
-        )(command)
+# Keys of `settings` that have a flag of their own.
+ABOUT_RARE = {
+    "layout": "Layout in which the dataset is stored; auto: what suits how much lists repeat inside sessions.",
+    "eval_fraction": "Share of sessions held out for evaluation.",
+    "compress": "Let tables share parameters: auto, a factor (10) or a size (64MiB).",
+}
+
+
+def form_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option per field of a run's form; one that is not given is None. `read_options` makes parameters of them."""
+    fields = {name: field for name, field in FIELDS.items() if field.flag}
+    options = [
+        *(_form_option(name, field.about, field.default, field.choices) for name, field in fields.items()),
+        *(_form_option(name, about, RARE[name], _choices(name)) for name, about in ABOUT_RARE.items()),
+        settings_option,
+    ]
+    for option in reversed(options):
+        command = option(command)
     return command
+
+
+def _form_option(name: str, about: str, default: Any, choices: tuple[str, ...]) -> Callable[..., Any]:
+    kind = click.Choice(choices) if choices else type(default)
+    if name in SWITCHES:
+        kind = click.Choice(list(SWITCH_VALUES))
+    told = f" Default: {default}." if default != "" else ""
+    metavar = "auto|on|off" if name in SWITCHES else None
+    return click.option(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=about + told)
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    return LAYOUTS if name == "layout" else ()
+
+
+def read_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The pipeline parameters that `form_options` gave; takes them out of a command's options."""
+    settings: dict[str, Any] = dict(settings_from_flags(options.pop("flags")))
+    settings |= {name: value for name in ABOUT_RARE if (value := options.pop(name)) is not None}
+    fields = {name: options.pop(name) for name in FIELDS if name in options}
+    parameters = {name: value for name, value in fields.items() if value is not None}
+    parameters |= {name: SWITCH_VALUES[value] for name, value in parameters.items() if name in SWITCHES}
+    return parameters | ({"settings": json.dumps(settings)} if settings else {})
+
+
+def check_form(parameters: Mapping[str, Any]) -> RunForm:
+    """Check the parameters of a run as its first step will."""
+    check_partitions(parameters.get("partitions", []))
+    own = {name: value for name, value in parameters.items() if name not in (*SWITCHES, *NOT_OF_FORM)}
+    return read_form(**own, switches={name: parameters[name] for name in SWITCHES if name in parameters})
 
 
 def variant_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,12 +82,6 @@ def variant_options(command: Callable[..., None]) -> Callable[..., None]:
         "--with-sharing", is_flag=True, help="Train a variant with shared parameters (a tenth of the size) too."
     )
     return baseline(sharing(command))
-
-
-def read_switches(options: dict[str, Any]) -> dict[str, str]:
-    """The settings of the switches that were given; takes them out of a command's options."""
-    given = {switch.value: options.pop(switch.value) for switch in Switch}
-    return {name: SWITCH_VALUES[value] for name, value in given.items() if value}
 
 
 def package_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +11,11 @@ from kfp import dsl, kubernetes
 
 from components.close_run.component import close_run
 from components.images import CUDA_SUFFIX, IMAGES, TAG, TRAINER, image
+from components.open_run.component import open_run
 from components.placement import USER, VARIABLE, ClusterPlacement
+from recmill.tracking.server import LOGIN, TRACKING_URI
 
+SHORT_NAMES = {step: step.split("_")[0] for step in IMAGES} | {"train_baseline": "baseline", "train_shared": "shared"}
 STARTS_PODS = ("generate_data", "train_baseline", "train_model", "train_shared")
 
 
@@ -42,16 +45,31 @@ class Site:
         tag = self.image_tag + CUDA_SUFFIX if needs_cuda else self.image_tag
         return image(IMAGES[step], tag=tag, registry=self.registry)
 
+    def open(self, workdir: Any, **form: Any) -> Mapping[str, Any]:
+        """The first task: it checks the form of the run. Its outputs are the run's folder and what steps are told."""
+        opened = self.place("open_run", open_run(workdir=workdir, volume=self.volume, **form))
+        told: Mapping[str, Any] = opened.set_caching_options(False).outputs
+        return told
+
     @contextmanager
-    def closing(self, where: dict[str, Any]) -> Iterator[None]:
-        """Whatever ends the tasks inside, a last task ends the MLflow run; `recmill run` does so itself."""
+    def closing(self, workdir: Any, steps: Iterable[str]) -> Iterator[None]:
+        """Whatever ends the tasks inside, a last task ends the MLflow run; `recmill run` does so itself.
+
+        Kubeflow's picture of a run shows the tasks inside as one box, so its name lists them.
+        """
         if not self.placement:
             yield
             return
-        closed = self.place("close_run", close_run(run_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER, **where))
+        name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        closed = self.place("close_run", close_run(workdir=workdir, volume=self.volume, run_name=name))
         closed.set_caching_options(False)
-        with dsl.ExitHandler(closed, name="run"):
+        with dsl.ExitHandler(closed, name=", ".join(SHORT_NAMES[step] for step in steps)):
             yield
+
+    @property
+    def volume(self) -> str:
+        """Where steps see the volume of the runs; "" on this machine."""
+        return self.placement.mount if self.placement else ""
 
 
 LOCAL = Site()
@@ -86,9 +104,9 @@ def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: ClusterPlace
     if given.shm:
         kubernetes.empty_dir_mount(task, "shm", "/dev/shm", medium="Memory", size_limit=given.shm)
     # Only the names of the secret and its keys are in the pipeline; a server without logins needs no secret.
-    logins = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    kubernetes.use_secret_as_env(task, placement.secret, {name: name for name in logins}, optional=True)
-    task.set_env_variable("MLFLOW_TRACKING_URI", placement.tracking_uri)
+    logins = {name: name.replace("MLFLOW", "RECMILL") for name in LOGIN}
+    kubernetes.use_secret_as_env(task, placement.secret, logins, optional=True)
+    task.set_env_variable(TRACKING_URI, placement.tracking_uri)
     if step in STARTS_PODS:
         task.set_env_variable(VARIABLE, placement.to_json())
         kubernetes.use_field_path_as_env(task, "RECMILL_NAMESPACE", "metadata.namespace")

@@ -1,18 +1,20 @@
 """The pipeline: which step feeds which.
 
-generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
-               └─ tune_ingest ── train_baseline ─┘
+open_run ── generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
+                           └─ tune_ingest ── train_baseline ─┘
 
-train_baseline and train_shared are optional. Trainings run one after the other: on one machine they would slow each
-other down, and their speeds are compared. With partitions, generate_data runs once per partition, in parallel, and
-merge_data joins the datasets.
+open_run checks the form of the run and tells the steps what to do. train_baseline and train_shared are optional.
+Trainings run one after the other: on one machine they would slow each other down, and their speeds are compared. With
+partitions, generate_data runs once per partition, in parallel, and merge_data joins the datasets.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
+from components.form import COMPRESS
 from components.generate_data.component import generate_data
 from components.merge_data.component import merge_data
 from components.plan_shards.component import plan_shards
@@ -22,14 +24,14 @@ from components.train_baseline.component import train_baseline
 from components.train_model.component import train_model
 from components.train_shared.component import train_shared
 from components.tune_ingest.component import tune_ingest
+from pipelines.fields import with_fields
 from pipelines.site import LOCAL, Site, field_of
 
 STEPS = (
-    *("generate_data", "profile_access", "plan_shards", "tune_ingest"),
+    *("open_run", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
     *("train_baseline", "train_model", "train_shared", "report"),
 )
 NAME = "recmill"
-COMPRESS = "10"  # of the variant that shares parameters, if `compress` does not say
 
 
 def steps_of(*, with_baseline: bool, with_sharing: bool) -> tuple[str, ...]:
@@ -43,92 +45,97 @@ def build_pipeline(site: Site = LOCAL, *, with_baseline: bool = True, with_shari
 
     `with_baseline` trains a baseline first, `with_sharing` a variant with shared parameters last.
     """
+    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing)
 
     @dsl.pipeline(name=NAME, description="Raw interaction logs in; a trained, sharded recommendation model out.")
     def train(
-        workdir: str,
-        preset: str = "tiny",
         data: str = "",
-        data_settings: str = "{}",
-        layout: str = "auto",
-        eval_fraction: float = 0.1,
-        engine: str = "duckdb",
-        master: str = "",
+        preset: str = "auto",
+        labels: str = "",
+        dedup: str = "auto",
+        tiers: str = "auto",
+        hot_batches: str = "auto",
+        sharing: str = "auto",
+        tuning: str = "auto",
         nproc: int = 1,
         num_nodes: int = 1,
-        memory_budget_bytes: int = 2**30,
+        memory_budget: str = "1GiB",
         hot_budget: str = "auto",
-        compress: str = "",
+        workdir: str = "",
         settings: str = "{}",
-        tracking_uri: str = "",
-        parent_run_id: str = "",
     ) -> None:
-        where = {"workdir": workdir, "tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
-        source = {"preset": preset, "data": data, "data_settings": data_settings, "layout": layout}
-        how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
+        switches = {"dedup": dedup, "tiers": tiers, "hot_batches": hot_batches, "sharing": sharing, "tuning": tuning}
+        source = {"data": data, "preset": preset, "labels": labels}
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
-        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget": hot_budget}
-        with site.closing(where):
-            made = generate_data(**source, **how, with_baseline=with_baseline, **where)
+        budgets = {"memory_budget": memory_budget, "hot_budget": hot_budget}
+        with site.closing(workdir, steps):
+            told = site.open(workdir, **source, **switches, **ranks, **budgets, settings=settings)
+            made = generate_data(data=data, **told_of_data(told), with_baseline=with_baseline)
             generated = site.place("generate_data", made).outputs
             steps_after_data(
                 site,
                 generated["dataset"],
+                told,
                 ranks,
-                {**budgets, "compress": compress},
-                settings,
-                where,
+                hot_budget,
                 baseline_data=generated["baseline_data"] if with_baseline else None,
                 with_sharing=with_sharing,
             )
 
-    return train
+    return with_fields(train)
 
 
 def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
     """The same for a log that lies in several folders: each is clustered by a task of its own, side by side."""
+    first, generate, *later = steps_of(with_baseline=False, with_sharing=False)
 
     @dsl.pipeline(name=f"{NAME}-partitions", description="As recmill, with the raw log clustered in partitions.")
     def train_on_partitions(
-        workdir: str,
         partitions: list,
-        eval_fraction: float = 0.1,
-        engine: str = "duckdb",
-        master: str = "",
+        dedup: str = "auto",
+        tiers: str = "auto",
+        hot_batches: str = "auto",
+        sharing: str = "auto",
+        tuning: str = "auto",
         nproc: int = 1,
         num_nodes: int = 1,
-        memory_budget_bytes: int = 2**30,
+        memory_budget: str = "1GiB",
         hot_budget: str = "auto",
-        compress: str = "",
+        workdir: str = "",
         settings: str = "{}",
-        tracking_uri: str = "",
-        parent_run_id: str = "",
     ) -> None:
-        tracked = {"tracking_uri": tracking_uri, "parent_run_id": parent_run_id}
-        where = {"workdir": workdir, **tracked}
-        how = {"eval_fraction": eval_fraction, "engine": engine, "master": master}
+        switches = {"dedup": dedup, "tiers": tiers, "hot_batches": hot_batches, "sharing": sharing, "tuning": tuning}
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
-        budgets = {"memory_budget_bytes": memory_budget_bytes, "hot_budget": hot_budget}
-        with site.closing(where):
+        budgets = {"memory_budget": memory_budget, "hot_budget": hot_budget}
+        with site.closing(workdir, (first, generate, "merge_data", *later)):
+            told = site.open(workdir, partitions=partitions, **switches, **ranks, **budgets, settings=settings)
             with dsl.ParallelFor(partitions, name="partitions", parallelism=4) as partition:
-                source = {"preset": "parquet", "data": field_of(partition, "data"), "data_settings": "{}"}
-                folder = {"workdir": f"{workdir}/partitions", "subfolder": field_of(partition, "name")}
-                generated = site.place(
-                    "generate_data", generate_data(**source, layout="session", **how, **folder, **tracked)
-                )
-            merged = site.place("merge_data", merge_data(datasets=dsl.Collected(generated.outputs["dataset"]), **where))
-            steps_after_data(site, merged.outputs["dataset"], ranks, {**budgets, "compress": compress}, settings, where)
+                source = {"preset": "parquet", "data": field_of(partition, "data"), "layout": "session"}
+                folder = {"workdir": f"{told['workdir']}/partitions", "subfolder": field_of(partition, "name")}
+                made = generate_data(**told_of_data(told) | {"data_settings": "{}"} | source | folder)
+                generated = site.place("generate_data", made)
+            parts = dsl.Collected(generated.outputs["dataset"])
+            merged = site.place("merge_data", merge_data(datasets=parts, workdir=told["workdir"]))
+            steps_after_data(site, merged.outputs["merged_dataset"], told, ranks, hot_budget)
 
-    return train_on_partitions
+    return with_fields(train_on_partitions)
+
+
+def told_of_data(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What generate_data is told by open_run."""
+    names = ("workdir", "preset", "data_settings", "layout", "eval_fraction", "engine", "master")
+    return {name: told[name] for name in names}
 
 
 def steps_before_training(
-    site: Site, dataset: Any, ranks: dict[str, Any], budgets: dict[str, Any], settings: Any, where: dict[str, Any]
+    site: Site, dataset: Any, told: Mapping[str, Any], ranks: dict[str, Any], hot_budget: Any
 ) -> dict[str, Any]:
     """Profile, plan and tune on a dataset: the outputs profile, plan and allocation."""
-    profile = site.place("profile_access", profile_access(dataset=dataset, **where)).outputs["profile"]
-    planned = plan_shards(profile=profile, settings=settings, **budgets, **ranks, **where)
-    tuned = tune_ingest(dataset=dataset, settings=settings, **where)
+    how = {"settings": told["settings"], "workdir": told["workdir"]}
+    profile = site.place("profile_access", profile_access(dataset=dataset, workdir=told["workdir"])).outputs["profile"]
+    budgets = {"memory_budget_bytes": told["memory_budget_bytes"], "hot_budget": hot_budget}
+    planned = plan_shards(profile=profile, compress=told["compress"], **budgets, **ranks, **how)
+    tuned = tune_ingest(dataset=dataset, **how)
     plan, allocation = site.place("plan_shards", planned), site.place("tune_ingest", tuned)
     return {"profile": profile, "plan": plan.outputs["plan"], "allocation": allocation.outputs["allocation"]}
 
@@ -136,18 +143,17 @@ def steps_before_training(
 def steps_after_data(
     site: Site,
     dataset: Any,
+    told: Mapping[str, Any],
     ranks: dict[str, Any],
-    budgets: dict[str, Any],
-    settings: Any,
-    where: dict[str, Any],
+    hot_budget: Any,
     *,
     baseline_data: Any = None,
     with_sharing: bool = False,
 ) -> None:
     """Profile, plan, tune, train and report on a dataset; with `baseline_data`, train the baseline on it before."""
-    made = steps_before_training(site, dataset, ranks, budgets, settings, where)
-    profile, how = made["profile"], {"settings": settings, **ranks, **where}
-    memory = {"memory_budget_bytes": budgets["memory_budget_bytes"]}
+    made = steps_before_training(site, dataset, told, ranks, hot_budget)
+    profile, how = made["profile"], {"settings": told["settings"], "workdir": told["workdir"], **ranks}
+    memory = {"memory_budget_bytes": told["memory_budget_bytes"]}
     inputs = {"dataset": dataset, "allocation": made["allocation"]}
     trained = site.place("train_model", train_model(plan=made["plan"], **inputs, **how))
     last = trained
@@ -156,6 +162,7 @@ def steps_after_data(
         baseline.after(made["allocation"].task)  # tuning measures speed, too
         trained.after(site.place("train_baseline", baseline))
     if with_sharing:
-        budgets = {**memory, "hot_budget": budgets["hot_budget"], "compress": COMPRESS}
+        budgets = {**memory, "hot_budget": hot_budget, "compress": COMPRESS}
         last = site.place("train_shared", train_shared(profile=profile, **inputs, **budgets, **how)).after(trained)
-    site.place("report", report(**made, model=trained.outputs["model"], **where)).after(last)
+    written = report(**made, model=trained.outputs["model"], workdir=told["workdir"])
+    site.place("report", written).after(last)

@@ -16,19 +16,14 @@ TAG_CACHED = "recmill.cached"  # every step came from Kubeflow's cache
 MAX_TAG = 500
 
 
-def end_run(
-    *, state: str, workdir: str, tracking_uri: str, parent_run_id: str, pipeline_run_id: str, run_name: str = ""
-) -> RunReference:
+def end_run(*, state: str, workdir: str, tracking_uri: str, pipeline_run_id: str, run_name: str = "") -> RunReference:
     """Set the MLflow run's name, final status and headline metrics and, if it failed, the failed step's sentence."""
     states = read_states(workdir, pipeline_run_id=pipeline_run_id)
     outcome = judge_run(state, states, was_complete=_was_complete(workdir))
     say("close_run", " ".join(filter(None, (f"the run is {outcome.status}", outcome.reason))))
-    if is_tracking_off() or not tracking_uri or not (parent_run_id or pipeline_run_id):
+    if is_tracking_off() or not tracking_uri or not pipeline_run_id:
         return RunReference()
-    if parent_run_id:
-        found = RunReference(tracking_uri=tracking_uri, run_id=parent_run_id)
-    else:
-        found = find_run(tracking_uri, pipeline_run_id=pipeline_run_id)
+    found = find_run(tracking_uri, pipeline_run_id=pipeline_run_id)
     with connect(tracking_uri) as client:
         _close_steps(client, found.run_id, outcome)
         log_points(client, found.run_id, [(name, value, 0, time.time()) for name, value in headline(workdir).items()])
@@ -36,7 +31,7 @@ def end_run(
             client.set_tag(found.run_id, TAG_REASON, outcome.reason[:MAX_TAG])
         if outcome.is_cached:
             client.set_tag(found.run_id, TAG_CACHED, "true")
-        if run_name and not parent_run_id:
+        if run_name:
             client.update_run(found.run_id, name=run_name)
         client.set_terminated(found.run_id, status=outcome.status)
     return found

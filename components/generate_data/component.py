@@ -8,17 +8,15 @@ from components.images import DATA, image
 def generate_data(
     dataset: Output[Dataset],
     baseline_data: Output[Dataset],
-    summary: Output[Markdown],
+    dataset_summary: Output[Markdown],
     preset: str,
     data: str,
     data_settings: str,
     layout: str,
     eval_fraction: float,
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
     engine: str = "duckdb",
-    master: str = "",
+    master: str = "none",
     with_baseline: bool = False,
     subfolder: str = "",
 ) -> None:
@@ -27,7 +25,8 @@ def generate_data(
     from functools import partial
 
     from components.generate_data.executors import spark_settings
-    from components.outputs import publish, write_table
+    from components.outputs import publish
+    from components.summaries import part_rows, write_table
     from recmill.data.cluster import cluster_sessions
     from recmill.data.cluster.spark_session import spark_session
     from recmill.data.sources import make_raw_log
@@ -37,8 +36,6 @@ def generate_data(
     with step_run(
         "generate_data",
         workdir=workdir,
-        tracking_uri=tracking_uri,
-        parent_run_id=parent_run_id,
         inputs=inputs,
         subfolder=subfolder,
     ) as step:
@@ -55,4 +52,4 @@ def generate_data(
         reference = step.wrote("dataset", clustered)
         publish(dataset, reference | {"layout": clustered.layout, "why": clustered.layout_why})
         publish(baseline_data, reference if plain is clustered else step.wrote("baseline_data", plain))
-        write_table(summary, "Dataset", {part["file"]: part for part in clustered.to_json()["parts"]})
+        write_table(dataset_summary, "Dataset", part_rows(clustered))

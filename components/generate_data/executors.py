@@ -10,7 +10,7 @@ from recmill.data.cluster.spark_session import ExecutorPods
 
 def spark_settings(master: str) -> dict[str, str]:
     """Spark's settings for that master; on Kubernetes, with executors as the placement describes them."""
-    if not master:
+    if master == "none":
         return {}
     if not master.startswith("k8s://"):
         return {"spark.master": master}

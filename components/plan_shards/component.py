@@ -8,23 +8,21 @@ from components.images import TRAINER, image
 def plan_shards(
     profile: Input[Artifact],
     plan: Output[Artifact],
-    summary: Output[Markdown],
+    placement_summary: Output[Markdown],
     nproc: int,
     memory_budget_bytes: int,
     settings: str,
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
     num_nodes: int = 1,
     hot_budget: str = "auto",
-    compress: str = "",
+    compress: str = "none",
 ) -> None:
     """Decide which rows live on which rank, which are hot (hot_budget) and which share parameters (compress)."""
     import json
-    from dataclasses import asdict
 
-    from components.outputs import path_of, publish, write_table
-    from components.plan_shards.budgets import read_hot_budget
+    from components.form import read_hot_budget
+    from components.outputs import path_of, publish
+    from components.summaries import tier_rows, write_table
     from recmill.planning.planner import Topology
     from recmill.planning.planner import plan_shards as plan_tables
     from recmill.tracking import step_run
@@ -38,24 +36,17 @@ def plan_shards(
         "hot_budget": hot_budget,
         "compress": compress,
     }
-    with step_run(
-        "plan_shards", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
-    ) as step:
+    with step_run("plan_shards", workdir=workdir, inputs=inputs) as step:
         planned = plan_tables(
             path_of(profile),
             out=step.path("plan"),
             topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
             memory_budget_bytes=memory_budget_bytes,
             hot_budget_bytes=read_hot_budget(hot_budget),
-            compress=compress or None,
+            compress=None if compress == "none" else compress,
             batch_size=TrainConfig.from_overrides(json.loads(settings)).batch_size,
             progress=step.progress,
         )
         step.record({"num_tables": len(planned.tables), "objective": planned.objective})
         publish(plan, step.wrote("plan", planned))
-        tiers = {
-            f"{name} / {position}": asdict(tier)
-            for name, table in planned.tables.items()
-            for position, tier in enumerate(table.tiers)
-        }
-        write_table(summary, "Placement", tiers)
+        write_table(placement_summary, "Where rows live", tier_rows(planned))

@@ -1,5 +1,5 @@
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Input, Metrics, Model, Output
+from kfp.dsl import HTML, Artifact, Input, Model, Output
 
 from components.images import TRAINER, image
 
@@ -10,16 +10,13 @@ def report(
     plan: Input[Artifact],
     allocation: Input[Artifact],
     model: Input[Model],
-    page: Output[HTML],
-    metrics: Output[Metrics],
+    report_page: Output[HTML],
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
 ) -> None:
     """Write the page that shows the whole run. The inputs make this step wait for what the page shows."""
     import fsspec
 
-    from components.outputs import log_numbers, path_of
+    from components.outputs import path_of
     from recmill.report import build_report
     from recmill.tracking import step_run
 
@@ -27,12 +24,9 @@ def report(
     with step_run(
         "report",
         workdir=workdir,
-        tracking_uri=tracking_uri,
-        parent_run_id=parent_run_id,
         inputs=inputs | {"model": path_of(model)},
     ) as step:
         written = build_report([workdir], out=step.path("report.html"))
         step.outputs["report"] = {"path": str(written)}
-        with fsspec.open(str(written), "rb") as source, open(page.path, "wb") as target:
+        with fsspec.open(str(written), "rb") as source, open(report_page.path, "wb") as target:
             step.record({"written_bytes": target.write(source.read())})
-        log_numbers(metrics, step.metrics)

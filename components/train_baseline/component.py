@@ -8,15 +8,13 @@ from components.images import TRAINER, image
 def train_baseline(
     dataset: Input[Dataset],
     profile: Input[Artifact],
-    model: Output[Model],
-    metrics: Output[Metrics],
-    roc: Output[ClassificationMetrics],
+    baseline_model: Output[Model],
+    baseline_metrics: Output[Metrics],
+    baseline_roc_curve: Output[ClassificationMetrics],
     nproc: int,
     memory_budget_bytes: int,
     settings: str,
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
     num_nodes: int = 1,
 ) -> None:
     """Train the same model with every switch off, on data in time order, placed by TorchRec's own planner."""
@@ -30,8 +28,6 @@ def train_baseline(
     with step_run(
         "train_baseline",
         workdir=workdir,
-        tracking_uri=tracking_uri,
-        parent_run_id=parent_run_id,
         inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes},
     ) as step:
         result, checkpoint = train_beside(
@@ -44,5 +40,5 @@ def train_baseline(
             memory_budget_bytes=memory_budget_bytes,
             strategy="torchrec",
         )
-        publish(model, step.wrote("checkpoint", checkpoint))
-        show_training(step, result, metrics, roc)
+        publish(baseline_model, step.wrote("checkpoint", checkpoint))
+        show_training(step, result, baseline_metrics, baseline_roc_curve)

@@ -10,13 +10,11 @@ def train_model(
     plan: Input[Artifact],
     allocation: Input[Artifact],
     model: Output[Model],
-    metrics: Output[Metrics],
-    roc: Output[ClassificationMetrics],
+    training_metrics: Output[Metrics],
+    roc_curve: Output[ClassificationMetrics],
     nproc: int,
     settings: str,
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
     num_nodes: int = 1,
     variant: dict = {},  # noqa: B006
     subfolder: str = "",
@@ -33,8 +31,6 @@ def train_model(
     with step_run(
         "train_model",
         workdir=workdir,
-        tracking_uri=tracking_uri,
-        parent_run_id=parent_run_id,
         inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes} | variant,
         subfolder=subfolder,
     ) as step:
@@ -45,4 +41,4 @@ def train_model(
         checkpoint = Checkpoint.load(step.path("train/checkpoint"))
         export_model(step, checkpoint)
         publish(model, step.wrote("checkpoint", checkpoint) | step.log_model(step.path("model")))
-        show_training(step, result, metrics, roc)
+        show_training(step, result, training_metrics, roc_curve)

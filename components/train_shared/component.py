@@ -9,24 +9,22 @@ def train_shared(
     dataset: Input[Dataset],
     profile: Input[Artifact],
     allocation: Input[Artifact],
-    model: Output[Model],
-    metrics: Output[Metrics],
-    roc: Output[ClassificationMetrics],
+    shared_model: Output[Model],
+    shared_metrics: Output[Metrics],
+    shared_roc_curve: Output[ClassificationMetrics],
     nproc: int,
     memory_budget_bytes: int,
     hot_budget: str,
     compress: str,
     settings: str,
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
     num_nodes: int = 1,
 ) -> None:
     """Train the variant whose tables share parameters: a smaller model, compressed as `compress` says."""
     import json
 
+    from components.form import read_hot_budget
     from components.outputs import path_of, publish
-    from components.plan_shards.budgets import read_hot_budget
     from components.train_model.step import show_training, train_beside
     from recmill.tracking import step_run
 
@@ -34,8 +32,6 @@ def train_shared(
     with step_run(
         "train_shared",
         workdir=workdir,
-        tracking_uri=tracking_uri,
-        parent_run_id=parent_run_id,
         inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes, "compress": compress},
     ) as step:
         result, checkpoint = train_beside(
@@ -49,5 +45,5 @@ def train_shared(
             hot_budget_bytes=read_hot_budget(hot_budget),
             compress=compress,
         )
-        publish(model, step.wrote("checkpoint", checkpoint))
-        show_training(step, result, metrics, roc)
+        publish(shared_model, step.wrote("checkpoint", checkpoint))
+        show_training(step, result, shared_metrics, shared_roc_curve)

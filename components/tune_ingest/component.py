@@ -8,11 +8,9 @@ from components.images import TRAINER, image
 def tune_ingest(
     dataset: Input[Dataset],
     allocation: Output[Artifact],
-    metrics: Output[Metrics],
+    ingest_metrics: Output[Metrics],
     settings: str,
     workdir: str,
-    tracking_uri: str,
-    parent_run_id: str,
 ) -> None:
     """Give each ingestion stage its number of workers."""
     import json
@@ -26,9 +24,7 @@ def tune_ingest(
         from recmill.tuning.allocation import tune_ingest as allocate_workers  # loads TorchRec
 
     inputs = {"dataset": path_of(dataset)}
-    with step_run(
-        "tune_ingest", workdir=workdir, tracking_uri=tracking_uri, parent_run_id=parent_run_id, inputs=inputs
-    ) as step:
+    with step_run("tune_ingest", workdir=workdir, inputs=inputs) as step:
         allocated = allocate_workers(
             path_of(dataset),
             out=step.path("allocation"),
@@ -40,4 +36,4 @@ def tune_ingest(
         step.record({"one_worker_rows_per_s": allocated.baseline.rows_per_s})
         step.record({f"workers_{stage}": workers for stage, workers in allocated.stages.items()})
         publish(allocation, step.wrote("allocation", allocated))
-        log_numbers(metrics, step.metrics)
+        log_numbers(ingest_metrics, step.metrics)

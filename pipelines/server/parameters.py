@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import yaml
 from recmill.artifacts import InputError
 
 
-def parse_parameters(flags: tuple[str, ...], package: Path) -> dict[str, Any]:
-    """Parameters from NAME=VALUE flags, checked against what the compiled pipeline takes."""
+def parse_parameters(flags: tuple[str, ...], options: Mapping[str, Any], package: Path) -> dict[str, Any]:
+    """Parameters from NAME=VALUE flags and from options of their own, checked against the compiled pipeline."""
     spec = next(iter(yaml.safe_load_all(package.read_text(encoding="utf-8"))))
     known = spec["root"]["inputDefinitions"]["parameters"]
     given: dict[str, Any] = {}
@@ -21,6 +22,12 @@ def parse_parameters(flags: tuple[str, ...], package: Path) -> dict[str, Any]:
         if not equals or name not in known:
             raise InputError(f"--param {flag!r}: expected NAME=VALUE with one of {', '.join(known)}")
         given[name] = _parse(name, text, known[name]["parameterType"])
+    for name, value in options.items():
+        if name not in known:
+            raise InputError(f"{name}: this pipeline has no such parameter, but {', '.join(known)}")
+        if name in given:
+            raise InputError(f"{name} is given twice, as a flag and by --param")
+        given[name] = value
     missing = [name for name, entry in known.items() if name not in given and "defaultValue" not in entry]
     if missing:
         raise InputError(f"--param {missing[0]}=VALUE is missing; the pipeline has no default for it")

@@ -9,7 +9,14 @@ RECMILL_TRACKING=off.
 
 from recmill.tracking.comparison import log_comparison
 from recmill.tracking.replay import Replayer
-from recmill.tracking.server import RunReference, close_run, default_tracking_uri, is_tracking_off, open_run
+from recmill.tracking.server import (
+    RunReference,
+    close_run,
+    default_tracking_uri,
+    find_server,
+    is_tracking_off,
+    open_run,
+)
 from recmill.tracking.steps import StepRun, name_mlflow_run, step_run, write_run_record
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "StepRun",
     "close_run",
     "default_tracking_uri",
+    "find_server",
     "is_tracking_off",
     "log_comparison",
     "name_mlflow_run",

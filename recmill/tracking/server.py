@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -17,6 +18,9 @@ EXPERIMENT = "recmill"
 # Tag names of Kubeflow Pipelines' own MLflow plugin, so both kinds of run are found the same way.
 TAG_RUN_ID = "kfp.pipeline_run_id"
 TAG_RUN_URL = "kfp.pipeline_run_url"
+# Set for the steps by the compiled pipeline. Names of our own: MLflow's belong to Kubeflow's MLflow plugin there.
+TRACKING_URI = "RECMILL_TRACKING_URI"
+LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 MAX_BATCH = 1000  # metrics MLflow accepts in one request
 
 Point = tuple[str, float | None, int, float]  # metric, value, training step, unix seconds
@@ -45,6 +49,34 @@ def default_tracking_uri(workdir: str | Path) -> str:
     if is_remote(workdir):
         raise InputError(f"{workdir}: remote folders have no default MLflow database; set MLFLOW_TRACKING_URI")
     return f"sqlite:///{Path(workdir).absolute().parent / 'mlflow.db'}"
+
+
+def find_server() -> str:
+    """Where the steps of a pipeline log to; "" if they log nowhere.
+
+    MLFLOW_TRACKING_URI comes first: the user's, or that of Kubeflow's own MLflow plugin, which also gives a step its
+    run (MLFLOW_RUN_ID) and login. Else the server that the pipeline was compiled for, with the login of its secret; a
+    run of the plugin's is unknown there, unless both use the same server.
+    """
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return uri
+    uri = os.environ.get(TRACKING_URI, "")
+    if uri:
+        for name in LOGIN:
+            if value := os.environ.get(name.replace("MLFLOW", "RECMILL")):
+                os.environ[name] = value
+        if _plugin_endpoint().rstrip("/") != uri.rstrip("/"):
+            os.environ.pop("MLFLOW_RUN_ID", None)
+    return uri
+
+
+def _plugin_endpoint() -> str:
+    """The server of Kubeflow's MLflow plugin, which tells the steps even where it sets no variables for them."""
+    try:
+        settings = json.loads(os.environ.get("KFP_MLFLOW_CONFIG", "{}"))
+    except json.JSONDecodeError:
+        return ""
+    return str(settings.get("endpoint", "")) if isinstance(settings, dict) else ""
 
 
 def load_mlflow() -> Any:

@@ -18,6 +18,7 @@ import fsspec
 from recmill.artifacts import InputError, dump_json, join_path, read_json, write_text_atomically
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
+FIRST_STEP = "open_run"  # never comes from the cache
 LAST_STEPS = ("report", "compare_runs")  # a pipeline that finished one of these is complete
 LEVELS = ("", "*/", "*/*/")  # steps that run in parallel have folders of their own below the run's
 
@@ -59,7 +60,7 @@ class Outcome:
 
     status: Ended
     reason: str = ""  # of a failed run
-    is_cached: bool = False  # no step of it ran
+    is_cached: bool = False  # no step but the first ran
 
 
 def judge_run(kubeflow_state: str, states: Iterable[StepState], *, was_complete: bool) -> Outcome:
@@ -69,18 +70,20 @@ def judge_run(kubeflow_state: str, states: Iterable[StepState], *, was_complete:
     whose steps all came from the cache. `was_complete`: a run has finished in this folder, so a cache can exist.
     """
     known = list(states)
+    has_opened = all(state.state == "FINISHED" for state in known if state.step == FIRST_STEP)
+    is_cached = has_opened and not any(state.step != FIRST_STEP for state in known)
     failed = [state for state in known if state.state == "FAILED"]
     if kubeflow_state in ("FAILED", "ERROR", "SYSTEM_ERROR"):
         return Outcome(status="FAILED", reason=_reason(known))
     if kubeflow_state in ("SUCCEEDED", "COMPLETE"):
-        return Outcome(status="FINISHED", is_cached=not known)
+        return Outcome(status="FINISHED", is_cached=is_cached)
     if kubeflow_state in ("CANCELLED", "CANCELED", "CANCELING"):
         return Outcome(status="KILLED")
     if failed:
         return Outcome(status="FAILED", reason=_reason(known))
     if any(state.step in LAST_STEPS and state.state == "FINISHED" for state in known):
         return Outcome(status="FINISHED")
-    if not known and was_complete:
+    if is_cached and was_complete:
         return Outcome(status="FINISHED", is_cached=True)
     return Outcome(status="KILLED")
 

@@ -33,7 +33,7 @@ from recmill.artifacts import (
 from recmill.progress import Progress, describe, seconds_since_start
 from recmill.sizes import format_bytes
 from recmill.tracking.recorder import JOURNAL_FOLDER, REFERENCE, Journal, MlflowRecorder, Recorder
-from recmill.tracking.server import RunReference, is_tracking_off
+from recmill.tracking.server import RunReference, find_server, is_tracking_off
 from recmill.tracking.states import Ended, write_state
 
 QUALITY = ("auc", "log_loss", "normalised_entropy")  # measured at every evaluation
@@ -135,7 +135,7 @@ def step_run(
     running.began = time.monotonic()
     try:
         write_state(folder, step, "RUNNING")
-        _open_recorder(running, tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", ""), parent_run_id)
+        _open_recorder(running, tracking_uri or find_server(), parent_run_id)
         _ensure_run_record(running)
         started_at, running.began = time.time(), time.monotonic()
         running.startup_seconds = seconds_since_start()

@@ -28,6 +28,7 @@ class PipelineRun:
     spec: dict[str, Any]
     on_cluster: dict[str, Any]
     artifacts: dict[str, dict[str, Any]] = field(default_factory=dict)  # task: {output: artifact}
+    parameters: dict[str, dict[str, Any]] = field(default_factory=dict)  # task: {output: value}
 
     @classmethod
     def load(cls, path: Path, *, site: TestSite, run_id: str, arguments: dict[str, Any]) -> PipelineRun:
@@ -86,7 +87,8 @@ class PipelineRun:
             return
         said = self.site.shell(f"out-{task}-{self.run_id}", f"cat /runs/kfp/{self.run_id}/{task}/output.json")
         output = json.loads(said)
-        self.artifacts[task] = {key: value["artifacts"][0] for key, value in output["artifacts"].items()}
+        self.artifacts[task] = {key: value["artifacts"][0] for key, value in output.get("artifacts", {}).items()}
+        self.parameters[task] = output.get("parameterValues", {})
 
     def find(self, task: str) -> dict[str, Any]:
         for dag in (self.spec["root"]["dag"], self.spec["components"]["comp-exit-handler-1"]["dag"]):
@@ -104,6 +106,11 @@ class PipelineRun:
                 parameters[name] = source["runtimeValue"]["constant"]
             elif "componentInputParameter" in source:
                 parameters[name] = self.arguments[source["componentInputParameter"].removeprefix(CHANNEL)]
+            elif "taskOutputParameter" in source:
+                producer, key = (source["taskOutputParameter"][part] for part in ("producerTask", "outputParameterKey"))
+                if producer not in self.parameters:
+                    self.run(producer)
+                parameters[name] = self.parameters[producer][key]
         for name, value in parameters.items():  # protobuf has only one number type
             if definitions.get(name, {}).get("parameterType") == "NUMBER_INTEGER":
                 parameters[name] = int(value)
@@ -115,7 +122,11 @@ class PipelineRun:
             name: {"artifacts": [{"name": name, "type": e["artifactType"], "uri": f"{folder}/{name}", "metadata": {}}]}
             for name, e in component.get("outputDefinitions", {}).get("artifacts", {}).items()
         }
+        values = {
+            name: {"outputFile": f"{folder}/{name}"}
+            for name in component.get("outputDefinitions", {}).get("parameters", {})
+        }
         return {
             "inputs": {"parameterValues": parameters, "artifacts": artifacts},
-            "outputs": {"artifacts": outputs, "outputFile": f"{folder}/output.json"},
+            "outputs": {"artifacts": outputs, "parameters": values, "outputFile": f"{folder}/output.json"},
         }

@@ -35,9 +35,7 @@ def generate(site: TestSite, package: Path, engine: str, master: str = "") -> st
     """Run the step with an engine; returns the path of its dataset."""
     arguments = {
         "workdir": f"/runs/{engine}",
-        "data_settings": json.dumps({"sessions": "200"}),
-        "engine": engine,
-        "master": master,
+        "settings": json.dumps({"data.sessions": 200, "engine": engine, "master": master}),
     }
     run = PipelineRun.load(package, site=site, run_id=engine, arguments=arguments)
     run.run("generate-data", timeout_s=400)

@@ -14,8 +14,8 @@ from tests.cluster.deployment import TestSite
 from tests.cluster.tasks import PipelineRun
 
 SETTINGS = {"batch_size": "256", "max_steps": "12", "checkpoint_every": "4", "bottom_layers": "16", "top_layers": "16"}
-DATA = {"sessions": "300"}
-TASKS = ("generate-data", "profile-access", "plan-shards", "tune-ingest", "train-model", "report")
+DATA = {"data.sessions": "300"}
+TASKS = ("open-run", "generate-data", "profile-access", "plan-shards", "tune-ingest", "train-model", "report")
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def package(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(site: TestSite, package: Path) -> PipelineRun:
-    arguments = {"workdir": "/runs/one", "settings": json.dumps(SETTINGS), "data_settings": json.dumps(DATA)}
+    arguments = {"workdir": "/runs/one", "settings": json.dumps(SETTINGS | DATA)}
     run = PipelineRun.load(package, site=site, run_id="r1", arguments=arguments)
     for task in TASKS:
         run.run(task)

@@ -41,8 +41,7 @@ def prepared(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Pipeli
     arguments = {
         "workdir": "/runs/nodes",
         "num_nodes": 2,
-        "settings": json.dumps(SETTINGS),
-        "data_settings": json.dumps({"sessions": "300"}),
+        "settings": json.dumps(SETTINGS | {"data.sessions": "300"}),
     }
     run = PipelineRun.load(folder / "recmill.yaml", site=site, run_id="n1", arguments=arguments)
     for task in BEFORE:

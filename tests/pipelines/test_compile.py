@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from google.protobuf.json_format import MessageToDict
 
 import recmill
+from components.placement import ClusterPlacement
+from pipelines.ablations import build_ablations
 from pipelines.commands import compile_pipeline
-from pipelines.train import STEPS, steps_of
+from pipelines.site import Site
+from pipelines.train import STEPS, build_partitioned_pipeline, build_pipeline, steps_of
 from recmill.artifacts import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +60,7 @@ def test_the_image_tag_reaches_every_step(tmp_path: Path) -> None:
     spec, _ = specs(compiled(tmp_path, "--image-tag", "abc123", "--image-registry", "reg.test/team/"))
     images = {name: entry["container"]["image"] for name, entry in spec["deploymentSpec"]["executors"].items()}
     assert images == {
+        "exec-open-run": "reg.test/team/recmill/data:abc123",
         "exec-generate-data": "reg.test/team/recmill/data:abc123",
         "exec-profile-access": "reg.test/team/recmill/data:abc123",
         "exec-plan-shards": "reg.test/team/recmill/trainer:abc123",
@@ -110,7 +117,7 @@ def tasks_of(text: bytes | str) -> dict[str, set[str]]:
 def test_the_default_pipeline_trains_a_baseline_and_then_the_model() -> None:
     tasks = tasks_of(GOLDEN.read_text(encoding="utf-8"))
     assert set(tasks) == {step.replace("_", "-") for step in DEFAULT_STEPS}
-    assert tasks["train-baseline"] == {"generate-data", "profile-access", "tune-ingest"}
+    assert tasks["train-baseline"] == {"open-run", "generate-data", "profile-access", "tune-ingest"}
     assert "train-baseline" in tasks["train-model"]  # never both at a time: their speeds are compared
 
 
@@ -130,14 +137,46 @@ def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
             for output, entry in component["outputDefinitions"]["artifacts"].items()
         }
         for name, component in spec["components"].items()
-        if "outputDefinitions" in component
+        if "artifacts" in component.get("outputDefinitions", {})
     }
     assert kinds == {
-        "generate-data": {"dataset": "Dataset", "baseline_data": "Dataset", "summary": "Markdown"},
-        "profile-access": {"profile": "Artifact", "summary": "Markdown"},
-        "plan-shards": {"plan": "Artifact", "summary": "Markdown"},
-        "tune-ingest": {"allocation": "Artifact", "metrics": "Metrics"},
-        "train-baseline": {"model": "Model", "metrics": "Metrics", "roc": "ClassificationMetrics"},
-        "train-model": {"model": "Model", "metrics": "Metrics", "roc": "ClassificationMetrics"},
-        "report": {"page": "HTML", "metrics": "Metrics"},
+        "generate-data": {"dataset": "Dataset", "baseline_data": "Dataset", "dataset_summary": "Markdown"},
+        "profile-access": {"profile": "Artifact", "access_summary": "Markdown"},
+        "plan-shards": {"plan": "Artifact", "placement_summary": "Markdown"},
+        "tune-ingest": {"allocation": "Artifact", "ingest_metrics": "Metrics"},
+        "train-baseline": {
+            "baseline_model": "Model",
+            "baseline_metrics": "Metrics",
+            "baseline_roc_curve": "ClassificationMetrics",
+        },
+        "train-model": {"model": "Model", "training_metrics": "Metrics", "roc_curve": "ClassificationMetrics"},
+        "report": {"report_page": "HTML"},
     }
+
+
+@pytest.mark.parametrize(
+    ("build", "inside"),
+    [
+        (build_pipeline, "open, generate, profile, plan, tune, baseline, train, report"),
+        (partial(build_pipeline, with_baseline=False), "open, generate, profile, plan, tune, train, report"),
+        (
+            partial(build_pipeline, with_sharing=True),
+            "open, generate, profile, plan, tune, baseline, train, shared, report",
+        ),
+        (build_partitioned_pipeline, "open, generate, merge, profile, plan, tune, train, report"),
+        (build_ablations, "open, generate, profile, plan, tune, train, compare"),
+    ],
+)
+def test_the_first_picture_says_what_is_inside_and_artifacts_have_names_of_their_own(
+    build: Callable[[Site], Any], inside: str
+) -> None:
+    spec = MessageToDict(build(Site(placement=ClusterPlacement())).pipeline_spec)
+    boxes = {name: task["taskInfo"]["name"] for name, task in spec["root"]["dag"]["tasks"].items()}
+    assert boxes == {"exit-handler-1": inside, "close-run": "close-run"}
+    made = [
+        name
+        for component in spec["components"].values()
+        if "executorLabel" in component  # a sub-graph hands on what its tasks made
+        for name in component.get("outputDefinitions", {}).get("artifacts", {})
+    ]
+    assert len(made) == len(set(made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from recmill.artifacts import Dataset, read_json
 SETTINGS = {"batch_size": "128", "max_steps": "4", "bottom_layers": "16", "top_layers": "16", "threads": "1"}
 
 
-def run(pipeline: object, folder: Path, **arguments: object) -> None:
+def run(pipeline: object, folder: Path, settings: Mapping[str, str] = {}, **arguments: object) -> None:
     run_locally(
         pipeline,
-        {"workdir": str(folder / "run"), "settings": json.dumps(SETTINGS), **arguments},
+        {"workdir": str(folder / "run"), "settings": json.dumps(SETTINGS | settings), **arguments},
         steps=(*STEPS, "merge_data", "compare_runs"),
         log_path=folder / "log.txt",
         environment={"RECMILL_TRACKING": "off", "OMP_NUM_THREADS": "1"},
@@ -29,7 +30,7 @@ def run(pipeline: object, folder: Path, **arguments: object) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ablations_train_the_same_data_and_are_compared(tmp_path: Path) -> None:
-    run(build_ablations(), tmp_path, data_settings=json.dumps({"sessions": "80"}))
+    run(build_ablations(), tmp_path, {"data.sessions": "80"})
     comparison = (tmp_path / "run" / "comparison.html").read_text(encoding="utf-8")
     results = {}
     for variant in VARIANTS:

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from kfp import dsl
 
 from components.close_run.closing import end_run
 from components.compare_runs.folders import order_runs, result_rows
 from components.merge_data.merging import merge_datasets
+from components.summaries import MAX_ROWS, access_rows, comparison_rows, part_rows, tier_rows, write_table
 from recmill.artifacts import Dataset, InputError
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import make_raw_log
+from recmill.planning.planner import Topology, plan_shards
+from recmill.profiling.access import profile_access
 from recmill.tracking import open_run
 
 
@@ -27,7 +31,9 @@ ANSWERS = {
     "success": ("COMPLETE", {"train_model": "FINISHED", "report": "FINISHED"}, "FINISHED"),
     "failure": ("FAILED", {"generate_data": "FINISHED", "train_model": "FAILED"}, "FAILED"),
     "terminated": ("RUNNING", {"generate_data": "FINISHED", "train_model": "RUNNING"}, "KILLED"),
-    "cached": ("RUNNING", {}, "FINISHED"),
+    "cached": ("RUNNING", {"open_run": "FINISHED"}, "FINISHED"),
+    "cached, as another version may say": ("COMPLETE", {"open_run": "FINISHED"}, "FINISHED"),
+    "terminated at once": ("RUNNING", {"open_run": "RUNNING"}, "KILLED"),
     "older server": ("CANCELLED", {"train_model": "RUNNING"}, "KILLED"),
 }
 
@@ -56,7 +62,6 @@ def test_the_mlflow_run_ends_as_the_pipeline_did(server: str, tmp_path: Path, an
         state=told,
         workdir=str(tmp_path),
         tracking_uri=server,
-        parent_run_id="",
         pipeline_run_id=run_id,
         run_name="recmill tiny, 18 November",
     )
@@ -67,12 +72,12 @@ def test_the_mlflow_run_ends_as_the_pipeline_did(server: str, tmp_path: Path, an
     assert ended.data.metrics == {"auc": 0.7}
     reason = "train_model: /runs/nowhere: no such file" if answer == "failure" else None
     assert ended.data.tags.get("recmill.failure") == reason
-    assert ended.data.tags.get("recmill.cached") == ("true" if answer == "cached" else None)
+    assert ended.data.tags.get("recmill.cached") == ("true" if answer.startswith("cached") else None)
     assert client.get_run(orphan.info.run_id).info.status != "RUNNING"
 
 
 def test_without_a_server_there_is_nothing_to_close(tmp_path: Path) -> None:
-    found = end_run(state="FAILED", workdir=str(tmp_path), tracking_uri="", parent_run_id="", pipeline_run_id="x")
+    found = end_run(state="FAILED", workdir=str(tmp_path), tracking_uri="", pipeline_run_id="x")
     assert found.run_id == ""
 
 
@@ -130,3 +135,34 @@ def test_the_comparison_is_against_the_first_run(tmp_path: Path) -> None:
         (folder / "result.json").write_text(json.dumps(result))
     rows = result_rows([str(tmp_path / "baseline"), str(tmp_path / "dedup")])
     assert rows["dedup"]["speedup"] == 2.5
+    assert [row["speed"] for row in comparison_rows(rows)] == ["1.00x", "2.50x"]
+
+
+def read_table(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The titles and the cells of the Markdown table in a file."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    titles, _, *cells = ([text.strip() for text in line.strip("|").split("|")] for line in lines)
+    return titles, cells
+
+
+def test_tables_in_markdown_are_narrow_with_plain_titles(partitions: list[str], tmp_path: Path) -> None:
+    dataset = Dataset.load(partitions[0])
+    profile = profile_access(partitions[0], out=tmp_path / "profile")
+    topology = Topology(nodes=1, ranks_per_node=2)
+    plan = plan_shards(tmp_path / "profile", out=tmp_path / "plan", topology=topology, memory_budget_bytes=2**30)
+    for rows in (part_rows(dataset), access_rows(profile), tier_rows(plan)):
+        artifact = dsl.Markdown(uri=str(tmp_path / "table.md"))
+        write_table(artifact, "Title", rows)
+        titles, cells = read_table(tmp_path / "table.md")
+        assert len(titles) <= 5
+        assert not any("_" in title for title in titles)
+        assert len(cells) == len(rows)
+        for row in cells:
+            assert len(row) == len(titles)
+            assert all(text.startswith("`") for text in row if "_" in text)  # else it may become italics
+    assert [row["rows"] for row in part_rows(dataset)][-1] == f"{dataset.num_rows:,}"
+
+
+def test_a_long_table_shows_its_first_rows(tmp_path: Path) -> None:
+    write_table(dsl.Markdown(uri=str(tmp_path / "table.md")), "Title", [{"a": str(n)} for n in range(MAX_ROWS + 3)])
+    assert (tmp_path / "table.md").read_text().endswith(f"| {MAX_ROWS - 1} |\n\nand 3 more\n")

@@ -111,11 +111,18 @@ def call(*args: str) -> Result:
 
 
 def test_a_submission_sends_the_pipeline_with_its_parameters(server: PipelinesServer) -> None:
-    outcome = call("--host", server.url, "--param", "nproc=2", "--param", "eval_fraction=0.2", "--json")
+    flags = ("--param", "nproc=2", "--eval-fraction", "0.2", "--dedup", "off", "--memory-budget", "2GiB")
+    outcome = call("--host", server.url, *flags, "--json")
     assert outcome.exit_code == 0, outcome.output
     assert json.loads(outcome.stdout)["run_id"] == "run-7"
     (sent,) = server.runs
-    assert sent["runtime_config"]["parameters"] == {"workdir": "/data/run", "nproc": 2, "eval_fraction": 0.2}
+    assert sent["runtime_config"]["parameters"] == {
+        "workdir": "/data/run",
+        "nproc": 2,
+        "dedup": "off",
+        "memory_budget": "2GiB",
+        "settings": '{"eval_fraction": 0.2}',
+    }
     spec = sent["pipeline_spec"].get("pipeline_spec", sent["pipeline_spec"])
     assert set(spec["components"]) >= {"comp-generate-data", "comp-train-model", "comp-report"}
     assert server.experiments[0]["display_name"] == "recmill"
@@ -207,7 +214,15 @@ def test_another_web_server_is_not_taken_for_kubeflow(server: PipelinesServer) -
 
 @pytest.mark.parametrize(
     ("flag", "says"),
-    [("bogus=1", "expected NAME=VALUE with one of"), ("nproc=two", "expected a whole number"), ("nproc", "NAME=VALUE")],
+    [
+        ("bogus=1", "expected NAME=VALUE with one of"),
+        ("nproc=two", "expected a whole number"),
+        ("nproc", "NAME=VALUE"),
+        ("nproc=0", "nproc is 0, expected 1 or more"),
+        ("tiers=true", "tiers is 'true', expected one of auto, on, off"),
+        ("memory_budget=lots", "memory_budget: 'lots' is not a size"),
+        ('settings={"epochs": "two"}', "settings: setting epochs='two': expected a whole number"),
+    ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_is_sent(server: PipelinesServer, flag: str, says: str) -> None:
     outcome = call("--host", server.url, "--param", flag)
@@ -217,5 +232,19 @@ def test_a_wrong_parameter_is_refused_before_anything_is_sent(server: PipelinesS
 
 
 def test_a_parameter_without_default_must_be_given(server: PipelinesServer) -> None:
-    outcome = CliRunner().invoke(submit, ["--host", server.url])
-    assert "--param workdir=VALUE is missing" in str(outcome.exception)
+    outcome = CliRunner().invoke(submit, ["--host", server.url, "--pipeline", "partitions"])
+    assert "--param partitions=VALUE is missing" in str(outcome.exception)
+
+
+def test_a_flag_that_the_pipeline_has_no_parameter_for_is_refused(server: PipelinesServer) -> None:
+    outcome = call("--host", server.url, "--pipeline", "ablations", "--dedup", "on")
+    assert "dedup: this pipeline has no such parameter" in str(outcome.exception)
+    assert server.runs == []
+
+
+def test_nothing_has_to_be_filled_in(server: PipelinesServer) -> None:
+    outcome = CliRunner().invoke(submit, ["--host", server.url, "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    (sent,) = server.runs
+    assert not sent["runtime_config"].get("parameters")
+    assert sent["display_name"].startswith("recmill tiny ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from recmill.tracking import (
     RunReference,
     close_run,
     default_tracking_uri,
+    find_server,
     open_run,
     step_run,
     write_run_record,
@@ -301,3 +303,31 @@ def test_runs_beside_each_other_share_a_database(tmp_path: Path, monkeypatch: py
         default_tracking_uri("s3://bucket/run")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
     assert default_tracking_uri("s3://bucket/run") == "http://mlflow:5000"
+
+
+def test_steps_use_the_server_of_kubeflows_plugin_before_that_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plugin of Kubeflow Pipelines 2.17 sets with `injectUserEnvVars`."""
+    monkeypatch.setenv("RECMILL_TRACKING_URI", "http://mlflow:5000")
+    monkeypatch.setenv("RECMILL_TRACKING_PASSWORD", "ours")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://plugin:5000")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "run-of-the-task")
+    assert find_server() == "http://plugin:5000"
+    assert os.environ["MLFLOW_RUN_ID"] == "run-of-the-task"
+    assert "MLFLOW_TRACKING_PASSWORD" not in os.environ
+
+
+@pytest.mark.parametrize(("endpoint", "keeps_run"), [("http://mlflow:5000/", True), ("http://other:5000", False)])
+def test_a_run_of_the_plugin_is_resumed_only_on_its_own_server(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, keeps_run: bool
+) -> None:
+    """Without `injectUserEnvVars` the plugin names the step's run and its own settings, but sets no server."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("RECMILL_TRACKING_URI", "http://mlflow:5000")
+    monkeypatch.setenv("RECMILL_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("RECMILL_TRACKING_PASSWORD", "ours")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "run-of-the-task")
+    monkeypatch.setenv("KFP_MLFLOW_CONFIG", json.dumps({"endpoint": endpoint, "parentRunId": "p", "experimentId": "1"}))
+    assert find_server() == "http://mlflow:5000"
+    assert ("MLFLOW_RUN_ID" in os.environ) == keeps_run
+    assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("admin", "ours")

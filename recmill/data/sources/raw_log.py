@@ -50,13 +50,13 @@ def make_raw_log(
     `data` is where a real data set lies, if not in RECMILL_DATA_DIR. `overrides` change settings of a preset.
     """
     if source == "parquet":
-        _check_overrides(source, overrides)
+        check_settings(source, overrides)
         return _locate_log(data)
     if source not in PRESETS:
         raise InputError(f"unknown preset {source!r}; expected one of {', '.join((*PRESETS, 'parquet'))}")
     from recmill.data.sources.log_writer import refuse_foreign_log
 
-    preset, settings = PRESETS[source], _check_overrides(source, overrides)
+    preset, settings = PRESETS[source], check_settings(source, overrides)
     refuse_foreign_log(out)  # before minutes of work
     if preset.config is not None:
         if data is not None:
@@ -106,7 +106,8 @@ def synthetic_config(preset: str, **overrides: Any) -> SyntheticConfig:
     return replace(make(), **{SYNTHETIC_SETTINGS[name]: value for name, value in overrides.items()})
 
 
-def _check_overrides(source: str, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_settings(source: str, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings of a source's data with their types; InputError for one that it does not have."""
     preset, settings = PRESETS.get(source), {}
     known: tuple[str, ...] = ()
     if preset is not None:
