@@ -46,14 +46,15 @@ def build_ablations(site: Site = LOCAL) -> BaseComponent:
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
         budgets = {"memory_budget": memory_budget, "hot_budget": hot_budget}
         with site.closing(workdir, STEPS):
-            told = site.open(workdir, **source, **ranks, **budgets, settings=settings, default_compress="auto")
+            how = {"default_compress": "auto", "loop": "ablations"}
+            told = site.open(workdir, **source, **ranks, **budgets, settings=settings, **how)
             made = site.place("generate_data", generate_data(data=data, **told_of_data(told)))
             dataset = made.outputs["dataset"]
             planned = steps_before_training(site, dataset, told, ranks, hot_budget)
             with dsl.ParallelFor(ablations, name="ablations", parallelism=2) as variant:
                 inputs = {"dataset": dataset, "plan": planned["plan"], "allocation": planned["allocation"]}
                 own = {"variant": field_of(variant, "settings"), "subfolder": field_of(variant, "name")}
-                folder = {"settings": told["settings"], "workdir": f"{told['workdir']}/ablations"}
+                folder = {"settings": told["settings"], "workdir": told["loop_workdir"]}
                 trained = site.place("train_model", train_model(**inputs, **own, **folder, **ranks))
             models = dsl.Collected(trained.outputs["model"])
             site.place("compare_runs", compare_runs(models=models, workdir=told["workdir"]))

@@ -94,6 +94,7 @@ def run_locally(
         open(log_path, "w", encoding="utf-8") as file,
         changed_environment(environment),
         steps_stopped_by_sigterm(),
+        loops_with_outputs(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # that our image is not called python
@@ -115,6 +116,28 @@ def run_locally(
         finally:
             builtins.print = original_print  # ParallelFor leaves its indenting print behind
             config.LocalExecutionConfig.instance = None  # or later calls of a component would run it
+
+
+@contextmanager
+def loops_with_outputs() -> Iterator[None]:
+    """Tasks in a loop get outputs of tasks outside of it; kfp 2.17's local runner gives them the loop's item."""
+    from kfp.local.orchestrator import task_spec_utils
+
+    name = "create_parameter_loop_iteration_task_spec"
+    create = getattr(task_spec_utils, name)
+
+    def create_with_outputs(task: Any, item: Any, loop: str) -> Any:
+        made = create(task, item, loop)
+        for key, given in task.inputs.parameters.items():
+            if given.HasField("task_output_parameter"):
+                made.inputs.parameters[key].CopyFrom(given)
+        return made
+
+    setattr(task_spec_utils, name, create_with_outputs)
+    try:
+        yield
+    finally:
+        setattr(task_spec_utils, name, create)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ CATEGORIES = {
 PARAMETERS = {
     "volume": "Where steps see the volume of the runs.",
     "workdir": "Folder of the run.",
+    "loop": "Folder below workdir for the tasks of a loop, whose `workdir` is the output loop_workdir.",
     "subfolder": "Folder below workdir, for a task of a loop.",
     "run_name": "Name of the pipeline run.",
     "status": "How the tasks before it ended.",

@@ -78,7 +78,7 @@ LOCAL = Site()
 def field_of(item: Any, name: str) -> Any:
     """A field of the current item of dsl.ParallelFor. Not `item.name`: that is kfp's name of the item.
 
-    Pass it on unchanged: kfp's local runner does not find it inside a longer text.
+    Pass it on unchanged: kfp's local runner does not find it, or any output of a task, inside a longer text of a loop.
     """
     return item.__getattr__(name)
 

@@ -108,10 +108,11 @@ def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
         ranks = {"nproc": nproc, "num_nodes": num_nodes}
         budgets = {"memory_budget": memory_budget, "hot_budget": hot_budget}
         with site.closing(workdir, (first, generate, "merge_data", *later)):
-            told = site.open(workdir, partitions=partitions, **switches, **ranks, **budgets, settings=settings)
+            form = {"partitions": partitions, "loop": "partitions"}
+            told = site.open(workdir, **form, **switches, **ranks, **budgets, settings=settings)
             with dsl.ParallelFor(partitions, name="partitions", parallelism=4) as partition:
                 source = {"preset": "parquet", "data": field_of(partition, "data"), "layout": "session"}
-                folder = {"workdir": f"{told['workdir']}/partitions", "subfolder": field_of(partition, "name")}
+                folder = {"workdir": told["loop_workdir"], "subfolder": field_of(partition, "name")}
                 made = generate_data(**told_of_data(told) | {"data_settings": "{}"} | source | folder)
                 generated = site.place("generate_data", made)
             parts = dsl.Collected(generated.outputs["dataset"])

@@ -23,11 +23,13 @@ def open_run(
     hot_budget: str = "auto",
     settings: str = "{}",
     default_compress: str = "none",
+    loop: str = "",
     partitions: list = [],  # noqa: B006
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Opened",
     [
         ("workdir", str),
+        ("loop_workdir", str),
         ("preset", str),
         ("data_settings", str),
         ("layout", str),
@@ -43,6 +45,7 @@ def open_run(
     from dataclasses import asdict
 
     from components.form import check_partitions, folder_of_run, read_form
+    from recmill.artifacts import join_path
     from recmill.tracking import step_run
 
     folder = folder_of_run(workdir, volume)
@@ -54,4 +57,4 @@ def open_run(
     with step_run("open_run", workdir=folder, inputs=form | switches):
         check_partitions(partitions)
         told = read_form(**form, switches=switches, default_compress=default_compress)
-    return (folder, *asdict(told).values())
+    return (folder, join_path(folder, loop) if loop else folder, *asdict(told).values())

@@ -134,3 +134,37 @@ def test_a_terminated_run_takes_its_steps_with_it(tmp_path: Path) -> None:
         run_two_steps(tmp_path, "sleep", follow=terminate_once_it_works)
     assert time.monotonic() - begin < 60
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@dsl.component(base_image="recmill/trainer:0", install_kfp_package=False)
+def name_folder(workdir: str) -> str:
+    """A task whose output tasks of a loop take."""
+    return f"{workdir}/loop"
+
+
+@dsl.component(base_image="recmill/trainer:0", install_kfp_package=False)
+def loop_step(workdir: str, subfolder: str):
+    """A step of a loop."""
+    from recmill.tracking import step_run
+
+    with step_run("loop_step", workdir=workdir, subfolder=subfolder):
+        pass
+
+
+@dsl.pipeline(name="loop")
+def looped(workdir: str, names: list):
+    folder = name_folder(workdir=workdir).output
+    with dsl.ParallelFor(names, name="names", parallelism=1) as item:
+        loop_step(workdir=folder, subfolder=item.__getattr__("name"))
+
+
+def test_tasks_of_a_loop_get_outputs_of_tasks_outside_of_it(tmp_path: Path) -> None:
+    run_locally(
+        looped,
+        {"workdir": str(tmp_path), "names": [{"name": "a"}, {"name": "b"}]},
+        steps=("loop_step",),
+        log_path=tmp_path / "run.log",
+        environment={"RECMILL_TRACKING": "off"},
+        follow=lambda step, text: None,
+    )
+    assert {path.parent.parent.name for path in (tmp_path / "loop").glob("*/steps/loop_step.json")} == {"a", "b"}
