@@ -12,6 +12,7 @@ torchrun: this calls its main function with its own options for workers that are
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -26,19 +27,19 @@ def forks_ranks() -> bool:
     return os.environ.get(SWITCH) != "off"
 
 
-def run_agent(arguments: Sequence[str]) -> None:
-    """Run the ranks of this node to their end; raises or exits as torchrun does."""
+def run_agent(arguments: Sequence[str], *, worker: str = WORKER) -> None:
+    """Run the ranks of this node, each the module `worker`, to their end; raises or exits as torchrun does."""
     *options, job_path = arguments
-    worker = load_worker() if forks_ranks() else ""
+    path = load_worker(worker) if forks_ranks() else ""
     with paused_collections():
         from torch.distributed import run
 
-    how = ["--start-method", "fork", "--run-path", worker] if worker else ["-m", WORKER]
+    how = ["--start-method", "fork", "--run-path", path] if path else ["-m", worker]
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # ranks inherit it
     run.main([*options, *how, job_path])
 
 
-def load_worker() -> str:
+def load_worker(worker: str = WORKER) -> str:
     """Import what ranks import and return the path of their script; "" where ranks cannot be forked: on GPUs."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # or the check starts CUDA, which no fork survives
     with paused_collections():
@@ -46,9 +47,10 @@ def load_worker() -> str:
 
         if torch.cuda.is_available():
             return ""
-        from recmill.training.rank import worker
+        path = importlib.import_module(worker).__file__
     gc.freeze()  # or the first collection of every rank copies the pages of all objects
-    return worker.__file__
+    assert path is not None
+    return path
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -244,15 +245,18 @@ def _follow(process: subprocess.Popen[str] | Fork, log: Any, progress: Progress)
     process.wait()
 
 
-def rank_failure(reports_folder: Path) -> str:
-    """The first failure among the ranks' reports, or ""; a user's error is raised as InputError."""
+def rank_failure(reports_folder: Path, *, lost: str = "onnection") -> str:
+    """The first failure among the ranks' reports, or ""; a user's error is raised as InputError.
+
+    Messages that match `lost` are those of ranks that lost another one, and not the cause.
+    """
     reports = [read_json(path) for path in sorted(reports_folder.glob("error-*.json"))]
     for report in reports:
         if report["kind"] == "input":
             raise InputError(report["message"])
     # A rank that was killed leaves no report, and the others then only complain about the lost connection.
     for report in reports:
-        if "onnection" not in report["message"]:
+        if not re.search(lost, report["message"]):
             return f"rank {report['rank']} failed: {' '.join(str(report['message']).split())[:300]}"
     return ""
 

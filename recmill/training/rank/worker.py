@@ -29,7 +29,7 @@ from recmill.artifacts import (
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.planning.torchrec_plan import without_tiers
-from recmill.progress import seconds_since_start
+from recmill.progress import Progress, seconds_since_start
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
 from recmill.training.rank.dedup import choose_dedup_together
@@ -41,7 +41,12 @@ from recmill.training.switches import wants_hot_batches
 from recmill.training.verdicts import Verdicts
 
 
-def main(job_path: str) -> None:
+def print_progress(what: str, done: int, total: int) -> None:
+    """Progress as a line that launchers read."""
+    print(PROGRESS_MARK + json.dumps([what, done, total]), flush=True)
+
+
+def main(job_path: str, report: Progress = print_progress) -> None:
     """Run one rank; a failure is reported in the job's folder, where the launcher looks for it."""
     die_with_parent()
     keep_freed_memory()
@@ -49,13 +54,13 @@ def main(job_path: str) -> None:
     startup_seconds = _seconds_since_launch(job)
     rank = int(os.environ["RANK"])
     try:
-        run_rank(job, startup_seconds)
+        run_rank(job, startup_seconds, report)
         if rank == 0 and job.get("export"):
             export_checkpoint(Path(job["out"]) / "checkpoint", out=job["export"], for_mlflow=False)
     except BaseException as error:
         kind = "input" if isinstance(error, InputError) else "crash"
-        report = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
-        write_text_atomically(Path(job_path).parent / f"error-{rank}.json", dump_json(report))
+        failure = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
+        write_text_atomically(Path(job_path).parent / f"error-{rank}.json", dump_json(failure))
         raise
 
 
@@ -66,7 +71,7 @@ def _seconds_since_launch(job: dict[str, Any]) -> float:
     return seconds_since_start(os.getppid() or None)
 
 
-def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
+def run_rank(job: dict[str, Any], startup_seconds: float = 0.0, report: Progress = print_progress) -> None:
     config = TrainConfig.from_json(job["config"])
     device = _device()
     # Launchers set the variable; a torchrun started by hand may not.
@@ -75,9 +80,9 @@ def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
         if "repeats" in job:
-            _train_repeats(job["repeats"], device)
+            _train_repeats(job["repeats"], device, report)
             return
-        run = open_run(job, device)
+        run = open_run(job, device, report)
         run.meter.startup_seconds = startup_seconds
         with frozen_objects():
             run.train()
@@ -85,12 +90,12 @@ def run_rank(job: dict[str, Any], startup_seconds: float = 0.0) -> None:
         dist.destroy_process_group()
 
 
-def _train_repeats(jobs: list[dict[str, Any]], device: torch.device) -> None:
+def _train_repeats(jobs: list[dict[str, Any]], device: torch.device, report: Progress) -> None:
     """Train jobs one after the other; of each only the result is wanted, not the checkpoint."""
     for done, job in enumerate(jobs):
         if dist.get_rank() == 0:
-            _print_progress("repeats trained", done, len(jobs))
-        run = open_run(job, device)
+            report("repeats trained", done, len(jobs))
+        run = open_run(job, device, report)
         with frozen_objects():
             run.train()
         run.sharded.close()
@@ -99,10 +104,10 @@ def _train_repeats(jobs: list[dict[str, Any]], device: torch.device) -> None:
         if dist.get_rank() == 0:
             shutil.rmtree(Path(job["out"]) / "checkpoint")
     if dist.get_rank() == 0:
-        _print_progress("repeats trained", len(jobs), len(jobs))
+        report("repeats trained", len(jobs), len(jobs))
 
 
-def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
+def open_run(job: dict[str, Any], device: torch.device, report: Progress = print_progress) -> TrainingRun:
     """This rank's part of a job, resumed if it has begun; all ranks of the process group call it together.
 
     A trial decides first which switches on "auto" pay, unless that is known.
@@ -111,7 +116,7 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
     schema = Schema.load(dataset.path)
     topology = Topology.local(dist.get_world_size())
     plan = ShardPlan.load(job["plan"]) if job["plan"] else default_plan(schema, topology)
-    build = partial(_build_run, job, device, dataset, schema, plan)
+    build = partial(_build_run, job, device, report, dataset, schema, plan)
     verdicts = decide_switches(job, config=config, plan=plan, dataset=dataset, open_run=build)
     run = build(verdicts.settle(config), verdicts)
     run.resume()
@@ -121,6 +126,7 @@ def open_run(job: dict[str, Any], device: torch.device) -> TrainingRun:
 def _build_run(
     job: dict[str, Any],
     device: torch.device,
+    report: Progress,
     dataset: Dataset,
     schema: Schema,
     plan: ShardPlan,
@@ -149,7 +155,7 @@ def _build_run(
         plan=plan,
         allocation=WorkerAllocation.load(job["allocation"]) if job["allocation"] else None,
         inputs=job["inputs"],
-        report=_print_progress,
+        report=report,
     )
 
 
@@ -159,10 +165,6 @@ def _device() -> torch.device:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
-
-
-def _print_progress(what: str, done: int, total: int) -> None:
-    print(PROGRESS_MARK + json.dumps([what, done, total]), flush=True)
 
 
 if __name__ == "__main__":
