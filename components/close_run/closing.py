@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -17,7 +18,8 @@ MAX_TAG = 500
 
 
 def end_run(*, state: str, workdir: str, tracking_uri: str, pipeline_run_id: str, run_name: str = "") -> RunReference:
-    """Set the MLflow run's name, final status and headline metrics and, if it failed, the failed step's sentence."""
+    """Remove what a killed step left; set the MLflow run's name, final status, headline metrics and reason."""
+    remove_leftovers(pipeline_run_id)
     states = read_states(workdir, pipeline_run_id=pipeline_run_id)
     outcome = judge_run(state, states, was_complete=_was_complete(workdir))
     say("close_run", " ".join(filter(None, (f"the run is {outcome.status}", outcome.reason))))
@@ -35,6 +37,16 @@ def end_run(*, state: str, workdir: str, tracking_uri: str, pipeline_run_id: str
             client.update_run(found.run_id, name=run_name)
         client.set_terminated(found.run_id, status=outcome.status)
     return found
+
+
+def remove_leftovers(pipeline_run_id: str) -> None:
+    """Delete TrainJobs of the run whose step was killed before it could: they would train on."""
+    if not pipeline_run_id or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return
+    from components.train_model.train_job import remove_train_jobs
+
+    for name in remove_train_jobs(pipeline_run_id):
+        say("close_run", f"deleted the TrainJob {name}")
 
 
 def headline(workdir: str) -> dict[str, float]:

@@ -1,23 +1,27 @@
-"""Logs of pods, and why pods failed, in one sentence."""
+"""Logs of pods, and why pods failed or cannot start, in one sentence."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recmill.progress import Progress
 from recmill.training.processes import PROGRESS_MARK
 
-# Reasons for which a container waits until somebody changes something.
-STUCK_REASONS = (
-    "ImagePullBackOff",
-    "ErrImagePull",
-    "ErrImageNeverPull",
-    "InvalidImageName",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-)
+# Reasons for which a container waits until somebody changes something. Nodes with room may come up by themselves.
+IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName")
+STUCK_REASONS = (*IMAGE_REASONS, "CreateContainerConfigError", "CreateContainerError")
+OUT_OF_MEMORY = "OOMKilled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obstacle:
+    """Why pods do not start; `may_pass` if it may go away without anybody changing the job."""
+
+    reason: str
+    may_pass: bool
 
 
 def follow_log(core: Any, namespace: str, name: str, *, path: Path, progress: Progress) -> None:
@@ -45,35 +49,66 @@ def describe_failure(pods: list[Any]) -> str:
     """Why a pod failed, those killed at their memory limit first; "" if none did."""
     found = []
     for pod in pods:
-        for status in pod.status.container_statuses or []:
-            ended = status.state.terminated or (status.last_state and status.last_state.terminated)
-            if ended and ended.exit_code != 0:
-                limit = _memory_limit(pod, status.name)
-                found.append((ended.reason != "OOMKilled", _sentence(pod.metadata.name, ended, limit)))
+        for status, ended in _endings(pod):
+            limit = _memory_limit(pod, status.name)
+            found.append((ended.reason != OUT_OF_MEMORY, _sentence(pod.metadata.name, ended, limit)))
         if pod.status.reason:  # Evicted, NodeLost, DeadlineExceeded
             said = f"pod {pod.metadata.name} was lost: {pod.status.reason} {pod.status.message or ''}".strip()
             found.append((False, said))
     return min(found)[1] if found else ""
 
 
-def find_stuck(pods: list[Any]) -> str:
-    """Which pod cannot start, and why; "" if all can."""
+def is_out_of_memory(pods: list[Any]) -> bool:
+    """Whether a container was killed at its memory limit, even if it has been started again."""
+    return any(ended.reason == OUT_OF_MEMORY for pod in pods for _, ended in _endings(pod))
+
+
+def find_obstacle(pods: list[Any]) -> Obstacle | None:
+    """Why the first pod that cannot start cannot; None if all can."""
     for pod in pods:
+        name = pod.metadata.name
         for status in pod.status.container_statuses or []:
             waiting = status.state.waiting
             if waiting and waiting.reason in STUCK_REASONS:
-                return f"pod {pod.metadata.name} cannot start: {waiting.reason}: {waiting.message or ''}".strip(": ")
+                image = f" (image {status.image})" if waiting.reason in IMAGE_REASONS else ""
+                said = f"pod {name} cannot start{image}: {waiting.reason}: {waiting.message or ''}".strip(": ")
+                return Obstacle(reason=said, may_pass=False)
         for condition in pod.status.conditions or []:
             if condition.type == "PodScheduled" and condition.status == "False":
-                return f"pod {pod.metadata.name} cannot be scheduled: {condition.message}"
-    return ""
+                return Obstacle(reason=f"pod {name} cannot be scheduled: {condition.message}", may_pass=True)
+    return None
+
+
+def find_refusal(core: Any, namespace: str, name: str) -> Obstacle | None:
+    """Why the cluster creates no pod of a job: its newest warning (a quota, an admission rule), if it may be read."""
+    from kubernetes.client import ApiException
+
+    try:
+        events = core.list_namespaced_event(
+            namespace, field_selector=f"involvedObject.name={name},type=Warning,reason=FailedCreate"
+        ).items
+    except ApiException:
+        return None  # no right to read events
+    if not events:
+        return None
+    newest = max(events, key=lambda event: str(event.last_timestamp or event.event_time or ""))
+    return Obstacle(reason=f"the cluster refuses the pods of {name}: {newest.message}", may_pass=True)
+
+
+def _endings(pod: Any) -> list[tuple[Any, Any]]:
+    """(container status, how it ended) of containers that failed, also of those that run again."""
+    looked = [
+        (status, status.state.terminated or (status.last_state and status.last_state.terminated))
+        for status in pod.status.container_statuses or []
+    ]
+    return [(status, ended) for status, ended in looked if ended and ended.exit_code != 0]
 
 
 def _sentence(name: str, ended: Any, limit: str) -> str:
-    if ended.reason == "OOMKilled":
+    if ended.reason == OUT_OF_MEMORY:
         return (
-            f"pod {name} was killed at its memory limit of {limit} (OOMKilled); give train_model more memory in the "
-            "placement, use more nodes, or lower batch_size"
+            f"pod {name} was killed at its memory limit of {limit} ({OUT_OF_MEMORY}); give train_model more memory in "
+            "the placement, use more nodes, or lower batch_size"
         )
     return f"pod {name} ended with exit code {ended.exit_code} ({ended.reason or 'Error'})"
 

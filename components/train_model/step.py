@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from recmill.artifacts import Checkpoint, Dataset, InputError, join_path
 from recmill.planning.planner import Topology, plan_shards
 from recmill.tracking import StepRun
 from recmill.tracking.models import package_model
+from recmill.tracking.steps import say
 from recmill.training.config import TrainConfig
 from recmill.training.metrics.catalogue import headline_numbers
 from recmill.training.switches import Switch
@@ -34,12 +36,15 @@ def run_training(
 ) -> dict[str, Any]:
     """Train in this pod or on several nodes, in RUN/folder/train; record and log what came out.
 
-    `inputs` are the paths of dataset, plan and, if there is one, allocation. Of ranks in this pod, the first writes the
-    servable model to `export`.
+    `inputs` are the paths of dataset, plan and, if there is one, allocation. The first rank writes the servable model
+    to `export`.
     """
     step.log_dataset(Dataset.load(inputs["dataset"]), context="training")
     launcher = TrainJobLauncher(
-        num_nodes=num_nodes, placement=ClusterPlacement.from_environment(), progress=step.progress
+        num_nodes=num_nodes,
+        placement=ClusterPlacement.from_environment(),
+        progress=step.progress,
+        notice=partial(say, step.step),
     )
     with explain_memory_limit():
         result = train(
@@ -50,7 +55,7 @@ def run_training(
             nproc=num_nodes * nproc,
             config=TrainConfig.from_overrides(settings),
             launcher=launcher if num_nodes > 1 else None,
-            export=export if num_nodes == 1 else None,
+            export=export,
             progress=step.progress,
         )
     speed = {name: result[name] for name in ("samples_per_s", "peak_memory_bytes")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.train_model.pods import describe_failure, find_stuck
+from components.train_model.pods import describe_failure, find_obstacle
 
 RUN_LABEL = "pipeline/runid"
 
@@ -16,7 +16,8 @@ def why_waiting(run_id: str, namespace: str) -> str:
     try:
         core = _open_cluster()
         pods = _pods(core, run_id, namespace)
-        reason = find_stuck(pods) or _newest_warning(core, namespace, pods)
+        obstacle = find_obstacle(pods)
+        reason = obstacle.reason if obstacle else _newest_warning(core, namespace, pods)
         return f"waiting: {reason}" if reason else fallback
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the user's access, the run is still followed
         return f"{fallback} (this machine cannot read the cluster: {type(error).__name__})"

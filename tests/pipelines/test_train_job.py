@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from kubernetes import client
 
 from components.memory import describe_limit, explain_memory_limit, num_kills
 from components.placement import ClusterPlacement
-from components.train_model.pods import describe_failure, find_stuck
-from components.train_model.train_job import finished, make_train_job
+from components.train_model.pods import describe_failure, find_obstacle, is_out_of_memory
+from components.train_model.train_job import exit_on_sigterm, finished, make_train_job
 from recmill.training.config import TrainConfig
 from recmill.training.processes import rank_environment
 from recmill.training.trainer import TrainingFailed
@@ -33,7 +34,7 @@ def test_a_train_job_runs_the_agent_on_every_node() -> None:
     assert [*trainer["command"], *trainer["args"]] == [
         "python3",
         "-m",
-        "recmill.training.agent",
+        "components.train_model.agent",
         "--nproc-per-node",
         "2",
         "/runs/one/train/launch/job.json",
@@ -87,12 +88,28 @@ def test_a_step_started_again_finds_the_train_job_of_its_folder() -> None:
     assert name == f"recmill-{hashlib.sha256(b'/runs/one/train').hexdigest()[:12]}"
 
 
+def test_a_train_job_is_found_by_its_run_and_ends_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pipeline/runid" not in manifest()["metadata"]["labels"]
+    monkeypatch.setenv("KFP_RUN_ID", "r1")
+    made = manifest()
+    assert made["metadata"]["labels"]["pipeline/runid"] == "r1"
+    assert made["spec"]["activeDeadlineSeconds"] == 24 * 3600
+
+
 def test_a_train_job_has_ended_when_a_condition_says_so() -> None:
     assert finished({}) is None
     assert finished({"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}) is None
     failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
     assert finished({"status": {"conditions": [failed]}}) == ("Failed", "jobset failed")
     assert finished({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}) == ("Complete", "Complete")
+
+
+def test_sigterm_ends_the_wait_so_that_the_train_job_is_removed() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left, exit_on_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def pod(name: str, state: dict[str, Any], *, conditions: list[Any] | None = None, reason: str | None = None) -> Any:
@@ -123,6 +140,7 @@ def test_the_pod_that_was_killed_is_named_before_those_that_lost_it() -> None:
     )
     assert describe_failure(pods[:1]) == "pod a ended with exit code 1 (Error)"
     assert describe_failure(pods[2:]) == ""
+    assert (is_out_of_memory(pods), is_out_of_memory(pods[:1])) == (True, False)
 
 
 def test_a_pod_that_left_its_node_is_lost() -> None:
@@ -131,11 +149,15 @@ def test_a_pod_that_left_its_node_is_lost() -> None:
 
 def test_a_pod_that_cannot_start_says_why() -> None:
     waiting = client.V1ContainerStateWaiting(reason="ErrImagePull", message="no such tag")
-    assert find_stuck([pod("a", {"waiting": waiting})]) == "pod a cannot start: ErrImagePull: no such tag"
+    found = find_obstacle([pod("a", {"waiting": waiting})])
+    assert found is not None
+    assert (found.reason, found.may_pass) == ("pod a cannot start (image i): ErrImagePull: no such tag", False)
     starting = client.V1ContainerStateWaiting(reason="ContainerCreating")
-    assert find_stuck([pod("a", {"waiting": starting})]) == ""
+    assert find_obstacle([pod("a", {"waiting": starting})]) is None
     full = client.V1PodCondition(type="PodScheduled", status="False", message="0/3 nodes are available")
-    assert find_stuck([pod("a", {}, conditions=[full])]) == "pod a cannot be scheduled: 0/3 nodes are available"
+    found = find_obstacle([pod("a", {}, conditions=[full])])
+    assert found is not None
+    assert (found.reason, found.may_pass) == ("pod a cannot be scheduled: 0/3 nodes are available", True)
 
 
 @pytest.mark.parametrize("version", [1, 2])
