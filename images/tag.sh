@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Prints the tag of images built from this tree: the commit, plus a hash of uncommitted changes if there are any.
-# Equal content has equal tags and different content different tags, so a tag never moves.
+# images/tag.sh [PATH...] - prints the tag of images built from this tree: a digest of the files that they are built from,
+# committed or not (or of PATH...). Equal content has equal tags and different content different tags, so a tag never moves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-content=(CMakeLists.txt LICENSE constraints.txt pyproject.toml images components kernels pipelines recmill)
-commit=$(git rev-parse --short=12 HEAD)
-changes=$(git status --porcelain -- "${content[@]}")
-if [ -z "$changes" ]; then
-  echo "$commit"
-else
-  hash=$({ git diff HEAD -- "${content[@]}"; git ls-files --others --exclude-standard -- "${content[@]}" | xargs -r cat; } | sha256sum)
-  echo "$commit-${hash:0:8}"
-fi
+content=("$@")
+[ $# -gt 0 ] || content=(CMakeLists.txt LICENSE constraints.txt pyproject.toml components kernels pipelines recmill
+  images/Dockerfile images/entrypoint.sh images/requirements.py)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export GIT_INDEX_FILE=$scratch/index # an index of these files only; the user's own is not touched
+git add --all -- "${content[@]}"
+tree=$(git write-tree)
+echo "${tree:0:16}"
