@@ -89,8 +89,8 @@ kind-up: $(STAMP) ## Start a kind cluster with Kubeflow Pipelines, Trainer, MLfl
 kind-down: ## Delete the kind cluster and everything in it
 	kind delete cluster --name $(KIND_CLUSTER)
 
-test-cluster: $(STAMP) ## Run the steps as real pods on the cluster that KUBECONFIG names (under 20 minutes)
-	$(BIN)/python -m pytest tests/cluster --timeout 2400
+test-cluster: $(STAMP) ## Run the steps as real pods on KUBECONFIG's cluster, or on RECMILL_CLUSTER_KIT's (under 20 minutes)
+	tests/cluster/with-cluster.sh $(BIN)/python -m pytest tests/cluster --timeout 2400
 
 clean: ## Remove everything that can be rebuilt
 	rm -rf $(VENV) $(LINT) build runs .mypy_cache .ruff_cache .pytest_cache

@@ -112,9 +112,13 @@ class TestSite:
 def deploy(cluster: Cluster, *, tag: str, root: Path) -> TestSite:
     """Apply overlays/kind and wait until MLflow and PostgreSQL are ready."""
     namespace = os.environ.get("RECMILL_TEST_NAMESPACE") or f"recmill-test-{uuid.uuid4().hex[:6]}"
-    objects = retarget(cluster.render(root / "manifests/overlays/kind"), namespace=namespace, tag=tag)
+    postgres = subprocess.run(
+        [root / "images/tag.sh", "tests/cluster/postgres"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    rendered = cluster.render(root / "manifests/overlays/kind")
+    objects = retarget(rendered, namespace=namespace, tag=tag, postgres=postgres)
     spaces = [entry for entry in objects if entry["kind"] == "Namespace"]
-    cluster.apply(*spaces)
+    cluster.apply(*spaces, *limits(namespace))
     volumes = make_volumes(cluster, objects, namespace)
     secrets = subprocess.run(
         [root / "manifests/secrets.sh", namespace],
@@ -135,12 +139,24 @@ def deploy(cluster: Cluster, *, tag: str, root: Path) -> TestSite:
     return site
 
 
-def retarget(rendered: str, *, namespace: str, tag: str) -> list[dict[str, Any]]:
-    """The overlay's objects in another namespace, with the images built for the tests."""
+def limits(namespace: str) -> list[dict[str, Any]]:
+    """A quota of what a node with 2 cores and 8 GiB has left beside Kubeflow, and requests of pods that name none."""
+    quota = {"requests.cpu": "1600m", "requests.memory": "6Gi"}
+    default = {"type": "Container", "defaultRequest": {"cpu": "50m", "memory": "128Mi"}}
+    return [
+        {"apiVersion": "v1", "kind": kind, "metadata": {"name": "small-node", "namespace": namespace}, "spec": spec}
+        for kind, spec in (("ResourceQuota", {"hard": quota}), ("LimitRange", {"limits": [default]}))
+    ]
+
+
+def retarget(rendered: str, *, namespace: str, tag: str, postgres: str) -> list[dict[str, Any]]:
+    """The overlay's objects in a restricted namespace, with the images built for the tests."""
     objects = [entry for entry in yaml.safe_load_all(rendered) if entry]
     for entry in objects:
         if entry["kind"] == "Namespace":
             entry["metadata"]["name"] = namespace
+            # The overlay's own level is for Kubeflow, which runs in the same namespace there.
+            entry["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
         else:
             entry["metadata"]["namespace"] = namespace
         for subject in entry.get("subjects", []):
@@ -150,7 +166,7 @@ def retarget(rendered: str, *, namespace: str, tag: str) -> list[dict[str, Any]]
             if name.startswith("recmill/"):
                 container["image"] = f"{name}:{tag}"
             elif name == POSTGRES and not os.environ.get("RECMILL_TEST_REGISTRY"):
-                container["image"] = f"recmill/postgres:{tag}"  # tests/cluster/postgres: there may be no registry
+                container["image"] = f"recmill/postgres:{postgres}"  # tests/cluster/postgres: there may be no registry
     return objects
 
 

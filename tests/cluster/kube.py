@@ -65,8 +65,8 @@ class Cluster:
 
     def finish_job(self, name: str, *, namespace: str, timeout_s: float = 300) -> dict[str, Any]:
         """Wait for a Job to end; if it failed, fail with the pod's log."""
-        job = wait_until(
-            lambda: self._ended(name, namespace),
+        job: dict[str, Any] = wait_until(
+            lambda: self.ended(name, namespace),
             timeout_s=timeout_s,
             what=f"job {name}",
             describe=self.describe(name, namespace),
@@ -75,7 +75,8 @@ class Cluster:
             return job
         raise AssertionError(f"job {name} failed\n{self.describe(name, namespace)()}")
 
-    def _ended(self, name: str, namespace: str) -> dict[str, Any] | None:
+    def ended(self, name: str, namespace: str) -> dict[str, Any] | None:
+        """The Job if it has ended."""
         job = self.get("job", name, namespace=namespace)
         types = {entry["type"] for entry in job["status"].get("conditions", []) if entry["status"] == "True"}
         return job if types & {"Complete", "Failed"} else None

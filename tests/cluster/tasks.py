@@ -41,7 +41,7 @@ class PipelineRun:
         }
         return cls(site=site, run_id=run_id, arguments=defaults | arguments, spec=spec, on_cluster=on_cluster)
 
-    def start(self, task: str, *, memory: str = "3Gi", retries: int = 0) -> str:
+    def start(self, task: str, *, retries: int = 0) -> str:
         """Create the Job of a task and return its name."""
         entry = self.find(task)
         component = self.spec["components"][entry["componentRef"]["name"]]
@@ -49,7 +49,6 @@ class PipelineRun:
         given = self.on_cluster[component["executorLabel"]]
         folder = f"/runs/kfp/{self.run_id}/{task}"
         executor_input = json.dumps(self.executor_input(entry, component, folder))
-        limits = {"cpu": "2", "memory": memory}  # a small node; the compiled limits are for a cluster
         environment = [{"name": e["name"], "value": e["value"]} for e in container.get("env", [])]
         environment += [
             {"name": e["name"], "valueFrom": {"fieldRef": {"fieldPath": e["fieldPath"]}}}
@@ -69,7 +68,10 @@ class PipelineRun:
                 "command": container["command"],
                 "args": [text.replace("{{$}}", executor_input) for text in container["args"]],
                 "env": environment,
-                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": limits},
+                "resources": {
+                    kind + "s": {name: given_size(container, name, kind) for name in ("cpu", "memory")}
+                    for kind in ("request", "limit")
+                },
             },
             has_token=True,
             retries=retries,
@@ -89,6 +91,14 @@ class PipelineRun:
         output = json.loads(said)
         self.artifacts[task] = {key: value["artifacts"][0] for key, value in output.get("artifacts", {}).items()}
         self.parameters[task] = output.get("parameterValues", {})
+
+    def close(self, state: str) -> None:
+        """What Kubeflow does at the end: COMPLETE, FAILED, or RUNNING for a terminated run; it gives no reason."""
+        status = {"state": state, "pipelineJobResourceName": self.run_id, "pipelineTaskName": "exit-handler-1"}
+        self.arguments["status"] = json.dumps(status)
+        parameters = self.find("close-run")["inputs"]["parameters"]
+        parameters["status"] = {"runtimeValue": {"constant": status | {"error": {}}}}
+        self.site.cluster.finish_job(self.start("close-run"), namespace=self.site.namespace)
 
     def find(self, task: str) -> dict[str, Any]:
         for dag in (self.spec["root"]["dag"], self.spec["components"]["comp-exit-handler-1"]["dag"]):
@@ -130,3 +140,8 @@ class PipelineRun:
             "inputs": {"parameterValues": parameters, "artifacts": artifacts},
             "outputs": {"artifacts": outputs, "parameters": values, "outputFile": f"{folder}/output.json"},
         }
+
+
+def given_size(container: dict[str, Any], name: str, kind: str) -> str:
+    """A request or limit of the compiled pipeline."""
+    return str(container["resources"][f"resource{name.title()}{kind.title()}"])
