@@ -17,6 +17,7 @@ optional = partial(click.option, default="", show_default=False)
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE_OR_FOLDER...")
 @click.option("--out", default="log.yaml", help="File to write.")
+@click.option("--check", "is_check", is_flag=True, help="Check an existing log.yaml against its data; write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @optional("--events", metavar="TABLE", help="Table with the events. Default: the one that looks like it.")
 @optional("--user", metavar="COLUMN", help="Column of the user. Default: found.")
@@ -29,6 +30,7 @@ def init(
     paths: tuple[str, ...],
     out: str,
     force: bool,
+    is_check: bool,
     events: str,
     sample_rows: int,
     as_json: bool,
@@ -40,10 +42,14 @@ def init(
     Examples:
       recmill init shop/ --out log.yaml
       recmill init events/*.parquet products.csv --user customer --out log.yaml
+      recmill init --check log.yaml
 
     Writes a commented log.yaml: which columns are the user, the item and the time, which table joins on what, what a
     success is, and a feature for every useful column, each with its evidence. Reads no more than --rows rows per table.
     """
+    if is_check:
+        _check(paths, as_json=as_json)
+        return
     from recmill.data.inspection.document import proposal_json, write_document
     from recmill.data.inspection.proposal import propose_log
     from recmill.data.preparation.reading import parse_spec
@@ -72,3 +78,12 @@ def _describe(proposal: Any, out: str) -> list[str]:
     lines.append(f"  {'label':<9} {shown}" + ("" if label.rate is None else f" ({label.rate:.1%} of the events)"))
     lines += [f"  look at   {note}" for note in proposal.notes]
     return [*lines, f"next: recmill run --data {out} --out runs/mine"]
+
+
+def _check(paths: tuple[str, ...], *, as_json: bool) -> None:
+    from recmill.data.preparation.prepared_log import check_log
+
+    if len(paths) != 1:
+        raise InputError(f"--check takes one log.yaml, received {len(paths)} paths")
+    found = check_log(paths[0], progress=progress_for(as_json))
+    emit({"path": paths[0], **found.to_json()}, [*found.lines(), f"{paths[0]}: {found.summary()}"], as_json=as_json)

@@ -21,6 +21,7 @@ from recmill.artifacts import InputError, hash_json, is_remote, read_json
 from recmill.data.schema import Feature, Schema
 from recmill.progress import Progress, no_progress
 
+CHECKS_FILE = "checks.json"  # of a log from recmill prepare: what the checks of its data found
 VOCABULARY_FOLDER = "vocabulary"  # of a log from recmill prepare: Parquet files that are not rows of the log
 VALIDATE_BATCH_ROWS = 65_536
 VALIDATE_BATCH_BYTES = 8_000_000

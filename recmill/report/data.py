@@ -99,7 +99,11 @@ def schema_blocks(run: Run) -> list[PageBlock]:
     columns = ("Feature", "Kind", "Table", "Rows", "Width", "Pooling", "Group", "History")
     table = PageTable(title="Features", columns=columns, rows=rows, numeric=frozenset({3, 4}))
     info = mapping(run.part("schema").get("info"))
-    facts = [[Cell(text=readable_name(key)), Cell(text=format_named(key, value))] for key, value in info.items()]
+    facts = [
+        [Cell(text=readable_name(key)), Cell(text=format_named(key, value))]
+        for key, value in info.items()
+        if key != "checks"
+    ]
     more = Details(
         summary="More about the data",
         blocks=[PageTable(columns=("Fact", "Value"), rows=facts, is_sortable=False)],

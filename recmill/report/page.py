@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 import recmill
 from recmill.report.ablation import MeasuredVariant, ablation_section
+from recmill.report.checks import checks_of, checks_section
 from recmill.report.data import access_section, data_section
 from recmill.report.drawing.blocks import Cards, Section
 from recmill.report.gains import Trainings, find_trainings, gains_lede, gains_section
@@ -36,6 +37,7 @@ def page_sections(
         training_section(trained),
         quality_section(trained),
         data_section(runs),
+        *([checks_section(runs)] if any(checks_of(run) for run in runs) else []),
         access_section(runs),
         ingestion_section(runs),
         plan_section(runs),

@@ -124,6 +124,8 @@ def _measure(connection: Any, table: str, view: str, name: str, kind: str, num_r
         nulls = connection.execute(f"SELECT count(*) - count({column}) FROM {view}").fetchone()[0]
         return ColumnFacts(**known, num_nulls=nulls, num_distinct=0)
     values = f"unnest({column})" if nature == "list" else column
+    if nature == "timestamp":
+        values = f"{column}::TIMESTAMP"  # those with a zone need pytz in Python
     is_number = nature in ("integer", "number")
     numbers = "avg(v::DOUBLE), median(v::DOUBLE)" if is_number else "NULL, NULL"
     query = f"SELECT count(DISTINCT v), min(v), max(v), {numbers} FROM (SELECT {values} AS v FROM {view})"

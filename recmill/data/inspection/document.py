@@ -50,6 +50,7 @@ def comment(text: str, indent: str = "") -> list[str]:
 def _head(proposal: LogProposal, out: str | Path) -> list[str]:
     lines = [
         "# Proposed by recmill init from what the data looks like. Change what is wrong, then:",
+        f"#   recmill init --check {out}",
         f"#   recmill run --data {out} --out runs/mine",
     ]
     if proposal.notes:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from recmill.data.checks.single_values import TELLING, auc_of_values
 from recmill.data.inspection import naming
 from recmill.data.inspection.columns import ColumnFacts, quoted
 from recmill.data.inspection.joins import Match
@@ -44,6 +47,7 @@ def propose_features(
     matches: Sequence[Match],
     tables: Mapping[str, InspectedTable],
     repeats: Mapping[str, float],
+    leaks: Mapping[str, float],
     *,
     spans_ms: int,
     has_time_of_day: bool,
@@ -53,8 +57,11 @@ def propose_features(
     sides = {match.column: [m for m in matches if m.column == match.column] for match in matches}
     user, item = (roles.table.column(choice.column) for choice in (roles.user, roles.item))
 
-    def of_column(column: ColumnFacts, **more: Any) -> ProposedFeature:
-        return _of_column(column, names, repeats.get(column.name), more)
+    def of_column(column: ColumnFacts) -> ProposedFeature:
+        if column.name in leaks:
+            why = f"predicts the label alone (AUC {leaks[column.name]:.3f}): it is probably known only afterwards"
+            return ProposedFeature(name=column.name, left_out=why)
+        return _of_column(column, names, repeats.get(column.name), {})
 
     def of_sides(column: str, **more: Any) -> Iterator[ProposedFeature]:
         for match in sides.get(column, []):
@@ -127,6 +134,8 @@ def _of_column(
         keys: dict[str, Any] = {"column": name, "kind": "dense", "transform": [*_logarithm(column), "standardise"]}
     else:
         keys = {"column": name, "kind": "sparse", **_rows(column), "dim": width_of(column.num_distinct), **more}
+        if column.separator:
+            evidence += f"; texts look like lists with {column.separator!r} between, each is read as one value"
         if column.nature == "integer" and column.num_distinct > MANY_NUMBERS:
             evidence += "; whole numbers read as ids: if it is an amount, write kind: dense and no dim"
     return ProposedFeature(name=names.take(column.name, column.table), keys=keys, evidence=evidence)
@@ -189,3 +198,21 @@ def measure_repeats(connection: Any, roles: Roles, columns: Sequence[ColumnFacts
     inner = f"SELECT *, {', '.join(lags)}, row_number() {order} > 1 AS is_later FROM {roles.table.view}"
     found = connection.execute(f"SELECT {', '.join(tests)} FROM ({inner})").fetchone()
     return {column.name: float(share) for column, share in zip(columns, found, strict=True) if share is not None}
+
+
+def find_leaks(connection: Any, roles: Roles, label: LabelRule, columns: Sequence[ColumnFacts]) -> dict[str, float]:
+    """Columns that tell successes from other events alone, with their AUC; users are halved to tell chance apart."""
+    if not label.sql:
+        return {}
+    found = {}
+    for column in columns:
+        name, user = quoted(column.name), quoted(roles.user.column)
+        value = name if column.nature in ("integer", "number", "text", "boolean") else f"({name} IS NULL)"
+        groups = connection.execute(
+            f"SELECT coalesce({value}::VARCHAR, '') AS v, (hash({user}) % 2)::INT AS h, count(*)::DOUBLE AS n, "
+            f"count(*) FILTER ({label.sql})::DOUBLE AS p FROM {roles.table.view} GROUP BY ALL ORDER BY ALL"
+        ).fetchnumpy()
+        auc = auc_of_values(*(np.asarray(groups[key]) for key in "vhnp"))
+        if auc >= TELLING:
+            found[column.name] = auc
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from recmill.artifacts import InputError
 from recmill.data.inspection.columns import EPOCH_UNITS, ColumnFacts, quoted
-from recmill.data.inspection.features import DAY_MS, ProposedFeature, measure_repeats, propose_features
+from recmill.data.inspection.features import DAY_MS, ProposedFeature, find_leaks, measure_repeats, propose_features
 from recmill.data.inspection.files import find_tables
 from recmill.data.inspection.joins import Match, match_tables
 from recmill.data.inspection.outcomes import LabelRule, as_outcomes, choose_label
@@ -95,6 +95,7 @@ def _propose(connection: Any, tables: Sequence[InspectedTable], events: str, giv
         [match for match in matches if match.is_clean],
         {table.name: table for table in tables},
         measure_repeats(connection, roles, context, time_ms),
+        find_leaks(connection, roles, label, context),
         spans_ms=times.middle_ms,
         has_time_of_day=times.has_time_of_day,
     )
@@ -159,7 +160,7 @@ def milliseconds(column: ColumnFacts) -> str:
     if column.nature == "text":
         parsed = f"try_cast({name} AS TIMESTAMP)" if form == "iso" else f"try_strptime({name}, {literal(form)})"
         return f"epoch_ms({parsed})"
-    return f"epoch_ms({name}::TIMESTAMP)" if column.nature == "date" else f"epoch_ms({name})"
+    return f"epoch_ms({name}::TIMESTAMP)"
 
 
 def _measure_times(connection: Any, roles: Roles, time_ms: str) -> TimeFacts:

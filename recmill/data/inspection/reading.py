@@ -54,6 +54,7 @@ def connect() -> Any:
 
     connection = duckdb.connect()
     connection.execute("SET enable_progress_bar = false")
+    connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET autoinstall_known_extensions = false")
     return connection
 

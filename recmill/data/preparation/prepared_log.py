@@ -9,20 +9,25 @@ DuckDB runs this here, out of core; Spark on executors. Both pass whole users to
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError, is_remote
+from recmill.artifacts import InputError, dump_json, is_remote
+from recmill.data.checks.events import check_events
+from recmill.data.checks.findings import LogFindings
+from recmill.data.checks.samples import check_samples
+from recmill.data.log import CHECKS_FILE
 from recmill.data.memory_plan import LeanArrow
 from recmill.data.preparation.engines.duckdb_engine import DuckDBQueries
 from recmill.data.preparation.queries.recipe import make_recipe
 from recmill.data.preparation.queries.tables import SourceTables
 from recmill.data.preparation.reading import load_spec
 from recmill.data.preparation.samples.summary import SessionStarts
-from recmill.data.preparation.sources import find_sources
+from recmill.data.preparation.sources import SourceFiles, find_sources
+from recmill.data.preparation.spec import LogSpec
 from recmill.data.preparation.vocabulary import open_vocabularies, write_vocabularies
 from recmill.data.schema import Schema
 from recmill.data.sources.log_writer import refuse_foreign_log, write_log
@@ -39,12 +44,14 @@ def prepare_log(
     engine: str = "duckdb",
     memory_limit_bytes: int = 2 * 10**9,
     vocabulary: str | Path | None = None,
+    is_strict: bool = False,
     progress: Progress = no_progress,
 ) -> str | Path:
     """Write the raw log that `log_yaml` describes; returns `out`, where it appears when it is complete.
 
     `vocabulary` is a log prepared before: its values keep their rows, new values get rows after them.
     `memory_limit_bytes` bounds DuckDB and the samples that are made at a time; the rest goes to disk.
+    What the checks of the data find is in checks.json and in the schema's info; `is_strict` refuses warnings.
     """
     if engine not in ENGINES:
         raise InputError(f"engine is {engine!r}, expected one of {', '.join(ENGINES)}")
@@ -55,15 +62,10 @@ def prepare_log(
     files = find_sources(spec, where)
     refuse_foreign_log(out)
     with LeanArrow(), _scratch(out) as scratch, _open_engine(engine, scratch, memory_limit_bytes, out) as queries:
-        tables = SourceTables(
-            spec=spec,
-            log_yaml=where,
-            files=files,
-            tables={name: queries.open(source) for name, source in files.items()},
-            engine=queries,
-        )
+        tables = open_tables(spec, where, files, queries)
         previous = open_vocabularies(vocabulary, queries) if vocabulary else None
         recipe = make_recipe(tables, previous=previous)
+        checked = check_events(tables, recipe.events)
         starts = SessionStarts()
         facts = {
             "source": "prepare",
@@ -75,11 +77,39 @@ def prepare_log(
 
         def finish(schema: Schema, folder: Path) -> Schema:
             write_vocabularies(recipe.vocabularies, folder, queries)
-            return replace(schema, splits=starts.find_splits(spec.splits or {}, where))
+            schema = replace(schema, splits=starts.find_splits(spec.splits or {}, where))
+            found = checked.with_more(check_samples(folder, schema))
+            if is_strict:
+                found.refuse_warnings(where)
+            (folder / CHECKS_FILE).write_text(dump_json(found.to_json()), encoding="utf-8")
+            return replace(schema, info={**schema.info, "checks": found.to_json()})
 
         rows = queries.make_rows(recipe, starts, progress)
         schema = replace(recipe.plan.schema, info=facts)
         return write_log(out, schema, rows, info=lambda: {"num_sessions": starts.num_sessions}, finish=finish)
+
+
+def check_log(
+    log_yaml: str | Path, *, memory_limit_bytes: int = 2 * 10**9, progress: Progress = no_progress
+) -> LogFindings:
+    """Check `log_yaml` against its data without preparing it: what would be an error raises, the rest is returned."""
+    where = str(log_yaml)
+    spec = load_spec(where)
+    files = find_sources(spec, where)
+    with (
+        LeanArrow(),
+        tempfile.TemporaryDirectory(prefix=".recmill-check-") as folder,
+        closing(DuckDBQueries(Path(folder), memory_limit_bytes=memory_limit_bytes)) as queries,
+    ):
+        progress("open the sources", 0, 0)
+        tables = open_tables(spec, where, files, queries)
+        progress("check the log", 0, 0)
+        return check_events(tables, make_recipe(tables).events)
+
+
+def open_tables(spec: LogSpec, log_yaml: str, files: Mapping[str, SourceFiles], queries: Any) -> SourceTables:
+    opened = {name: queries.open(source) for name, source in files.items()}
+    return SourceTables(spec=spec, log_yaml=log_yaml, files=files, tables=opened, engine=queries)
 
 
 @contextmanager

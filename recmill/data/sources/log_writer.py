@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, is_remote, read_json, refuse_foreign_folder, write_folder
-from recmill.data.log import VOCABULARY_FOLDER
+from recmill.data.log import CHECKS_FILE, VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 from recmill.data.sources.lists import IntArray
 from recmill.progress import Progress
@@ -109,7 +109,7 @@ def refuse_foreign_log(out: str | Path) -> None:
     refuse_foreign_folder(folder.absolute(), "schema.json")
     if not (folder / "schema.json").is_file():
         return
-    ours = ("schema.json", VOCABULARY_FOLDER)
+    ours = ("schema.json", CHECKS_FILE, VOCABULARY_FOLDER)
     foreign = [path.name for path in folder.iterdir() if path.name not in ours and not path.match("log-*.parquet")]
     if foreign or "source" not in read_json(folder / "schema.json").get("info", {}):
         raise InputError(

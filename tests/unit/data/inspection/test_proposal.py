@@ -167,6 +167,31 @@ def test_movielens_as_published_is_read_without_a_header(tmp_path: Path) -> None
     assert spec.sources["ratings"].names == ("column0", "column1", "column2", "column3")
 
 
+def test_a_column_that_is_filled_after_a_purchase_is_left_out(tmp_path: Path) -> None:
+    write_table(
+        tmp_path / "events.parquet",
+        """SELECT i % 50 AS user_id, i % 70 AS item_id, 1704067200 + i * 60 AS ts, i % 3 AS device,
+                  CASE WHEN hash(i) % 10 = 0 THEN 'purchase' ELSE 'view' END AS action,
+                  CASE WHEN hash(i) % 10 = 0 THEN 100 + i % 9 END AS order_code FROM range(2000) t(i)""",
+    )
+    proposal = propose_log([str(tmp_path)])
+    left_out = {feature.name: feature.left_out for feature in proposal.features if feature.left_out}
+    assert left_out["order_code"].startswith("predicts the label alone (AUC 1.000)")
+    assert "device" not in left_out
+
+
+def test_events_without_an_id_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_table(
+        tmp_path / "events.parquet",
+        """SELECT CASE WHEN i % 100 = 0 THEN NULL ELSE i % 50 END AS user_id, i % 70 AS item_id,
+                  1704067200 + i * 60 AS ts FROM range(2000) t(i)""",
+    )
+    proposal = propose_log([str(tmp_path)])
+    (condition,) = spec_of(proposal, tmp_path).events.where
+    assert (condition.column, condition.is_null) == ("user_id", False)
+    assert any("20 events (1.0%) have no user" in note for note in proposal.notes)
+
+
 def test_only_events_means_drawn_negatives(tmp_path: Path) -> None:
     write_table(
         tmp_path / "plays.parquet",
