@@ -44,6 +44,7 @@ def engine_options(command: Any) -> Any:
 @click.option("--out", required=True, help="Folder or URL for the raw log; a prepared log there is replaced.")
 @engine_options
 @click.option("--vocabulary", help="Log prepared before: its values keep their rows, new values follow.")
+@click.option("--strict", "is_strict", is_flag=True, help="Refuse data with warnings: exit code 2, nothing is written.")
 @json_option
 def prepare(
     log_yaml: str,
@@ -57,8 +58,10 @@ def prepare(
     """Make a raw log from events and side tables as LOG_YAML says (recmill init proposes one).
 
     Joins, sessions, labels, negatives, histories and rows for ids; writes log-*.parquet, schema.json and, per table,
-    vocabulary/TABLE.parquet (value, row, count). Both engines write the same rows.
+    vocabulary/TABLE.parquet (value, row, count). Both engines write the same rows. checks.json has what looks wrong in
+    the data: nulls, duplicates, days that stand out, features that hold the label.
     """
+    from recmill.data.checks.findings import LogFindings
     from recmill.data.cluster.spark_session import session_settings, spark_session
     from recmill.data.preparation.prepared_log import prepare_log
     from recmill.data.sources.log_writer import summarise_log
@@ -73,6 +76,7 @@ def prepare(
         f"from {info['num_events']:,} events, {info['base_rate']:.1%} positive",
         f"  {info['num_users']:,} users, {info['num_items']:,} items, {format_bytes(result['bytes'])}, "
         f"{result['seconds']:.1f} s, {result['samples_per_s']:,.0f} samples/s",
+        *LogFindings.from_json(info["checks"]).lines(),
     ]
     emit(result, lines, as_json=as_json)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from recmill.artifacts import FORMAT_VERSION, InputError
 
@@ -59,6 +59,11 @@ class LogFindings:
         if self.warnings:
             more = f", and {len(self.warnings) - 1} more" if len(self.warnings) > 1 else ""
             raise InputError(f"{where}: {self.warnings[0].describe()}{more}; without --strict this is a warning")
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        findings = tuple(LogFinding(**{**own, "examples": tuple(own["examples"])}) for own in found["findings"])
+        return cls(checks=tuple(found["checks"]), found=findings, days=tuple(found["days"]))
 
     def to_json(self) -> dict[str, Any]:
         return {

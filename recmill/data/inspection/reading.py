@@ -64,6 +64,7 @@ def inspect_table(connection: Any, found: FoundTable, *, sample_rows: int = SAMP
     found = with_csv_options(found)
     view = f"sample_{found.name}"
     with explain_errors(found):
+        found = _with_delimiter(connection, found)
         query = scan(connection, found, found.files)
         sampling, num_total = _take_sample(connection, found, view, query, sample_rows)
         columns = measure_columns(connection, found.name, view)
@@ -155,6 +156,19 @@ def with_csv_options(found: FoundTable) -> FoundTable:
     if lines[0].count("::") > 0 and len({line.count("::") for line in lines[:-1] or lines}) == 1:
         options["delimiter"] = "::"
     return replace(found, options=options)
+
+
+def _with_delimiter(connection: Any, found: FoundTable) -> FoundTable:
+    """The table with the delimiter that DuckDB finds, if it is none that the file's name says: Spark finds none."""
+    if found.format != "csv" or "delimiter" in found.options:
+        return found
+    scan(connection, found, found.files[:1])  # registers a remote file system
+    encoding = f", encoding = {literal(found.options['encoding'])}" if "encoding" in found.options else ""
+    sniffed = connection.execute(f"SELECT Delimiter FROM sniff_csv({literal(found.files[0])}{encoding})").fetchone()
+    default = "\t" if ".tsv" in found.files[0].rpartition("/")[2].lower() else ","
+    if sniffed is None or sniffed[0] == default:
+        return found
+    return replace(found, options={**found.options, "delimiter": sniffed[0]})
 
 
 def _take_sample(connection: Any, found: FoundTable, view: str, query: str, sample_rows: int) -> tuple[str, int | None]:

@@ -167,6 +167,13 @@ def test_movielens_as_published_is_read_without_a_header(tmp_path: Path) -> None
     assert spec.sources["ratings"].names == ("column0", "column1", "column2", "column3")
 
 
+def test_another_delimiter_is_written_down(tmp_path: Path) -> None:
+    lines = [f"{i % 50};{i % 70};{1704067200 + i * 60};{i % 10},5" for i in range(500)]
+    (tmp_path / "events.csv").write_text("user;item;ts;price\n" + "\n".join(lines) + "\n")
+    spec = spec_of(propose_log([str(tmp_path)]), tmp_path)
+    assert spec.sources["events"].delimiter == ";"
+
+
 def test_a_column_that_is_filled_after_a_purchase_is_left_out(tmp_path: Path) -> None:
     write_table(
         tmp_path / "events.parquet",
