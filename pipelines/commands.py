@@ -42,6 +42,7 @@ def run(
     Examples:
       recmill run --preset demo --nproc 2
       recmill run --data my_log/ --out runs/mine --set epochs=2 --set model=dcn --nproc 2
+      recmill run --data log.yaml --out runs/shop
       recmill run --preset small --nproc 2 --no-baseline --hot-batches off --compress 10
     """
     from pipelines.local import StepFailed

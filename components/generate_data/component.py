@@ -20,7 +20,7 @@ def generate_data(
     with_baseline: bool = False,
     subfolder: str = "",
 ) -> None:
-    """Make or read a raw log and store it in the layout that suits it; for a baseline, in time order too."""
+    """Make, read or prepare a raw log and store it in the layout that suits it; for a baseline, in time order too."""
     import json
     from functools import partial
 
@@ -40,9 +40,10 @@ def generate_data(
         subfolder=subfolder,
     ) as step:
         settings = json.loads(data_settings)
-        raw = make_raw_log(preset, out=step.path("raw"), data=data or None, overrides=settings, progress=step.progress)
-        store = partial(cluster_sessions, raw, engine=engine, eval_fraction=eval_fraction, progress=step.progress)
+        source = {"data": data or None, "overrides": settings, "engine": engine}
         with spark_session(spark_settings(master)):
+            raw = make_raw_log(preset, out=step.path("raw"), progress=step.progress, **source)
+            store = partial(cluster_sessions, raw, engine=engine, eval_fraction=eval_fraction, progress=step.progress)
             clustered = plain = store(out=step.path("dataset"), layout=layout)
             if with_baseline and clustered.layout != "time":
                 plain = store(out=step.path("baseline/dataset"), layout="time")

@@ -61,11 +61,6 @@ def parse_spec(text: str, *, where: str) -> LogSpec:
     return spec
 
 
-def is_spec(path: str | Path) -> bool:
-    """Whether `path` names a log.yaml rather than a raw log."""
-    return str(path).endswith((".yaml", ".yml"))
-
-
 def _faults(spec: LogSpec) -> Iterable[str]:
     """What does not fit together, each with the path of its key."""
     known = ", ".join(spec.sources) or "none"

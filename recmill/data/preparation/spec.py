@@ -271,7 +271,9 @@ class FeatureSpec:
         (),
     )
     null_value: float | None = about(
-        "For a dense feature: replaces nulls before the transforms. Default: the mean after the transforms.", None
+        "For a dense feature: replaces nulls before the transforms. Default: the mean after the transforms; 0 for a "
+        "time.",
+        None,
     )
 
     def __post_init__(self) -> None:
@@ -288,6 +290,8 @@ class FeatureSpec:
             raise InputError(f"{where}: a dense feature has no table, rows or dim")
         if self.kind_or_default != "dense" and (self.transform or self.null_value is not None):
             raise InputError(f"{where}: only a dense feature has transform and null_value")
+        if "standardise" in self.transform[:-1] or (self.time and "standardise" in self.transform):
+            raise InputError(f"{where}: standardise comes last, and not for a time")
         if self.time and (self.rows or self.table):
             raise InputError(f"{where}: {self.time} has its own table")
 

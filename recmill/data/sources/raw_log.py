@@ -43,14 +43,20 @@ def make_raw_log(
     out: str | Path,
     data: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    engine: str = "duckdb",
     progress: Progress = no_progress,
 ) -> str | Path:
     """The path of a raw log: written to `out` for a preset, the user's own `data` unchanged for "parquet".
 
+    If that `data` is a log.yaml, the log it describes is prepared with `engine` and written to `out`.
     `data` is where a real data set lies, if not in RECMILL_DATA_DIR. `overrides` change settings of a preset.
     """
     if source == "parquet":
         check_settings(source, overrides)
+        if data is not None and str(data).endswith((".yaml", ".yml")):
+            from recmill.data.preparation.prepared_log import prepare_log
+
+            return prepare_log(data, out=out, engine=engine, progress=progress)
         return _locate_log(data)
     if source not in PRESETS:
         raise InputError(f"unknown preset {source!r}; expected one of {', '.join((*PRESETS, 'parquet'))}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import ibis
 
+from recmill.artifacts import InputError
 from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
 from recmill.data.preparation.spec import OutcomeSpec, Where
 
@@ -128,23 +129,18 @@ def is_key(tables: SourceTables, origin: ColumnOrigin) -> str:
 
 def _check_values(tables: SourceTables, source: Any, rows: Any) -> dict[str, int]:
     spec, path = tables.spec.events, tables.files[tables.spec.events.source].path
-    facts: dict[str, Any] = {"num_events": rows.count(), "first_ms": rows.time.min(), "last_ms": rows.time.max()}
+    facts = {"num_events": rows.count(), "first_ms": rows.time.min(), "last_ms": rows.time.max()}
     named = {"user": spec.user, "item": spec.item, "time": spec.time.column, "session": spec.session.column}
-    named["request"] = spec.request
-    for name, column in named.items():
-        if column:
-            facts[f"nulls of {name}"] = rows[name].isnull().sum()
-            if source[column].type().is_floating() and name != "time":
-                facts[f"parts of {name}"] = (source[column] != source[column].floor()).sum()
-    found = (
-        tables.engine.fetch(source.aggregate(**{k: v for k, v in facts.items() if k.startswith("parts")}))
-        if any(k.startswith("parts") for k in facts)
-        else None
-    )
-    counted = tables.engine.fetch(rows.aggregate(**{k: v for k, v in facts.items() if not k.startswith("parts")}))
-    numbers = {name: counted[name][0].as_py() or 0 for name in counted.column_names}
-    if found is not None:
-        numbers |= {name: found[name][0].as_py() or 0 for name in found.column_names}
+    named = {name: column for name, column in (named | {"request": spec.request}).items() if column}
+    facts |= {f"nulls of {name}": rows[name].isnull().sum() for name in named}
+    floats = [name for name, column in named.items() if name != "time" and source[column].type().is_floating()]
+    parts = {f"parts of {name}": (source[named[name]] != source[named[name]].floor()).sum() for name in floats}
+    try:
+        found = tables.engine.fetch(source.aggregate(**parts)).to_pylist()[0] if parts else {}
+        found |= tables.engine.fetch(rows.aggregate(**facts)).to_pylist()[0]
+    except InputError as error:
+        raise tables.error(f"events: {path}: {error}") from None
+    numbers = {name: value or 0 for name, value in found.items()}
     total = numbers["num_events"]
     if total == 0:
         filtered = " that meet events.where" if spec.where else ""

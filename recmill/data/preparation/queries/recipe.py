@@ -185,11 +185,11 @@ class _Builder:
         if origin.join is not None:
             side = self.sides[origin.join]
             weight = side.rows["count"].cast("float64")
-            table = side.rows.select(x=side.number_of(origin.column).cast("float64"), weight=weight)
+            table = side.rows.select(x=self._number(side.number_of(origin.column), feature), weight=weight)
         else:
             rows, key = self.events.rows, is_key(self.tables, origin)
             column = rows[key] if key else rows[self.events.raw[origin.column]]
-            table = rows.select(x=column.cast("float64"), weight=ibis.literal(1).cast("float64"))
+            table = rows.select(x=self._number(column, feature), weight=ibis.literal(1).cast("float64"))
         table = table.mutate(x=(table.x.isnan() | table.x.isinf()).ifelse(ibis.null("float64"), table.x))
         if feature.null_value is not None:
             table = table.mutate(x=table.x.fill_null(feature.null_value))
@@ -215,14 +215,17 @@ class _Builder:
         rows: dict[str, tuple[Any, Any]] = {}
         for name, (feature, value) in wanted.items():
             if feature.kind_or_default == "dense":
-                if not (value.type().is_numeric() or value.type().is_boolean()):
-                    place = f"features: {feature.name!r}"
-                    raise self.tables.error(f"{place}: column {feature.column!r} is {value.type()}, expected numbers")
-                table = table.mutate(**{name: value.cast("float64")})
+                table = table.mutate(**{name: self._number(value, feature)})
             else:
                 table = table.mutate(**{f"{name} id": value})
                 rows[name] = (f"{name} id", self.vocabularies[feature.table_or_default])
         return rows_of(table, rows, self.tables.engine)
+
+    def _number(self, value: Any, feature: FeatureSpec) -> Any:
+        if not (value.type().is_numeric() or value.type().is_boolean()):
+            place = f"features: {feature.name!r}"
+            raise self.tables.error(f"{place}: column {feature.column!r} is {value.type()}, expected numbers")
+        return value.cast("float64")
 
     def _key_tables(self, values: Mapping[str, ValuePlan]) -> dict[str, KeyTable]:
         found = {}

@@ -1,0 +1,122 @@
+"""What is wrong with data: one sentence with file and column, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recmill.artifacts import InputError
+from recmill.data.preparation.prepared_log import prepare_log
+from tests.event_logs import BASE_MS
+
+SPEC = {
+    "format_version": 1,
+    "sources": {"events": {"path": "events.parquet"}, "products": {"path": "products.parquet", "key": "id"}},
+    "events": {
+        "source": "events",
+        "user": "user",
+        "item": "item",
+        "time": {"column": "ts", "unit": "ms"},
+        "session": {"gap": "5ms"},
+    },
+    "joins": [{"source": "products", "column": "item"}],
+    "labels": [{"name": "label", "where": [{"column": "clicks", "at_least": 1}]}],
+    "features": [
+        {"name": "item", "column": "item", "kind": "sparse"},
+        {"name": "brand", "column": "products.brand", "kind": "sparse"},
+    ],
+}
+EVENTS = {"user": ["a", "a", "b"], "item": [1, 2, 1], "ts": [BASE_MS, BASE_MS + 1, BASE_MS + 2], "clicks": [0, 1, 1]}
+PRODUCTS = {"id": [1, 2], "brand": ["x", "y"]}
+
+
+def event_keys(**changes):
+    return {"events": SPEC["events"] | changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (event_keys(user="users"), "events.user: {folder}/events.parquet has no column 'users'; it has user, item, ts"),
+        (event_keys(user="User"), "has no column 'User' (did you mean 'user'?)"),
+        (
+            {"features": [{"name": "f", "column": "products.price", "kind": "dense"}]},
+            "products.parquet has no column 'price'",
+        ),
+        ({"features": [{"name": "f", "column": "products.brand", "kind": "dense"}]}, "is string, expected numbers"),
+        (
+            {"products": {"id": [7, 8], "brand": ["x", "y"]}},
+            "joins[0]: no value of 'item' (such as 1) is in column 'id'",
+        ),
+        (
+            {"products": {"id": [1, 1], "brand": ["x", "y"]}},
+            "sources.products: 1 values of 'id' occur more than once in {folder}/products.parquet, for example 1",
+        ),
+        (
+            {"events": EVENTS | {"user": ["a", None, "b"]}, "spec": {}},
+            "events.user: column 'user' of {folder}/events.parquet is null in 1 of 3 events",
+        ),
+        ({"events": EVENTS | {"item": [1.0, 1.5, None]}, "spec": {}}, "events.item: column 'item'"),
+        (
+            {"events": EVENTS | {"ts": ["2020-01-01", "soon", ""]}, "spec": {}},
+            "log.yaml: events: {folder}/events.parquet: a value cannot be converted",
+        ),
+        (
+            event_keys(time={"column": "ts"}),
+            "events.time: column 'ts' holds numbers; name their unit (s, ms, us or ns)",
+        ),
+        (
+            event_keys(where=[{"column": "clicks", "at_least": 9}]),
+            "events.source: {folder}/events.parquet holds no events that meet events.where",
+        ),
+        (
+            event_keys(where=[{"column": "user", "equals": 3}]),
+            "events.where[0]: column 'user' is string; quote the values",
+        ),
+        ({"splits": {"test": "2031-01-01"}}, "split 'test' holds no session; the log has 2 sessions"),
+        ({"sources": SPEC["sources"] | {"events": {"path": "nothing-*.csv"}}}, "sources.events.path: no file at"),
+        (
+            {
+                "negatives": {"kind": "popular"},
+                "labels": [{"name": "x", "where": [{"column": "clicks", "at_least": 5}]}],
+            },
+            "labels[0]: no event is a positive of 'x'",
+        ),
+    ],
+)
+def test_wrong_data_gives_one_sentence(tmp_path, changes, sentence):
+    spec = {name: value for name, value in changes.items() if name not in ("products", "spec")}
+    data = {"products": changes["products"]} if "products" in changes else {}
+    if "spec" in changes:
+        data["events"] = spec.pop("events")
+    with pytest.raises(InputError) as error:
+        _prepare_changed(tmp_path, spec, data)
+    assert sentence.format(folder=tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "raw").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def _prepare_changed(folder, spec, data):
+    pq.write_table(pa.table(data.get("events", EVENTS)), folder / "events.parquet")
+    pq.write_table(pa.table(data.get("products", PRODUCTS)), folder / "products.parquet")
+    (folder / "log.yaml").write_text(json.dumps(SPEC | spec))
+    return prepare_log(folder / "log.yaml", out=folder / "raw")
+
+
+def test_the_command_exits_with_2_and_replaces_nothing_of_the_user(tmp_path):
+    spec = SPEC | {"events": SPEC["events"] | {"session": {"gap": "0s"}}}
+    (tmp_path / "log.yaml").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "recmill", "prepare", str(tmp_path / "log.yaml"), "--out", str(tmp_path / "raw")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("log.yaml: events.session: gap is '0s', expected more than zero\n")
+    _prepare_changed(tmp_path, {}, {})
+    (tmp_path / "raw" / "mine.txt").write_text("")
+    with pytest.raises(InputError, match=r"holds files not from recmill \(mine.txt\)"):
+        _prepare_changed(tmp_path, {}, {})
