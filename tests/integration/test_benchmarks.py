@@ -50,7 +50,7 @@ def check_result(result: dict[str, Any], printed: str, name: str, *, may_be_zero
         assert entry["spread"]["ratio"][0] <= entry["spread"]["ratio"][1], metric
 
 
-@pytest.mark.parametrize("name", ["dedup_kernel", "generate"])
+@pytest.mark.parametrize("name", ["dedup_kernel", "generate", pytest.param("prepare", marks=pytest.mark.slow)])
 def test_a_small_benchmark_writes_the_contract(name: str, tmp_path: Path) -> None:
     result, printed = run_benchmark(name, tmp_path)
     check_result(result, printed, name)

@@ -1,0 +1,61 @@
+"""From events as they are to a trained model and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from recmill.data.schema import Schema
+
+TAOBAO = Path(os.environ.get("RECMILL_DATA_DIR", "")) / "taobao" / "behavior.parquet"
+LOG_YAML = """
+format_version: 1
+sources:
+  events: {path: PATH}
+events:
+  source: events
+  user: user
+  item: item
+  time: {column: ts, unit: s}
+  session: {gap: 30min}
+  item_columns: [category]
+samples: {where: [{column: behavior, one_of: [buy, cart, fav]}]}
+labels: [{name: label, every: true}]
+negatives: {kind: popular}
+features:
+  - {name: user, column: user, kind: sparse, dim: 8}
+  - {name: item, column: item, kind: sparse, dim: 8, rows: {min_count: 2}}
+  - {name: category, column: category, kind: sparse, dim: 8}
+  - {name: viewed, history: {of: item, last: 20, where: [{column: behavior, equals: pv}]}, table: item}
+  - {name: categories, history: {of: category, last: 20}, table: category}
+  - {name: hour, time: hour_of_day, dim: 8}
+  - {name: idle, time: hours_since_last_event, transform: [log1p]}
+splits: {test: 2017-12-03}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TAOBAO.is_file(), reason="no taobao/behavior.parquet in RECMILL_DATA_DIR")
+def test_taobao_goes_from_its_original_file_to_a_report(tmp_path):
+    (tmp_path / "log.yaml").write_text(LOG_YAML.replace("PATH", str(TAOBAO)))
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "recmill", "run", "--data", str(tmp_path / "log.yaml"), "--out", str(out)]
+    command += ["--no-baseline", "--no-tracking", "--set", "batch_size=512", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    assert "taobao" in (tmp_path / "log.yaml").read_text()
+    assert (out / "report.html").is_file()
+    assert json.loads(ended.stdout)
+    raw = Schema.load(out / "raw")
+    events = pq.read_table(TAOBAO)
+    positives = sum(behavior in ("buy", "cart", "fav") for behavior in events["behavior"].to_pylist())
+    assert raw.info["num_events"] == len(events)
+    assert raw.info["num_samples"] * raw.info["base_rate"] == pytest.approx(positives)  # every positive once
+    assert (raw.user, raw.item) == ("user", "item")
+    assert pq.read_table(out / "raw/vocabulary/category.parquet").num_rows == raw.feature("category").num_rows - 1
