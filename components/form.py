@@ -51,7 +51,9 @@ def _switch(about: str) -> Field:
 
 
 FIELDS = {
-    "data": Field(about="Folder or URL of your log: Parquet files and schema.json. Empty: the preset's own data."),
+    "data": Field(
+        about="Folder or URL of your log: Parquet files and schema.json; or a log.yaml. Empty: the preset's own data."
+    ),
     "preset": Field(
         about="Data to run on. auto: 'parquet', your own log, if data is given, else 'tiny', synthetic traffic.",
         default="auto",
