@@ -49,8 +49,9 @@ STUCK_S = 45.0  # a pod that cannot start (no such image, no such secret) for th
 FULL_S = 300.0  # as long as nodes or quotas may take to make room
 API_S = 300.0  # as long as the API server may be away
 ADVICE = "if that stays so, lower cpu_request and memory_request of train_model in the placement, or num_nodes"
-# How a rank fails that lost its peer; it does better when the peer is back.
-LOST_PEER = r"onnect|[Ss]ocket|[Tt]imed out|[Tt]imeout|Broken pipe|NCCL|peer"
+GONE_S = 60.0  # for pods to end after their TrainJob was deleted
+# How a rank fails that lost its peer, or whose pod was deleted; it does better when both are back.
+LOST_PEER = r"got signal: 15|onnect|[Ss]ocket|[Tt]imed out|[Tt]imeout|Broken pipe|NCCL|peer"
 LOST_S = 3.0  # a pod killed at its memory limit is known by then, and says more than the ranks that lost it
 
 
@@ -216,9 +217,7 @@ class TrainJobLauncher:
         deadline = time.monotonic() + API_S
         while True:
             try:
-                state = finished(self.read())
-                pods = self.core.list_namespaced_pod(self.namespace, label_selector=f"{JOB_LABEL}={self.name}").items
-                return state, pods
+                return finished(self.read()), self.list_pods()
             except (ApiException, HTTPError) as error:
                 status = error.status if isinstance(error, ApiException) else 0
                 if status == 404:
@@ -249,19 +248,26 @@ class TrainJobLauncher:
                 thread.start()
 
     def delete(self) -> None:
+        """Delete the TrainJob and wait until its pods are gone: they write to the run's folder.
+
+        In the background: while a TrainJob waits in the foreground for what it owns, its controller makes that anew.
+        """
         from kubernetes.client import ApiException
 
         try:
             self.objects.delete_namespaced_custom_object(
-                GROUP, VERSION, self.namespace, PLURAL, self.name, propagation_policy="Foreground"
+                GROUP, VERSION, self.namespace, PLURAL, self.name, propagation_policy="Background"
             )
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                self.read()
-                time.sleep(0.5)
         except ApiException as error:
             if error.status != 404:
                 raise
+        deadline = time.monotonic() + GONE_S
+        while time.monotonic() < deadline and self.list_pods():
+            time.sleep(0.5)
+
+    def list_pods(self) -> list[Any]:
+        found = self.core.list_namespaced_pod(self.namespace, label_selector=f"{JOB_LABEL}={self.name}")
+        return list(found.items)
 
 
 @contextmanager

@@ -135,12 +135,13 @@ def test_two_nodes_train_like_one_process_and_show_their_progress(
     seen: list[dict[str, Any]] = []
 
     def look() -> bool:
-        seen.extend(job["status"]["trainerStatus"] for job in nodes.train_jobs() if "trainerStatus" in job["status"])
+        states = [job.get("status", {}) for job in nodes.train_jobs()]
+        seen.extend(state["trainerStatus"] for state in states if "trainerStatus" in state)
         return site.cluster.ended(name, site.namespace) is not None
 
     wait_until(look, timeout_s=400, what="the training", describe=lambda: nodes.logs(name), every_s=0.5)
     site.cluster.finish_job(name, namespace=site.namespace)
-    assert nodes.leftovers() == []
+    nodes.assert_clean()
     result = result_of(site, "pair-result", "/runs/pair/train")
     assert (result["world_size"], result["num_steps"]) == (2, STEPS)
     assert losses(result) == undisturbed
@@ -177,7 +178,7 @@ def test_a_deleted_pod_resumes_with_the_same_losses(
     )
     site.cluster.run("delete", "pod", victim, "--namespace", site.namespace, "--grace-period=0", "--force")
     site.cluster.finish_job(name, namespace=site.namespace, timeout_s=400)
-    assert nodes.leftovers() == []
+    nodes.assert_clean()
     result = result_of(site, "disturbed-result", "/runs/disturbed/train")
     assert losses(result) == undisturbed
     assert result["usage"]["num_steps"] < STEPS  # of the last start: it did not begin anew
@@ -203,7 +204,7 @@ def test_a_training_that_cannot_succeed_ends_soon_and_says_why(
     begin = time.monotonic()
     assert said in nodes.fail(name)
     assert time.monotonic() - begin < SOON_S + 30  # with the removal of the TrainJob
-    assert nodes.leftovers() == []
+    nodes.assert_clean()
 
 
 def is_hopeless(pod: dict[str, Any]) -> bool:
