@@ -17,8 +17,8 @@ import click
 from components.form import FIELDS
 from pipelines.options import PIPELINES, check_form, form_options, package_options, read_options, variant_options
 from pipelines.server.commands import finish_waiting, server_options, wait_for_run, waiting_options
-from recmill.artifacts import InputError, explain_write_errors, is_remote, read_json, refuse_foreign_folder
-from recmill.cli.output import emit, json_option
+from recmill.artifacts import InputError, explain_write_errors, is_remote, read_checked_json, refuse_foreign_folder
+from recmill.cli.output import emit, json_option, verify_option
 
 if TYPE_CHECKING:
     from components.placement import ClusterPlacement
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
 @variant_options
 @click.option("--no-tracking", is_flag=True, help="Do not write to MLflow.")
+@verify_option
 @json_option
 def run(
     out: str | None, no_tracking: bool, with_baseline: bool, with_sharing: bool, as_json: bool, **options: Any
@@ -152,7 +153,7 @@ def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
     """Raise if the folder holds a model trained with other arguments; the same arguments resume the run."""
     if not (folder / "train").exists():
         return
-    before = read_json(folder / "run.json").get("arguments", {})
+    before = read_checked_json(folder / "run.json").get("arguments", {})
     differing = [name for name in arguments if before.get(name) != arguments[name]]
     if differing:
         changes = "; ".join(f"{name} was {before.get(name)!r}, is {arguments[name]!r}" for name in differing)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import join_path, read_json
+from recmill.artifacts import join_path, read_checked_json, read_json
 from recmill.report.gains import decision_lines, find_trainings, gains_lines
 from recmill.report.runs import load_run
 from recmill.sizes import format_bytes
@@ -26,10 +26,10 @@ QUALITY = {
 
 def collect_results(workdir: str, steps: tuple[str, ...]) -> dict[str, Any]:
     """The run's figures: every step's seconds and metrics, what the switches decided, and the model's main metrics."""
-    recorded = {step: read_json(join_path(workdir, f"steps/{step}.json")) for step in steps}
-    run = read_json(join_path(workdir, "run.json"))
+    recorded = {step: read_checked_json(join_path(workdir, f"steps/{step}.json")) for step in steps}
+    run = read_checked_json(join_path(workdir, "run.json"))
     trained = recorded["train_model"]["metrics"] | _best_auc(workdir)
-    result = read_json(join_path(workdir, "train/result.json"))
+    result = read_checked_json(join_path(workdir, "train/result.json"))
     return {
         "path": workdir,
         "report": join_path(workdir, "report.html"),

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from recmill.artifacts import InputError, join_path, read_json
+from recmill.artifacts import InputError, join_path, read_checked_json
 from recmill.tracking import RunReference, is_tracking_off
 from recmill.tracking.server import connect, find_run, log_points
 from recmill.tracking.states import LAST_STEPS, Outcome, judge_run, read_states
@@ -54,7 +54,7 @@ def headline(workdir: str) -> dict[str, float]:
     known: dict[str, float] = {}
     for file, names in (("steps/train_model.json", (*HEADLINE, "samples_per_s")), ("run.json", ("seconds",))):
         try:
-            record = read_json(join_path(workdir, file))
+            record = read_checked_json(join_path(workdir, file))
         except InputError:
             continue  # the run ended before
         values = record.get("metrics", record)
@@ -66,7 +66,7 @@ def _was_complete(workdir: str) -> bool:
     """Whether the folder holds the record of a last step, of this run or an earlier one."""
     for step in LAST_STEPS:
         try:
-            read_json(join_path(workdir, f"steps/{step}.json"))
+            read_checked_json(join_path(workdir, f"steps/{step}.json"))
         except InputError:
             continue
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recmill.artifacts import InputError, join_path, read_json
+from recmill.artifacts import InputError, join_path, read_checked_json
 from recmill.training.switches import ablation_variants
 
 CHECKPOINT = "/train/checkpoint"
@@ -25,7 +25,7 @@ def result_rows(runs: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The figures of each run by its name, and how much faster than the first it trained."""
     rows: dict[str, dict[str, Any]] = {}
     for run in runs:
-        result = read_json(join_path(run, "train/result.json"))
+        result = read_checked_json(join_path(run, "train/result.json"))
         first = next(iter(rows.values()), None)
         rows[_name(run)] = {
             "samples_per_s": result["samples_per_s"],

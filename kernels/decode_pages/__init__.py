@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernels import _cpu
+from kernels.check_pages import describe_chunks, find_damaged_chunk, first_page, raise_if_damaged
 from kernels.decode_pages import reference
 
 BACKENDS = ("reference", "cpu")
@@ -57,22 +58,34 @@ class GroupDecoder:
         leaves: Sequence[int],
         *,
         keeps_lists: bool = False,
+        needs_checksums: bool = False,
         kernel: str | None = None,
     ) -> None:
-        """`keeps_lists` places all lists of a row group in one piece of memory, for callers that keep all or none."""
+        """`keeps_lists` places all lists of a row group in one piece of memory, for callers that keep all or none.
+
+        Checksums of pages are compared where there are some; `needs_checksums`: a page without one is damaged.
+        """
         if kernel not in (None, *BACKENDS):
             raise ValueError(f"kernel is {kernel!r}, expected one of {', '.join(BACKENDS)}")
         self._metadata, self._leaves, self._is_reference = metadata, list(leaves), kernel == "reference"
         self._names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in leaves]
         stored = metadata.schema.to_arrow_schema()
         self._schema = pa.schema([stored.field(name) for name in self._names], metadata=stored.metadata)
-        self._keeps_lists = keeps_lists
+        self._keeps_lists, self._needs_checksums = keeps_lists, needs_checksums
         self._types = [field.type for field in self._schema]
         self._for_arrow: set[int] = set()  # positions of columns that the kernel could not decode
         self._layouts: dict[int, _Layout] = {}  # row groups are decoded once per epoch
+        self._chunks: dict[int, npt.NDArray[np.int64]] = {}
 
     def decode(self, data: bytes | pa.Buffer, start: int, index: int) -> pa.Table:
-        """Row group `index`; `data` holds the file's bytes from `start` on, as far as its columns reach."""
+        """Row group `index`; `data` holds the file's bytes from `start` on, as far as its columns reach.
+
+        Damaged pages raise OSError.
+        """
+        if index not in self._chunks:
+            self._chunks[index] = describe_chunks(self._metadata.row_group(index), self._leaves)
+        damaged = find_damaged_chunk(data, start, self._chunks[index], needs_checksums=self._needs_checksums)
+        raise_if_damaged(damaged, self._metadata, self._leaves)
         if self._is_reference:
             return reference.read_columns(data, start, self._metadata, index, self._leaves)
         if index not in self._layouts:
@@ -129,12 +142,6 @@ class GroupDecoder:
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // 64) * 64
-
-
-def first_page(chunk: Any) -> int:
-    """The offset in the file at which a column chunk begins."""
-    pages = (chunk.data_page_offset, chunk.dictionary_page_offset)
-    return min(int(page) for page in pages if page is not None)
 
 
 def _describe_column(stored: Any, chunk: Any, field: pa.Field) -> tuple[int, int, int, int, bool] | None:

@@ -76,22 +76,29 @@ enum Encoding { kPlain = 0, kPlainDictionary = 2, kRuns = 3, kDelta = 5, kDictio
 struct PageHeader {
   int64_t type = -1, size = -1, stored_size = -1, num_values = -1, encoding = -1;
   int64_t definition_encoding = kRuns, repetition_encoding = kRuns;
+  bool has_crc = false;
+  uint32_t crc = 0;  // of the stored bytes
 };
 
 inline PageHeader read_header(Cursor& in) {
   PageHeader page;
+  const auto number = [&](int type) {
+    expect(type > kByte && type <= kInt64);
+    return in.zigzag();
+  };
   const auto inner = [&](int64_t field, int type) {
-    if (field == 1) page.num_values = in.zigzag();
-    else if (field == 2) page.encoding = in.zigzag();
-    else if (field == 3 && page.type == kDataPage) page.definition_encoding = in.zigzag();
-    else if (field == 4 && page.type == kDataPage) page.repetition_encoding = in.zigzag();
+    if (field == 1) page.num_values = number(type);
+    else if (field == 2) page.encoding = number(type);
+    else if (field == 3 && page.type == kDataPage) page.definition_encoding = number(type);
+    else if (field == 4 && page.type == kDataPage) page.repetition_encoding = number(type);
     else skip_value(in, type);
   };
   visit_fields(in, [&](int64_t field, int type) {
-    if (field == 1) page.type = in.zigzag();
-    else if (field == 2) page.size = in.zigzag();
-    else if (field == 3) page.stored_size = in.zigzag();
-    else if (type == kStruct && (field == 5 || field == 7)) visit_fields(in, inner);
+    if (field == 1) page.type = number(type);
+    else if (field == 2) page.size = number(type);
+    else if (field == 3) page.stored_size = number(type);
+    else if (field == 4) page.has_crc = true, page.crc = static_cast<uint32_t>(number(type));
+    else if (type == kStruct && field == (page.type == kDataPage ? 5 : 7)) visit_fields(in, inner);
     else skip_value(in, type);
   });
   expect(page.type == kDataPage || page.type == kDictionaryPage);

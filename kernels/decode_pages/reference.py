@@ -16,7 +16,8 @@ def read_columns(
     reader = pq.core.ParquetReader()
     source = pa.PythonFile(_Window(data, start), mode="r")
     # ParquetFile would look up all columns by name again, a tenth of the time of a small row group.
-    reader.open(source, metadata=metadata, pre_buffer=False, arrow_extensions_enabled=True)
+    options = {"arrow_extensions_enabled": True, "page_checksum_verification": True}
+    reader.open(source, metadata=metadata, pre_buffer=False, **options)
     return reader.read_row_group(index, column_indices=list(leaves), use_threads=False)
 
 

@@ -25,3 +25,8 @@ class Checkpoint(Artifact):
     run: Mapping[str, Any] = field(default_factory=dict)  # counters of the training loop
     ingest: Mapping[str, Any] = field(default_factory=dict)  # position of the reader
     metrics: Mapping[str, Any] | None = None  # of a finished model
+    curve_crc32: int | None = None  # of the lines of metrics.jsonl until `step`
+
+    def checked_by_readers(self) -> frozenset[str]:
+        """Tensors have checksums per block, in a file that the manifest covers."""
+        return frozenset(entry.name for entry in self.files if entry.name.endswith(".safetensors"))

@@ -23,6 +23,8 @@ class DatasetPart:
     num_sessions: int
     bytes: int
     row_group_rows: tuple[int, ...]
+    # Of a file whose pages all have checksums: readers check this and the pages they read. None: written before.
+    footer_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,9 @@ class Dataset(Artifact):
                 raise InputError(f"parts[{number}]: its row groups do not add up to its {part.num_rows} rows")
         if sum(part.num_rows for part in self.parts) != self.num_rows:
             raise InputError(f"the parts do not add up to {self.num_rows} rows")
+
+    def checked_by_readers(self) -> frozenset[str]:
+        return frozenset(part.file for part in self.parts if part.footer_sha256)
 
     @property
     def splits(self) -> list[str]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such file") from None
     except ValueError as error:  # also raised for invalid UTF-8
         raise InputError(f"{path}: not valid JSON ({error})") from None
+    except RecursionError:
+        raise InputError(f"{path}: not valid JSON (nested too deeply)") from None
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     if not isinstance(loaded, dict):
@@ -51,6 +53,25 @@ def _refuse_constant(text: str) -> None:
 def dump_json(value: Any) -> str:
     """JSON as we write it: stable, readable, refusing NaN (which is not JSON)."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def dump_record(record: Mapping[str, Any]) -> str:
+    """JSON with a checksum over the rest of it, for files that no manifest lists; `read_checked_json` checks it."""
+    rest = json.loads(dump_json({name: value for name, value in record.items() if name != "checksum"}))
+    return dump_json({**rest, "checksum": hash_json(rest)})
+
+
+def read_checked_json(path: str | Path, *, kind: str | None = None) -> dict[str, Any]:
+    """The JSON object that `dump_record` wrote, without its checksum; `kind` is what its entry "kind" must be."""
+    loaded = read_json(path)
+    checksum = loaded.pop("checksum", None)
+    if checksum is None:
+        raise InputError(f"{path}: has no checksum: it was changed after it was written, or an older recmill wrote it")
+    if checksum != hash_json(loaded):
+        raise InputError(f"{path}: was changed after it was written")
+    if kind is not None and loaded.get("kind") != kind:
+        raise InputError(f"{path}: is a {loaded.get('kind')!r}, expected a {kind!r}")
+    return loaded
 
 
 def hash_file(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +15,8 @@ from recmill.artifacts.files import InputError, dump_json, hash_file, hash_json,
 from recmill.artifacts.records import read_record, record_json
 
 FORMAT_VERSION = 1
+VERIFY_VARIABLE = "RECMILL_VERIFY"  # "full": every load reads all files; what `--verify full` sets
+VERIFY_CHOICES = ("used", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +56,24 @@ class Artifact:
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         ]
-        body = self.to_json()
         manifest = {
             "format_version": FORMAT_VERSION,
             "kind": self.kind,
-            "content_hash": hash_json({"body": body, "files": files}),
             "inputs": dict(self.inputs),
             "files": files,
-            **body,
+            **self.to_json(),
         }
-        (folder / self.manifest_name).write_text(dump_json(manifest), encoding="utf-8")
+        (folder / self.manifest_name).write_text(dump_json(sign_manifest(manifest)), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | Path, *, verify: bool = False) -> Self:
+    def load(cls, path: str | Path, *, verify: bool | None = None) -> Self:
         """Read the manifest and check that it belongs to what is on disk.
 
-        Names and sizes of the files are always checked; `verify` reads them all and checks their hashes too.
+        Names, sizes and hashes of the files are checked, except for the content of files that their readers check part
+        by part (`checked_by_readers`). With `verify`, which defaults to `--verify full`, all content is.
         """
+        if verify is None:
+            verify = verifies_all()
         where = join_path(path, cls.manifest_name)
         if not is_remote(path) and not Path(path).exists():
             raise InputError(f"{path}: no such folder; expected a {cls.kind} (a folder with {cls.manifest_name})")
@@ -83,30 +87,66 @@ class Artifact:
             if name not in manifest:
                 raise InputError(f"{where}: {name} is missing")
         artifact = read_record(cls, {**manifest, "path": str(path)}, where=where)
+        check_manifest(manifest, where)
         artifact.check_files(verify=verify)
-        body = {name: value for name, value in manifest.items() if name not in _SHARED}
-        if verify and hash_json({"body": body, "files": manifest["files"]}) != artifact.content_hash:
-            raise InputError(f"{where}: was changed after it was written")
         return artifact
 
+    def checked_by_readers(self) -> frozenset[str]:
+        """Files, too large to be read twice, whose readers check what they read."""
+        return frozenset()
+
     def check_files(self, *, verify: bool) -> None:
-        """Raise unless every listed file is there with its size and, with `verify`, its content."""
+        """Raise unless every listed file is there with its size and its content; `verify`: whoever reads it."""
         filesystem, root = fsspec.core.url_to_fs(self.path)
+        unread = frozenset() if verify else self.checked_by_readers()
         for entry in self.files:
             name = join_path(root, entry.name)
-            if not filesystem.exists(name):
-                raise InputError(f"{self.path}: {entry.name} is missing though {self.manifest_name} lists it")
-            size = filesystem.size(name)
+            if not is_inside(entry.name):
+                raise InputError(f"{self.path}/{self.manifest_name}: lists {entry.name!r}, which is outside the folder")
+            try:
+                size = filesystem.size(name)
+            except FileNotFoundError:
+                raise InputError(f"{self.path}: {entry.name} is missing though {self.manifest_name} lists it") from None
             if size != entry.bytes:
                 raise InputError(f"{self.path}/{entry.name}: has {size} bytes, {self.manifest_name} says {entry.bytes}")
-            if verify:
+            if entry.name in unread:
+                continue
+            try:
                 with filesystem.open(name, "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if f"sha256:{digest}" != entry.sha256:
-                    raise InputError(f"{self.path}/{entry.name}: its content is not what {self.manifest_name} recorded")
+            except OSError as error:
+                raise InputError(f"{self.path}/{entry.name}: cannot be read ({error.strerror or error})") from None
+            if f"sha256:{digest}" != entry.sha256:
+                raise InputError(f"{self.path}/{entry.name}: its content is not what {self.manifest_name} recorded")
 
 
-_SHARED = {"format_version", "kind", *(entry.name for entry in fields(Artifact))}
+_SHARED = {"format_version", "kind", "manifest_hash", *(entry.name for entry in fields(Artifact))}
+
+
+def verifies_all() -> bool:
+    """Whether `--verify full` was given."""
+    return os.environ.get(VERIFY_VARIABLE) == "full"
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name of a file, as a manifest gives it, stays inside the folder."""
+    return not name.startswith("/") and ".." not in name.split("/") and "\\" not in name and name != ""
+
+
+def sign_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with its hashes: over the artifact's own entries and files, and over everything."""
+    body = {name: value for name, value in manifest.items() if name not in _SHARED}
+    signed = {**manifest, "content_hash": hash_json({"body": body, "files": manifest.get("files")})}
+    signed.pop("manifest_hash", None)
+    return {**signed, "manifest_hash": hash_json(signed)}
+
+
+def check_manifest(manifest: Mapping[str, Any], where: str) -> None:
+    """Raise if the manifest was changed. Before there was a `manifest_hash`, `inputs` had no hash."""
+    signed = sign_manifest(manifest)
+    is_older = manifest.get("manifest_hash") is None
+    if any(manifest.get(name) != signed[name] for name in ("content_hash", "manifest_hash")[: 1 if is_older else 2]):
+        raise InputError(f"{where}: was changed after it was written")
 
 
 def check_format_version(loaded: Mapping[str, Any], path: str | Path) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "recmill.cli.training:train",
     "evaluate": "recmill.cli.training:evaluate",
     "export": "recmill.cli.training:export",
+    "convert-checkpoint": "recmill.cli.training:convert_checkpoint",
     "compare": "recmill.cli.report:compare",
     "doctor": "recmill.cli.doctor:doctor",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from recmill.cli.output import BYTES, emit, json_option, progress_for
+from recmill.cli.output import BYTES, emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
 
 ENGINE_OPTIONS = (
@@ -179,6 +179,7 @@ def cluster(
 @click.option("--sample", type=float, default=1.0, help="Share of rows to read.")
 @click.option("--confidence", type=float, default=0.999, help="Confidence level for sampled estimates.")
 @click.option("--split", help="Split to profile. Default: train where there are several, else all rows.")
+@verify_option
 @json_option
 def profile(data: str, out: str, sample: float, confidence: float, split: str | None, as_json: bool) -> None:
     """Count how often every row of every table of dataset DATA is read, and how much the lists of a session repeat.

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from recmill.cli.output import emit, json_option, progress_for
+from recmill.cli.output import emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
 
 
@@ -20,6 +20,7 @@ from recmill.sizes import format_bytes
     default="auto",
     help="Treat a session with hot and cold samples as cold as a whole, or split it; auto: what the plan chose.",
 )
+@verify_option
 @json_option
 def layout(data: str, plan_path: str, out: str, sessions: str, as_json: bool) -> None:
     """Lay dataset DATA out for hot batches: samples that read hot rows only are stored separately.

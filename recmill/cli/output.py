@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from recmill.artifacts import dump_json
+from recmill.artifacts.manifest import VERIFY_CHOICES, VERIFY_VARIABLE
 from recmill.progress import Progress, no_progress, terminal_progress
 from recmill.sizes import parse_bytes
 
@@ -17,6 +19,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 def json_option(command: F) -> F:
     """`--json`: one JSON object on standard output and nothing else there."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object for machines.")(command)
+
+
+def verify_option(command: F) -> F:
+    """`--verify`: how much of the artifacts a command reads is compared with their hashes."""
+
+    def choose(ctx: click.Context, _: click.Parameter, choice: str) -> None:
+        if choice == "full":
+            os.environ[VERIFY_VARIABLE] = choice  # training processes inherit it
+            ctx.call_on_close(lambda: os.environ.pop(VERIFY_VARIABLE, None))
+
+    about = "Compare hashes of what is read (used), or of every file of every artifact before it is used (full)."
+    option = click.option(
+        "--verify",
+        type=click.Choice(VERIFY_CHOICES),
+        default="used",
+        show_default=True,
+        expose_value=False,
+        callback=choose,
+        help=about,
+    )
+    return option(command)
 
 
 def progress_for(as_json: bool) -> Progress:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from recmill.artifacts import InputError, ShardPlan, is_remote
-from recmill.cli.output import BYTES, HOT_BUDGET, emit, json_option, progress_for
+from recmill.cli.output import BYTES, HOT_BUDGET, emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
 
 
@@ -65,6 +65,7 @@ from recmill.sizes import format_bytes
     help="Ingestion cores per rank. Default: an equal share of this machine's cores.",
 )
 @click.option("--explain", is_flag=True, help="Explain the plan, then every table.")
+@verify_option
 @json_option
 def plan(
     profile: str,

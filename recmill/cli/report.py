@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from recmill.cli.output import BYTES, emit, json_option, memory_budget_option, progress_for, settings_option
+from recmill.cli.output import (
+    BYTES,
+    emit,
+    json_option,
+    memory_budget_option,
+    progress_for,
+    settings_option,
+    verify_option,
+)
 from recmill.training.switches import Switch
 
 
@@ -37,6 +45,7 @@ from recmill.training.switches import Switch
 @click.option("--hot-budget", type=BYTES, default="16MiB", help="Memory for hot rows per process.")
 @click.option("--compress", default="auto", help="Compression of shared tables: auto, a factor or a size.")
 @settings_option
+@verify_option
 @json_option
 def compare(runs: tuple[str, ...], out: str | None, title: str | None, as_json: bool, **options: Any) -> None:
     """Build one self-contained HTML page from RUN folders, or train all variants of a preset first.

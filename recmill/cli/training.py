@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from recmill.cli.output import BYTES, emit, json_option, progress_for
+from recmill.cli.output import BYTES, emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
 
 
@@ -27,6 +27,7 @@ from recmill.sizes import format_bytes
 )
 @click.option("--port", default=0, show_default=False, help="Rendezvous port of the processes. Default: a free one.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting, e.g. model=dcn; repeatable.")
+@verify_option
 @json_option
 def train(
     data: str,
@@ -86,6 +87,7 @@ def train(
     metavar="K",
     help="List length K of NDCG@K, recall@K and hit rate@K; repeatable. Default: metric_cutoffs of the training.",
 )
+@verify_option
 @json_option
 def evaluate(checkpoint: str, data: str, split: str | None, cutoffs: tuple[int, ...], as_json: bool) -> None:
     """Measure the model CHECKPOINT on the dataset DATA, with standard errors.
@@ -104,6 +106,7 @@ def evaluate(checkpoint: str, data: str, split: str | None, cutoffs: tuple[int, 
 @click.command()
 @click.argument("checkpoint")
 @click.option("--out", required=True, help="Folder for the servable model.")
+@verify_option
 @json_option
 def export(checkpoint: str, out: str, as_json: bool) -> None:
     """Turn CHECKPOINT into a servable model: a torch.export program and an MLflow model around it."""
@@ -111,6 +114,22 @@ def export(checkpoint: str, out: str, as_json: bool) -> None:
 
     result = export_checkpoint(checkpoint, out=out)
     emit(result, [f"model in {out}: {', '.join(result['files'])}"], as_json=as_json)
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option("--out", required=True, help="Folder for the converted checkpoint.")
+@json_option
+def convert_checkpoint(checkpoint: str, out: str, as_json: bool) -> None:
+    """Write CHECKPOINT, made by an older recmill, as safetensors and JSON.
+
+    Old checkpoints contain pickles. Only names that such checkpoints need are unpickled, tensors with weights_only.
+    """
+    from recmill.training.tensors.conversion import convert_checkpoint as convert
+
+    converted = convert(checkpoint, out=out)
+    result = {"path": out, "checkpoint": converted.content_hash, "files": [entry.name for entry in converted.files]}
+    emit(result, [f"checkpoint in {out}: {', '.join(result['files'])}"], as_json=as_json)
 
 
 def _accuracy(metrics: Mapping[str, Any]) -> str:

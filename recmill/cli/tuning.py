@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from recmill.artifacts import WorkerAllocation
-from recmill.cli.output import BYTES, emit, json_option, progress_for
+from recmill.cli.output import BYTES, emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
 
 
@@ -30,6 +30,7 @@ from recmill.sizes import format_bytes
     default=7.0,
     help="Time for measuring and tuning in seconds, without starting pipelines.",
 )
+@verify_option
 @json_option
 def tune(data: str, out: str, as_json: bool, **options: Any) -> None:
     """Measure the ingestion stages on DATA and decide how many workers each gets.

@@ -11,6 +11,7 @@ from recmill.artifacts import Dataset, InputError, join_path
 from recmill.artifacts.dataset import DatasetPart
 from recmill.data.log import read_file
 from recmill.data.schema import Schema
+from recmill.data.storage.checks import check_part
 from recmill.data.storage.deduplicated import decode_rows
 from recmill.data.storage.encoding import Encoding, columns_of
 
@@ -74,6 +75,7 @@ def _read_plain_part(
 ) -> Iterator[pa.RecordBatch]:
     """A part whose file holds the rows themselves (layouts time and session)."""
     path = join_path(dataset.path, part.file)
+    check_part(path, part.footer_sha256, columns=wanted.names, row_groups=row_groups)
     for batch in read_file(path, columns=wanted.names, row_groups=row_groups):
         yield batch.select(wanted.names).cast(wanted)
 
@@ -89,6 +91,7 @@ def _read_deduplicated_part(
     )
     path = join_path(dataset.path, part.file)
     for number in range(len(part.row_group_rows)) if row_groups is None else row_groups:
+        check_part(path, part.footer_sha256, columns=columns, row_groups=[number])
         records = list(read_file(path, columns=columns, row_groups=[number]))
         yield decode_rows(pa.Table.from_batches(records), schema, encoding, columns=wanted.names)
 

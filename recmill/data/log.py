@@ -130,8 +130,9 @@ def read_file(
 def _open_parquet(path: str) -> Iterator[pq.ParquetFile]:
     try:
         with fsspec.open(path, "rb") as source:
-            yield pq.ParquetFile(source if is_remote(path) else path, buffer_size=READ_BYTES)
-    except (pa.ArrowInvalid, OSError) as error:
+            readable = source if is_remote(path) else path
+            yield pq.ParquetFile(readable, buffer_size=READ_BYTES, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: the Parquet data cannot be read ({_first_line(error)})") from None
 
 
@@ -161,7 +162,7 @@ def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
             footer_hash = hashlib.sha256(source.read(length)).hexdigest()
             source.seek(0)
             file = pq.ParquetFile(source)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a readable Parquet file, or truncated ({_first_line(error)})") from None
     return LogFile(
         path=path,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts import InputError, check_format_version, read_json
+from recmill.artifacts import InputError, check_format_version, read_checked_json
 from recmill.report.drawing.blocks import Cell, Note, PageTable, Section, value_cell
 from recmill.report.drawing.charts import Axis, PageBlock, Span, span_block
 from recmill.report.runs import number, records
@@ -70,7 +70,7 @@ def time_to_auc(figures: Mapping[str, Any], target: float) -> float | None:
 def load_ablation(path: str | Path) -> list[MeasuredVariant]:
     """The variants of a comparison's folder; the first is the baseline."""
     file = Path(path) / ABLATION_FILE
-    loaded = read_json(file)
+    loaded = read_checked_json(file)
     check_format_version(loaded, file)
     variants = [
         MeasuredVariant(

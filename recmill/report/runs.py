@@ -10,6 +10,7 @@ RUN/
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from typing import Any
 
 import fsspec
 
-from recmill.artifacts import InputError, check_format_version, is_remote, join_path, read_json
+from recmill.artifacts import InputError, check_format_version, is_remote, join_path, read_checked_json, read_json
+from recmill.artifacts.manifest import check_manifest
 
 STEPS = (
     *("generate_data", "profile_access", "plan_shards", "tune_ingest"),
@@ -37,6 +39,9 @@ PARTS = {
     "training": ("train/result.json", "metrics, curves, ROC and ingestion"),
 }
 RESULT = PARTS["training"][0]
+RECORDS = ("run", "training")
+ARTIFACTS = ("dataset", "profile", "plan", "allocation")
+KINDS = {**dict(zip(ARTIFACTS, ARTIFACTS, strict=True)), "run": "run", "training": "training"}
 
 
 def number(value: Any) -> float | None:
@@ -128,15 +133,30 @@ def load_run(path: str | Path) -> Run:
     parts = {}
     for name, file in files.items():
         if filesystem.exists(fsspec.core.url_to_fs(file)[1]):
-            parts[name] = read_json(file)
+            parts[name] = read_checked_json(file) if name in RECORDS else read_json(file)
+            if name in ARTIFACTS:
+                check_manifest(parts[name], file)
+            found = parts[name].get("kind", KINDS.get(name))  # bare parts name none
+            if found != KINDS.get(name):
+                raise InputError(f"{file}: is a {found!r}, expected a {KINDS.get(name)!r}")
             check_format_version(parts[name], file)
+    _check_schema(parts, files["schema"])
     found = sorted(filesystem.glob(join_path(root, "steps/*.json")))
-    steps = [read_json(filesystem.unstrip_protocol(file) if is_remote(path) else file) for file in found]
+    steps = [read_checked_json(filesystem.unstrip_protocol(file) if is_remote(path) else file) for file in found]
     if not parts and not steps:
         known = ", ".join(file for file, _ in PARTS.values())
         raise InputError(f"{path}: not a run folder: it contains none of {known}, steps/*.json")
     label = mapping(parts.get("run")).get("name") or Path(root).name
     return Run(path=str(path), label=str(label), parts=parts, steps=order_steps(steps))
+
+
+def _check_schema(parts: Mapping[str, Any], file: str) -> None:
+    """Raise if the dataset's schema is not the one that its manifest lists."""
+    listed = {entry["name"]: entry["sha256"] for entry in records(mapping(parts.get("dataset")).get("files"))}
+    if "schema" in parts and "schema.json" in listed:
+        with fsspec.open(file, "rb") as opened:
+            if f"sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()}" != listed["schema.json"]:
+                raise InputError(f"{file}: its content is not what dataset.json recorded")
 
 
 def load_beside(run: Run, folder: str, *, label: str = "") -> Run | None:

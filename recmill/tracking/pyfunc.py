@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import mlflow
@@ -22,9 +25,14 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     def load_context(self, context: Any) -> None:
         import torch  # not loaded by whoever only packages the model
 
-        self.program = torch.export.load(context.artifacts["program"]).module()
         with open(context.artifacts["signature"], encoding="utf-8") as file:
             self.signature = json.load(file)
+        checksum = self.signature.pop("checksum", None)
+        text = json.dumps(self.signature, sort_keys=True)
+        if checksum != "sha256:" + hashlib.sha256(text.encode()).hexdigest():
+            raise ValueError(f"{context.artifacts['signature']}: was changed after it was written")
+        check_program(context.artifacts["program"], self.signature["sha256"])
+        self.program = torch.export.load(context.artifacts["program"]).module()
 
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
@@ -38,6 +46,26 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         if probabilities.ndim == 1:
             return probabilities
         return pd.DataFrame(probabilities, columns=self.signature["labels"], index=model_input.index)
+
+
+def check_program(path: str, sha256: str) -> None:
+    """Refuse a program that is not the one that was exported, or that could bring code: torch.export.load unpickles.
+
+    Our programs keep weights as bytes; their one pickle, of sample inputs, loads with weights_only.
+    """
+    import torch
+
+    with open(path, "rb") as file:
+        if "sha256:" + hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise ValueError(f"{path}: is not the program that signature.json describes")
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("_config.json"):
+                entries = json.loads(archive.read(name))["config"].values()
+                if any(entry["use_pickle"] for entry in entries):
+                    raise ValueError(f"{path}: holds pickled objects ({name}), expected weights as bytes")
+            if "/data/sample_inputs/" in name:
+                torch.load(io.BytesIO(archive.read(name)), weights_only=True)
 
 
 def pad_ids(lists: list[Any], entry: dict[str, Any]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import fsspec
 
-from recmill.artifacts import InputError, dump_json, join_path, read_json, write_text_atomically
+from recmill.artifacts import InputError, dump_record, join_path, read_checked_json, write_text_atomically
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 FIRST_STEP = "open_run"  # never comes from the cache
@@ -40,7 +40,7 @@ def write_state(workdir: str, step: str, state: Literal["RUNNING"] | Ended, *, e
     record = StepState(step=step, state=state, error=" ".join(error.split()), pipeline_run_id=run_id, at=time.time())
     path = join_path(workdir, f"states/{step}.json")
     with suppress(InputError, OSError) if state in ("FAILED", "KILLED") else nullcontext():
-        write_text_atomically(path, dump_json(asdict(record)))
+        write_text_atomically(path, dump_record(asdict(record)))
 
 
 def read_states(workdir: str, *, pipeline_run_id: str) -> list[StepState]:
@@ -50,7 +50,7 @@ def read_states(workdir: str, *, pipeline_run_id: str) -> list[StepState]:
     for level in LEVELS:
         for path in filesystem.glob(f"{root.rstrip('/')}/{level}states/*.json"):
             with suppress(InputError, TypeError):  # damaged, or of another version
-                found.append(StepState(**read_json(filesystem.unstrip_protocol(path))))
+                found.append(StepState(**read_checked_json(filesystem.unstrip_protocol(path))))
     return sorted((state for state in found if state.pipeline_run_id == pipeline_run_id), key=lambda state: state.at)
 
 

@@ -20,13 +20,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
+
 from recmill.artifacts import (
     FORMAT_VERSION,
     Artifact,
     Dataset,
     InputError,
-    dump_json,
+    dump_record,
     join_path,
+    read_checked_json,
     read_json,
     write_text_atomically,
 )
@@ -209,30 +212,30 @@ def write_run_record(
         "started_at": time.time(),
         "seconds": 0.0,
     }
-    write_text_atomically(join_path(workdir, "run.json"), dump_json(record))
+    write_text_atomically(join_path(workdir, "run.json"), dump_record(record))
 
 
 def name_mlflow_run(workdir: str | Path, run: RunReference) -> None:
     """Enter the MLflow run in RUN/run.json."""
-    record = read_json(join_path(workdir, "run.json"))
+    record = read_checked_json(join_path(workdir, "run.json"))
     if record["mlflow"] != run.to_json():
-        write_text_atomically(join_path(workdir, "run.json"), dump_json(record | {"mlflow": run.to_json()}))
+        write_text_atomically(join_path(workdir, "run.json"), dump_record(record | {"mlflow": run.to_json()}))
 
 
 def _ensure_run_record(running: StepRun) -> None:
     """On a cluster the first step writes run.json; of a local run, MLflow's part is known once MLflow is open."""
-    try:
-        read_json(running.path("run.json"))
-        opened = Path(os.environ.get(JOURNAL_FOLDER, ""), REFERENCE)
-        if JOURNAL_FOLDER in os.environ and opened.exists():
-            name_mlflow_run(running.workdir, RunReference(**read_json(opened)))
-    except InputError:
+    filesystem, record = fsspec.core.url_to_fs(running.path("run.json"))
+    if not filesystem.exists(record):
         write_run_record(
             running.workdir,
             preset=str(running.inputs.get("preset", "")),
             pipeline_run_id=os.environ.get("KFP_RUN_ID", ""),
             mlflow_run=replace(running.mlflow_run, run_id=running.parent_run_id or running.mlflow_run.run_id),
         )
+        return
+    opened = Path(os.environ.get(JOURNAL_FOLDER, ""), REFERENCE)
+    if JOURNAL_FOLDER in os.environ and opened.exists():
+        name_mlflow_run(running.workdir, RunReference(**read_json(opened)))
 
 
 def _write_step(running: StepRun, *, started_at: float, seconds: float) -> None:
@@ -245,11 +248,11 @@ def _write_step(running: StepRun, *, started_at: float, seconds: float) -> None:
         "inputs": running.inputs,
         "outputs": running.outputs,
     }
-    write_text_atomically(running.path(f"steps/{running.step}.json"), dump_json(record))
+    write_text_atomically(running.path(f"steps/{running.step}.json"), dump_record(record))
     # Every finished step updates the duration of the run, so that it is correct wherever the steps run.
-    run = read_json(running.path("run.json"))
+    run = read_checked_json(running.path("run.json"))
     run["seconds"] = time.time() - run["started_at"]
-    write_text_atomically(running.path("run.json"), dump_json(run))
+    write_text_atomically(running.path("run.json"), dump_record(run))
 
 
 def _open_recorder(running: StepRun, tracking_uri: str, parent_run_id: str) -> None:

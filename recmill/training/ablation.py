@@ -26,10 +26,10 @@ from recmill.artifacts import (
     Dataset,
     InputError,
     ShardPlan,
-    dump_json,
+    dump_record,
     explain_write_errors,
     is_remote,
-    read_json,
+    read_checked_json,
     refuse_foreign_folder,
     write_text_atomically,
 )
@@ -92,7 +92,7 @@ def run_ablation(ablation: Ablation, *, out: str | Path, progress: Progress = no
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     _refuse_other_settings(folder, ablation)
-    write_text_atomically(folder / ABLATION_FILE, dump_json(_manifest(ablation, [])))
+    write_text_atomically(folder / ABLATION_FILE, dump_record(_manifest(ablation, [])))
     inputs = SharedInputs(folder=folder, ablation=ablation, progress=progress)
     variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
@@ -106,7 +106,7 @@ def run_ablation(ablation: Ablation, *, out: str | Path, progress: Progress = no
         for variant, entry in _train_again(inputs, variants, repeats):
             figures[variant.name].append(entry)
     result = _manifest(ablation, [_summary(variant, figures[variant.name]) for variant in variants])
-    write_text_atomically(folder / ABLATION_FILE, dump_json(result))
+    write_text_atomically(folder / ABLATION_FILE, dump_record(result))
     return result
 
 
@@ -117,7 +117,7 @@ def _manifest(ablation: Ablation, variants: list[dict[str, Any]]) -> dict[str, A
 
 def _refuse_other_settings(folder: Path, ablation: Ablation) -> None:
     if (folder / ABLATION_FILE).exists():
-        before, now = read_json(folder / ABLATION_FILE)["settings"], ablation.to_json()
+        before, now = read_checked_json(folder / ABLATION_FILE)["settings"], ablation.to_json()
         differing = [key for key in now if before.get(key) != now[key] and key not in ("repeats", "switches")]
         if differing:
             raise InputError(
@@ -213,7 +213,7 @@ def _train(inputs: SharedInputs, variant: SwitchChoice) -> dict[str, Any]:
     )
     record = {"name": variant.name, "preset": inputs.ablation.preset, "started_at": started}
     body = {"format_version": FORMAT_VERSION, "kind": "run", **record, "seconds": result["seconds"]}
-    write_text_atomically(run / "run.json", dump_json(body))
+    write_text_atomically(run / "run.json", dump_record(body))
     return figures_of(result, dataset) | predicted_of(plan, result)
 
 
@@ -240,7 +240,7 @@ def _train_again(
         launch_torchrun(together, inputs.folder, inputs.ablation.nproc, port=0, progress=inputs.progress)
     found = []
     for variant, dataset, plan, path in turns:
-        result = read_json(path)
+        result = read_checked_json(path)
         # Memory is that of processes which have trained other variants.
         found.append((variant, figures_of(result, dataset) | predicted_of(plan, result) | {"peak_memory_bytes": None}))
     return found

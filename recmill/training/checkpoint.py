@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
-from recmill.artifacts import Checkpoint, InputError, explain_write_errors
+from recmill.artifacts import Checkpoint, explain_write_errors
 from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
 from recmill.model.ranking_model import RankingModel
@@ -27,6 +25,7 @@ from recmill.model.settings import RankerConfig
 from recmill.model.stores.shared.array import SharedArray
 from recmill.model.stores.shared.tables import attach_shared_tables
 from recmill.training.rank.sharding import ShardedModel
+from recmill.training.tensors.storage import load_tensors, save_tensors
 
 NUM_KEPT = 2
 
@@ -41,9 +40,7 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
             folder.mkdir(parents=True)
         dist.barrier()
         state = {**_model_state(sharded, sharded.table_states()), "rng": {str(rank): torch.get_rng_state()}}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.save(state, checkpoint_id=str(folder))
+        save_tensors(state, folder)
         if rank == 0:
             Checkpoint.of_json(body, inputs=inputs).seal(folder)
             if target.exists():
@@ -61,10 +58,8 @@ def load_checkpoint(path: Path, sharded: ShardedModel) -> Checkpoint:
     has_random_state = checkpoint.world_size == dist.get_world_size()
     if has_random_state:
         state["rng"] = {rank: torch.get_rng_state()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # Tensors are filled in place: most are views of the live model, the others are taken over afterwards.
-        dcp.load(state, checkpoint_id=str(path))
+    # Tensors are filled in place: most are views of the live model, the others are taken over afterwards.
+    load_tensors(state, path)
     sharded.absorb_tables(table_states)
     optimiser = sharded.dense_optimiser
     for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
@@ -94,7 +89,7 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
         state["shared"] = {"array": array.weight.data}
         if array.exponents is not None:
             state["shared"]["exponents"] = array.exponents
-    _read_here(path, state)
+    load_tensors(state, Path(path), no_dist=True)
     model.ranker.load_state_dict({name.removeprefix("ranker."): value for name, value in state["dense"].items()})
     return model.eval(), checkpoint
 
@@ -107,18 +102,8 @@ def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: Shared
         if entry.kind == "both"
     }
     if exact:
-        _read_here(path, {"shared": {"exact_rows": exact}})
+        load_tensors({"shared": {"exact_rows": exact}}, Path(path), no_dist=True)
     return attach_shared_tables(model.embeddings, sharing, exact)[0][1].array
-
-
-def _read_here(path: str | Path, state: dict[str, Any]) -> None:
-    """Fill the tensors of `state` from a checkpoint in this one process."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.load(state, checkpoint_id=str(path), no_dist=True)
-    except dcp.CheckpointException as error:
-        raise InputError(f"{path}: the checkpoint cannot be read ({' '.join(str(error).split())[:200]})") from error
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

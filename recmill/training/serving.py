@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from recmill.artifacts import Checkpoint, Dataset, InputError, dump_json, write_folder
+from recmill.artifacts import Checkpoint, Dataset, InputError, dump_record, hash_file, write_folder
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
 from recmill.model.servable import ServableModel
@@ -68,7 +68,8 @@ def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bo
     signature = describe_inputs(servable)
     with write_folder(out, manifest_name="signature.json") as folder:
         torch.export.save(program, folder / "model.pt2")
-        (folder / "signature.json").write_text(dump_json(signature), encoding="utf-8")
+        signature["sha256"] = hash_file(folder / "model.pt2")
+        (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
         if for_mlflow:
             package_model(folder)
         files = sorted(path.name for path in folder.iterdir())

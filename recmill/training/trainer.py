@@ -23,8 +23,10 @@ from recmill.artifacts import (
     ShardPlan,
     WorkerAllocation,
     dump_json,
+    dump_record,
     explain_write_errors,
     is_remote,
+    read_checked_json,
     read_json,
     refuse_foreign_folder,
     write_text_atomically,
@@ -80,11 +82,11 @@ def train(
         folder.mkdir(parents=True, exist_ok=True)
     with hold_folder(folder):
         refuse_other_settings(folder, job)
-        write_text_atomically(folder / JOB, dump_json(job))
+        write_text_atomically(folder / JOB, dump_record(job))
         if not (folder / "result.json").exists():
             launch = launcher or partial(launch_torchrun, port=port, progress=progress)
             launch(lay_out_hot(job, folder, config, progress) | {"export": str(export or "")}, folder, nproc)
-        return read_json(folder / "result.json")
+        return read_checked_json(folder / "result.json", kind="training")
 
 
 def make_job(
@@ -178,7 +180,7 @@ def refuse_other_settings(folder: Path, job: Mapping[str, Any]) -> None:
     """Raise if the folder holds a run with other data or settings; how many ranks it used does not matter."""
     if not (folder / JOB).exists():
         return
-    previous = read_json(folder / JOB)
+    previous = read_checked_json(folder / JOB, kind="job")
     # A folder may be older than a setting: it ran with the default.
     before = {**TrainConfig().to_json(), **previous["config"], "dataset": previous["inputs"]["dataset"]}
     now = {**job["config"], "dataset": job["inputs"]["dataset"]}

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import dump_json, is_remote, read_json, write_text_atomically
+from recmill.artifacts import dump_record, is_remote, read_checked_json, write_text_atomically
 from recmill.training.config import TrainConfig
 from recmill.training.switches import Switch
 
@@ -76,21 +76,21 @@ def remembered(job: Mapping[str, Any], *, num_ranks: int) -> Verdicts | None:
     """The verdicts of this run if it has begun, or of an equal one on this machine; None if nothing is known."""
     own = Path(job["out"]) / VERDICTS_FILE
     if own.exists():
-        return Verdicts.from_json(read_json(own))
+        return Verdicts.from_json(read_checked_json(own, kind="verdicts"))
     cached = _cache_file(job, num_ranks)
     if cached is not None and cached.exists():
-        return replace(Verdicts.from_json(read_json(cached)), seconds=0.0)
+        return replace(Verdicts.from_json(read_checked_json(cached, kind="verdicts")), seconds=0.0)
     return None
 
 
 def remember(job: Mapping[str, Any], verdicts: Verdicts, *, num_ranks: int) -> None:
     """Keep the verdicts for a resumed run and, if they were measured, for later runs with the same plan."""
-    write_text_atomically(Path(job["out"]) / VERDICTS_FILE, dump_json(verdicts.to_json()))
+    write_text_atomically(Path(job["out"]) / VERDICTS_FILE, dump_record(verdicts.to_json()))
     cached = _cache_file(job, num_ranks)
     if cached is None or not verdicts.seconds or not os.access(cached.parent.parent, os.W_OK):
         return
     cached.parent.mkdir(exist_ok=True)
-    write_text_atomically(cached, dump_json(verdicts.to_json()))
+    write_text_atomically(cached, dump_record(verdicts.to_json()))
 
 
 def _cache_file(job: Mapping[str, Any], num_ranks: int) -> Path | None:

@@ -18,6 +18,8 @@ from recmill.cli.planning import plan
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.config import TrainConfig
+from recmill.training.tensors.files import DTYPES
+from recmill.training.tensors.storage import TensorIndex, load_tensors
 from tests.datasets import write_dataset
 
 CONFIG = TrainConfig(
@@ -130,17 +132,13 @@ def run(
 
 def saved(run_folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint but the random state: tables, their optimiser, and the dense half."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    path = str(run_folder / "checkpoint")
-    found = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    path = run_folder / "checkpoint"
     state = {
-        key: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for key, entry in found.items()
-        if isinstance(entry, TensorStorageMetadata) and not key.startswith("rng")
+        key: torch.zeros(entry.shape, dtype=DTYPES[entry.dtype])
+        for key, entry in TensorIndex.load(path).tensors.items()
+        if not key.startswith("rng")
     }
-    dcp.load(state, checkpoint_id=path, no_dist=True)
+    load_tensors(state, path, no_dist=True)
     return state
 
 

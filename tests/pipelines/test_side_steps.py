@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import mlflow
@@ -13,7 +12,7 @@ from components.close_run.closing import end_run
 from components.compare_runs.folders import order_runs, result_rows
 from components.merge_data.merging import merge_datasets
 from components.summaries import MAX_ROWS, access_rows, comparison_rows, part_rows, tier_rows, write_table
-from recmill.artifacts import Dataset, InputError
+from recmill.artifacts import Dataset, InputError, dump_record
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import make_raw_log
 from recmill.planning.planner import Topology, plan_shards
@@ -43,7 +42,7 @@ def leave_states(folder: Path, states: dict[str, str], pipeline_run_id: str) -> 
     for at, (step, state) in enumerate(states.items()):
         error = "/runs/nowhere: no such file" if state == "FAILED" else ""
         record = {"step": step, "state": state, "error": error, "pipeline_run_id": pipeline_run_id, "at": float(at)}
-        (folder / "states" / f"{step}.json").write_text(json.dumps(record))
+        (folder / "states" / f"{step}.json").write_text(dump_record(record))
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -54,8 +53,8 @@ def test_the_mlflow_run_ends_as_the_pipeline_did(server: str, tmp_path: Path, an
     client = mlflow.MlflowClient(server)
     orphan = client.create_run(parent.experiment_id, tags={"mlflow.parentRunId": parent.run_id})
     (tmp_path / "steps").mkdir()
-    (tmp_path / "steps" / "train_model.json").write_text(json.dumps({"metrics": {"auc": 0.7, "other": 1}}))
-    (tmp_path / "steps" / "report.json").write_text(json.dumps({"metrics": {}}))
+    (tmp_path / "steps" / "train_model.json").write_text(dump_record({"metrics": {"auc": 0.7, "other": 1}}))
+    (tmp_path / "steps" / "report.json").write_text(dump_record({"metrics": {}}))
     leave_states(tmp_path, {"train_model": "FINISHED"}, "an earlier run")
     leave_states(tmp_path, states, run_id)
     found = end_run(
@@ -132,7 +131,7 @@ def test_the_comparison_is_against_the_first_run(tmp_path: Path) -> None:
             "peak_memory_bytes": 1,
             "model": {"embedding_bytes": 2},
         }
-        (folder / "result.json").write_text(json.dumps(result))
+        (folder / "result.json").write_text(dump_record(result))
     rows = result_rows([str(tmp_path / "baseline"), str(tmp_path / "dedup")])
     assert rows["dedup"]["speedup"] == 2.5
     assert [row["speed"] for row in comparison_rows(rows)] == ["1.00x", "2.50x"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from recmill.artifacts import Dataset, InputError, read_json
+from recmill.artifacts import Dataset, InputError, read_checked_json, read_json
 from recmill.tracking import (
     Replayer,
     RunReference,
@@ -65,7 +65,7 @@ def test_a_step_leaves_its_seconds_metrics_inputs_and_outputs(tmp_path: Path) ->
         step.count(100)
         step.record({"auc": 0.75, "unknown": None, "undefined": float("nan")})
         reference = step.wrote("dataset", dataset)
-    record = read_json(tmp_path / "steps" / "generate_data.json")
+    record = read_checked_json(tmp_path / "steps" / "generate_data.json")
     assert set(record) == {"step", "started_at", "seconds", "startup_seconds", "metrics", "inputs", "outputs"}
     assert 0 < record["startup_seconds"] == step.startup_seconds
     assert record["inputs"] == {"preset": "tiny"}

@@ -40,9 +40,10 @@ from recmill.artifacts import (
 from recmill.data.dataset import load_encoding, open_dataset
 from recmill.data.hot.remap import HotRemap, load_hot_rows
 from recmill.data.hot.rows import find_hot_samples, take_samples, transform_rows
-from recmill.data.ingest.parts import PartFile, first_line
+from recmill.data.ingest.parts import PartFile
 from recmill.data.ingest.splits import StoredGroup, split_groups
 from recmill.data.schema import Schema
+from recmill.data.storage.checks import first_line
 from recmill.data.storage.deduplicated import decode_rows
 from recmill.data.storage.encoding import Encoding, columns_of
 from recmill.data.storage.options import writer_options
@@ -188,9 +189,11 @@ class _HotLayout:
         if self.stored_encoding is not None:
             stored = (own for name in columns for own in columns_of(name, self.stored, self.stored_encoding))
             columns = list(dict.fromkeys(stored))
+        footers = {part.file: part.footer_sha256 for part in self.dataset.parts}
         for file, own in groupby(groups, key=lambda group: group.file):
             path = join_path(self.dataset.path, file)
-            with closing(PartFile(path, columns=columns, label=self.stored.labels[0])) as part:
+            opened = PartFile(path, columns=columns, label=self.stored.labels[0], footer_sha256=footers[file])
+            with closing(opened) as part:
                 for group in own:
                     part.check(group)
                     rows = _decode(part, group)

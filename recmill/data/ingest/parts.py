@@ -10,12 +10,13 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from kernels.decode_pages import GroupDecoder, first_page
+from kernels.check_pages import first_page
+from kernels.decode_pages import GroupDecoder
 from recmill.artifacts import InputError, is_remote
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.splits import StoredGroup
+from recmill.data.storage.checks import first_line, read_footer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +42,16 @@ class PartFile:
         label: str = "label",
         decodes_pages: bool = True,
         keeps_lists: bool = False,
+        footer_sha256: str | None = None,
     ) -> None:
         """Arrow decodes the columns that our kernel does not support, or all of them unless `decodes_pages`.
 
         `label` names one of the columns that has one value per sample in every layout.
 
         `keeps_lists`: the caller keeps either all list columns of a decoded row group or none.
+
+        `footer_sha256` comes with files whose pages all have checksums: both are checked. Without it, pages that have
+        checksums are.
         """
         self.path, self._label = path, label
         self.columns = list(columns)
@@ -55,17 +60,18 @@ class PartFile:
         try:
             if is_remote(path):
                 self._filesystem, self._name = fsspec.core.url_to_fs(path)
-                with self._filesystem.open(self._name, "rb") as file:
-                    self.metadata = pq.read_metadata(file)
             else:
                 self._file = io.FileIO(path)
-                self.metadata = pq.read_metadata(path)
-        except (OSError, pa.ArrowException) as error:
-            self.close()
+            self.metadata = read_footer(path, footer_sha256)
+        except OSError as error:
             raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
         self._leaves = self._find_leaves()
         self._decoder = GroupDecoder(
-            self.metadata, self._leaves, keeps_lists=keeps_lists, kernel=None if decodes_pages else "reference"
+            self.metadata,
+            self._leaves,
+            keeps_lists=keeps_lists,
+            needs_checksums=footer_sha256 is not None,
+            kernel=None if decodes_pages else "reference",
         )
         self._ranges: dict[int, tuple[int, int]] = {}
 
@@ -140,7 +146,3 @@ class PartFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

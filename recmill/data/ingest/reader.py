@@ -35,9 +35,10 @@ from recmill.data.ikjt.distinct import (
 )
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.order import spread_sessions
-from recmill.data.ingest.parts import PartFile, RawGroup, first_line
+from recmill.data.ingest.parts import PartFile, RawGroup
 from recmill.data.ingest.splits import StoredGroup
 from recmill.data.schema import Schema
+from recmill.data.storage.checks import first_line
 from recmill.data.storage.deduplicated import decode_distinct, session_sizes
 from recmill.data.storage.encoding import columns_of
 from recmill.data.storage.writer import run_starts
@@ -84,6 +85,7 @@ class RowGroupReader:
             schema = schema.select(only)
         check_groups(dedup or (), windows, known=[feature.name for feature in schema.id_features])
         self._dataset, self._schema = dataset, schema
+        self._footers = {part.file: part.footer_sha256 for part in dataset.parts}
         self._encoding = encoding
         self._dedup, self._decodes_pages, self._keeps_sessions = dedup, decodes_pages, keeps_sessions
         self._windows = tuple(windows) if dedup is not None else ()
@@ -123,6 +125,7 @@ class RowGroupReader:
             label=self._schema.labels[0],
             decodes_pages=self._decodes_pages,
             keeps_lists=self._keeps_columns,
+            footer_sha256=self._footers[name],
         )
         with self._lock:
             self._parts[name] = opened

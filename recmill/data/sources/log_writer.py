@@ -89,6 +89,7 @@ def _open_file(path: Path, schema: Schema) -> pq.ParquetWriter:
         schema.arrow_schema(),
         compression="zstd",
         use_dictionary=False,
+        write_page_checksum=True,
         column_encoding={**id_leaves, "session_id": "PLAIN", "timestamp": "DELTA_BINARY_PACKED"},
     )
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recmill.artifacts import is_remote, join_path
+from recmill.data.storage.checks import hash_footer
 from recmill.data.storage.options import SORT_KEYS
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class PartWriter:
         path = join_path(self.folder, name)
         self._sink = fsspec.open(path, "wb").open() if is_remote(path) else open(path, "wb")  # noqa: SIM115
         self._encoder = self.form.make_encoder() if self.form.make_encoder else None
-        self._writer = pq.ParquetWriter(self._sink, self.form.schema, **self.form.options)
+        self._writer = pq.ParquetWriter(self._sink, self.form.schema, write_page_checksum=True, **self.form.options)
         empty: dict[str, Any] = {"num_rows": 0, "num_sessions": 0, "bytes": 0, "row_group_rows": []}
         self.parts.append({"file": name, "split": split, **empty})
 
@@ -215,6 +216,7 @@ class PartWriter:
         self._writer.close()
         self.parts[-1]["bytes"] = self._sink.tell()
         self._sink.close()
+        self.parts[-1]["footer_sha256"] = hash_footer(join_path(self.folder, self.parts[-1]["file"]))
         self.parts[-1]["num_sessions"] = len(_distinct(np.concatenate(self._sessions)))
         self._writer = self._sink = None
         self._sessions = []

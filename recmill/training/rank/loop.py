@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from recmill.artifacts import (
     InputError,
     ShardPlan,
     WorkerAllocation,
-    dump_json,
+    dump_record,
     record_json,
     write_text_atomically,
 )
@@ -40,7 +40,7 @@ from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.description import describe_hot, describe_model
 from recmill.training.rank.feed import Feed, session_limit
 from recmill.training.rank.sharding import ShardedModel
-from recmill.training.rank.state import RunState
+from recmill.training.rank.state import RunState, curve_lines, read_curve
 from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
 from recmill.training.verdicts import Verdicts
 from recmill.tuning.online.tuner import OnlineTuner
@@ -79,6 +79,7 @@ class TrainingRun:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
         self.curve: list[dict[str, float]] = []
+        self.curve_crc32 = 0
         # What training used, and for how many samples and steps, since this start.
         self.meter, self.num_metered, self.num_metered_steps = UsageMeter(), 0, 0
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
@@ -129,9 +130,9 @@ class TrainingRun:
         self.state = RunState.from_json(saved.run)
         self.ingest.load_state_dict(saved.ingest)
         if self.rank == 0:
-            lines = (self.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            self.curve = [entry for entry in map(json.loads, lines) if entry["step"] <= self.state.step]
-            write_text_atomically(self.out / "metrics.jsonl", "".join(f"{json.dumps(e)}\n" for e in self.curve))
+            self.curve = read_curve(self.out / "metrics.jsonl", self.state.step, saved.curve_crc32)
+            self.curve_crc32 = zlib.crc32(curve_lines(self.curve).encode())
+            write_text_atomically(self.out / "metrics.jsonl", curve_lines(self.curve))
 
     def train(self) -> dict[str, Any]:
         """Train to the end and return the content of result.json (on rank 0; {} on the others)."""
@@ -228,18 +229,19 @@ class TrainingRun:
         losses = torch.stack([loss.double() for _, _, loss in self.pending])
         dist.all_reduce(losses)
         samples = self.state.num_samples - sum(count for _, count, _ in self.pending)
-        lines = []
+        new = []
         for (step, count, _), loss in zip(self.pending, losses.tolist(), strict=True):
             samples += count
             if not math.isfinite(loss):
                 raise InputError(f"the loss is {loss} at step {step}: lower dense_lr or table_lr, or check the data")
             entry = {"step": step, "samples": samples, "seconds": round(self.state.seconds, 4), "loss": loss / count}
-            self.curve.append(entry)
-            lines.append(json.dumps(entry) + "\n")
+            new.append(entry)
         self.pending.clear()
+        self.curve += new
+        self.curve_crc32 = zlib.crc32(curve_lines(new).encode(), self.curve_crc32)
         if self.rank == 0:
             with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.writelines(lines)
+                file.write(curve_lines(new))
             self.report("train step", self.state.step, self.num_steps)
 
     def _evaluate_and_decide(self) -> None:
@@ -306,6 +308,7 @@ class TrainingRun:
             "world_size": self.world_size,
             "run": self.state.to_json(),
             "ingest": self.ingest.state_dict(),
+            "curve_crc32": self.curve_crc32,
         }
 
     def _save(self, target: Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -362,7 +365,7 @@ class TrainingRun:
                 "content_hash": self.dataset.content_hash,
             },
         }
-        write_text_atomically(self.out / "result.json", dump_json(result))
+        write_text_atomically(self.out / "result.json", dump_record(result))
         for folder in ("checkpoints", DISK_FOLDER):
             shutil.rmtree(self.out / folder, ignore_errors=True)
         return result

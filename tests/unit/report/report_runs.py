@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recmill.artifacts import AccessProfile, Dataset, WorkerAllocation, write_folder
+from recmill.artifacts import AccessProfile, Dataset, WorkerAllocation, dump_record, write_folder
 from recmill.artifacts.allocation import Throughput
 from recmill.artifacts.profile import CurvePoint, FeatureDuplication, TableProfile
 from recmill.artifacts.topology import Topology
@@ -78,7 +77,7 @@ def write_run(
 
 def write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
+    path.write_text(dump_record(value))
 
 
 def write_dataset(path: Path, schema: Schema, *, data_bytes: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from recmill.artifacts import hash_file
+from recmill.artifacts.manifest import sign_manifest
 from recmill.data.checks.findings import LogFinding, LogFindings
 from recmill.report.page import render_page
 from recmill.report.runs import load_run
@@ -36,6 +38,11 @@ def page_with(tmp_path: Path, found: LogFindings | None) -> str:
         schema = json.loads(path.read_text())
         schema["info"]["checks"] = found.to_json()
         path.write_text(json.dumps(schema))
+        manifest = path.with_name("dataset.json")
+        body = json.loads(manifest.read_text())
+        listed = next(entry for entry in body["files"] if entry["name"] == "schema.json")
+        listed |= {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        manifest.write_text(json.dumps(sign_manifest(body)))
     return render_page([load_run(run)])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recmill.artifacts import InputError
+from recmill.artifacts.manifest import sign_manifest
 from recmill.data.schema import Feature
 from recmill.report import build_report
 from tests.unit.report.report_runs import write_json, write_run
@@ -158,10 +159,12 @@ def test_a_run_that_holds_only_its_name_makes_a_page(tmp_path: Path) -> None:
 
 
 def test_empty_parts_make_a_page(tmp_path: Path) -> None:
-    for file in ("run.json", "dataset/dataset.json", "dataset/schema.json", "profile/profile.json", "plan/plan.json"):
+    for file in ("run.json", "dataset/schema.json", "train/result.json"):
         write_json(tmp_path / "run" / file, {"format_version": 1})
-    for file in ("allocation/allocation.json", "train/result.json"):
-        write_json(tmp_path / "run" / file, {"format_version": 1})
+    for kind in ("dataset", "profile", "plan", "allocation"):
+        manifest = tmp_path / "run" / kind / f"{kind}.json"
+        manifest.parent.mkdir(exist_ok=True)
+        manifest.write_text(json.dumps(sign_manifest({"format_version": 1})))
     write_json(tmp_path / "run/steps/train_model.json", {"step": "train_model"})
     assert Page(build_report([tmp_path / "run"], out=tmp_path / "page.html")).ids("section") == ["headline", *SECTIONS]
 

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+from recmill.artifacts import dump_record
 from recmill.cli.quality import quality_lines
 from recmill.report.quality import quality_section
 from recmill.report.runs import load_runs
@@ -35,7 +36,7 @@ def test_a_run_from_before_these_metrics_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run" / "train" / "result.json"
     result = json.loads(path.read_text())
     result["metrics"] = {"auc": 0.7, "log_loss": 0.4}
-    path.write_text(json.dumps(result))
+    path.write_text(dump_record(result))
     assert [block.text for block in quality_section(load_runs([tmp_path / "run"])).blocks] == [
         "run has no detailed metrics."
     ]
@@ -58,7 +59,7 @@ def test_several_labels_have_a_table_each_in_their_order(tmp_path: Path) -> None
     result = json.loads(path.read_text())
     click, buy = {**result["metrics"], "auc": 0.7}, {**result["metrics"], "auc": 0.8}
     result["metrics"] = {**click, "tasks": {"buy": buy, "click": click}, "labels": ["click", "buy"]}
-    path.write_text(json.dumps(result))
+    path.write_text(dump_record(result))
     blocks = quality_section(load_runs([tmp_path / "run"])).blocks
     assert [block.text for block in blocks if block.kind == "heading"] == ["Label: click", "Label: buy"]
     tables = [block for block in blocks if block.kind == "table" and block.title == "Metrics"]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recmill.artifacts import Dataset, InputError
+from recmill.artifacts.manifest import sign_manifest
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import load_encoding, read_rows, read_table
 from recmill.data.schema import Feature, Schema
@@ -234,11 +235,11 @@ def test_an_encoding_that_does_not_fit_the_schema_is_refused(dataset: Dataset) -
     loaded = json.loads(manifest.read_text())
     features = loaded["encoding"]["features"]
     del features["tags"]
-    manifest.write_text(json.dumps(loaded))
+    manifest.write_text(json.dumps(sign_manifest(loaded)))
     with pytest.raises(InputError, match=r"encoding.tags is None, expected an object"):
         load_encoding(Dataset.load(dataset.path))
     features["tags"] = {"group": "colour", "windows": False, "coded": False, "shared_by": ""}
-    manifest.write_text(json.dumps(loaded))
+    manifest.write_text(json.dumps(sign_manifest(loaded)))
     with pytest.raises(InputError, match=r"encoding.tags is .*expected names of features"):
         list(read_rows(dataset.path))
 
@@ -247,6 +248,6 @@ def test_a_dataset_of_an_older_format_is_refused_in_one_sentence(dataset: Datase
     manifest = Path(dataset.path) / "dataset.json"
     loaded = json.loads(manifest.read_text())
     loaded["encoding"] = loaded["encoding"]["features"]  # as format 1 stored it, whose footers are other text
-    manifest.write_text(json.dumps(loaded))
+    manifest.write_text(json.dumps(sign_manifest(loaded)))
     with pytest.raises(InputError, match=r"dataset.json: .* another version of recmill, .* cluster the log again"):
         list(read_rows(dataset.path))

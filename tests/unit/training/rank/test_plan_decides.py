@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recmill.artifacts import Dataset, ShardPlan
+from recmill.artifacts import Dataset, ShardPlan, hash_file
+from recmill.artifacts.manifest import sign_manifest
 from recmill.data.cluster import cluster_sessions
 from recmill.data.schema import Schema
 from recmill.data.sources.presets import tiny
@@ -55,7 +56,7 @@ def changed(plan, out, change):
     shutil.copytree(plan, out)
     manifest = json.loads((out / "plan.json").read_text())
     change(manifest)
-    (out / "plan.json").write_text(json.dumps(manifest))
+    (out / "plan.json").write_text(json.dumps(sign_manifest(manifest)))
     return out
 
 
@@ -133,8 +134,8 @@ def test_the_plans_hot_rows_are_the_hot_rows(work, tmp_path, alone):
     manifest = json.loads((plan / "plan.json").read_text())
     for entry in manifest["files"]:
         if entry["name"] == "hot/item.parquet":
-            entry["bytes"] = file.stat().st_size
-    (plan / "plan.json").write_text(json.dumps(manifest))
+            entry |= {"bytes": file.stat().st_size, "sha256": hash_file(file)}
+    (plan / "plan.json").write_text(json.dumps(sign_manifest(manifest)))
     after = open_with(work, plan, tmp_path / "after", config)
     counts = [run.ingest.schedule.num_hot if run.ingest.schedule else 0 for run in (before, after)]
     assert counts[1] < counts[0]

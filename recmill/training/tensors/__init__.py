@@ -1,0 +1,1 @@
+"""Tensors of checkpoints on disk: safetensors files and a JSON index. Nothing in them is code."""

@@ -1,0 +1,131 @@
+"""Files in the safetensors format, written and read block by block with checksums.
+
+    | 8 bytes: length of the header | header: JSON, {name: {dtype, shape, data_offsets}} | tensors, row-major |
+
+https://github.com/huggingface/safetensors describes it; any reader of safetensors can open the files. The checksums
+(CRC-32 of every BLOCK_BYTES of a tensor) are kept by the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recmill.artifacts import InputError
+
+BLOCK_BYTES = 4 * 2**20
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor to write; `read` is called when its turn comes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return count_bytes(self.dtype, self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPlace:
+    """Where in its file a tensor begins, and the checksums of its blocks."""
+
+    begin: int
+    crc32: tuple[int, ...]
+
+
+def count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    num_bytes = dtype.itemsize
+    for size in shape:
+        num_bytes *= size
+    return num_bytes
+
+
+def write_tensors(path: Path, tensors: Sequence[StoredTensor]) -> list[TensorPlace]:
+    """Write a file and return the places of the tensors; the bytes are on the disk when this returns."""
+    header, end = {}, 0
+    for tensor in tensors:
+        if tensor.dtype not in NAMES:
+            raise TypeError(f"{tensor.name}: {tensor.dtype} has no name in safetensors files")
+        begin, end = end, end + tensor.num_bytes
+        header[tensor.name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    places, at = [], 8 + len(text)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            crcs = []
+            data = _bytes_of(tensor.read())
+            assert len(data) == tensor.num_bytes, tensor.name
+            for start in range(0, len(data), BLOCK_BYTES):
+                block = data[start : start + BLOCK_BYTES]
+                crcs.append(zlib.crc32(block))
+                file.write(block)
+            places.append(TensorPlace(begin=at, crc32=tuple(crcs)))
+            at += tensor.num_bytes
+        file.flush()
+        os.fsync(file.fileno())
+    return places
+
+
+def read_rows(
+    path: Path, place: TensorPlace, dtype: torch.dtype, shape: Sequence[int], *, start: int, stop: int
+) -> Tensor:
+    """Rows `start` to `stop` of a stored tensor, with the checksums of all blocks they touch checked."""
+    row_bytes, num_bytes = count_bytes(dtype, shape[1:]), count_bytes(dtype, shape)
+    begin, end = start * row_bytes, stop * row_bytes
+    first, last = begin // BLOCK_BYTES * BLOCK_BYTES, min(num_bytes, -(-end // BLOCK_BYTES) * BLOCK_BYTES)
+    data = bytearray(max(last - first, 0))
+    view = memoryview(data)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(place.begin + first)
+            for at in range(0, len(data), BLOCK_BYTES):
+                block = view[at : at + BLOCK_BYTES]
+                is_read = file.readinto(block) == len(block)
+                number = (first + at) // BLOCK_BYTES
+                if not is_read or number >= len(place.crc32) or zlib.crc32(block) != place.crc32[number]:
+                    raise InputError(f"{path}: is damaged: its content is not what was written")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    if begin == end:
+        return torch.empty((stop - start, *shape[1:]), dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8)[begin - first : end - first]
+    return flat.view(dtype).view(stop - start, *shape[1:])
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor on any device, row-major."""
+    whole = tensor.detach().cpu().contiguous().reshape(-1)
+    if whole.stride(0) != 1:  # a single element out of a matrix counts as contiguous
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    return memoryview(whole.view(torch.uint8).numpy()) if whole.numel() else memoryview(b"")

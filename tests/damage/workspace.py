@@ -1,0 +1,221 @@
+"""One small folder of every kind, and the commands that read them, run in this process: a case takes a second or so."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from recmill.artifacts import InputError, read_checked_json
+from recmill.cli import main
+from recmill.report.runs import load_run
+from recmill.training.config import TrainConfig
+from recmill.training.verdicts import Verdicts, remember, remembered
+from tests.unit.report.report_runs import write_run
+
+CONFIG = {
+    "batch_size": 64,
+    "max_steps": 6,
+    "checkpoint_every": 2,
+    "bottom_layers": [8],
+    "top_layers": [8],
+    "threads": 1,
+    "hot_batches": "true",
+    "tiers": "false",
+    "dedup": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: what it gave, or the sentence it ended with."""
+
+    code: int
+    result: Any = None
+    said: str = ""
+
+
+class Workspace:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.scratch = folder / "scratch"
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def build(self) -> None:
+        """All folders, as the commands write them."""
+        cluster = ["cluster", self.path("raw"), "--eval-fraction", "0.2", "--layout"]
+        for command in (
+            ["generate", "--preset", "tiny", "--sessions", "150", "--out", self.path("raw")],
+            [*cluster, "deduplicated", "--out", self.path("dataset")],
+            [*cluster, "session", "--out", self.path("sessions")],
+            ["profile", self.path("dataset"), "--out", self.path("profile")],
+            ["plan", self.path("profile"), "--nproc", "1", "--hot-budget", "8KB", "--out", self.path("plan")],
+            ["tune", self.path("dataset"), "--seconds", "0.5", "--out", self.path("allocation")],
+        ):
+            ended = run_command([*command, "--json"])
+            assert ended.code == 0, (command, ended.said)
+        stop = mock.patch("recmill.training.rank.loop.TrainingRun._finish", side_effect=KeyboardInterrupt)
+        with stop, contextlib.suppress(KeyboardInterrupt):
+            self._train(self.folder / "stopped")
+        # As if a trial had measured something: its verdicts are kept beside the plan.
+        job = read_checked_json(self.folder / "stopped" / "job.json")
+        found = remembered(job, num_ranks=1)
+        remember(job, replace(found or Verdicts(), seconds=1.0), num_ranks=1)
+        shutil.copytree(self.folder / "stopped", self.folder / "run")
+        self._train(self.folder / "run")
+        assert run_command(["export", self.path("run/checkpoint"), "--out", self.path("model"), "--json"]).code == 0
+        shutil.rmtree(self.folder / "model" / "mlflow")
+        write_run(self.folder / "report")
+
+    def _train(self, out: Path) -> dict[str, Any]:
+        from recmill.training.trainer import train
+
+        return train(
+            self.path("dataset"),
+            out=out,
+            plan=self.path("plan"),
+            allocation=self.path("allocation"),
+            config=TrainConfig.from_json({**TrainConfig().to_json(), **CONFIG}),
+            launcher=_launch_here,
+        )
+
+    @cached_property
+    def commands(self) -> Mapping[str, tuple[tuple[str, ...], Callable[[], Ended]]]:
+        """By name: the folders that a command reads, and the command."""
+        out = str(self.scratch / "out")
+
+        def artifact(kind: str, *arguments: str) -> Callable[[], Ended]:
+            def run() -> Ended:
+                ended = run_command([*arguments, "--out", out, "--json"])
+                if ended.code:
+                    return ended
+                return Ended(0, json.loads(Path(out, f"{kind}.json").read_text())["content_hash"])
+
+            return run
+
+        data, plan, model = self.path("dataset"), self.path("plan"), self.path("run/checkpoint")
+        cluster = ("cluster", self.path("raw"), "--layout", "session")
+        return {
+            "cluster": (("raw",), artifact("dataset", *cluster)),
+            "profile": (("dataset",), artifact("profile", "profile", data)),
+            "profile sessions": (("sessions",), artifact("profile", "profile", self.path("sessions"))),
+            "plan": (("profile",), artifact("plan", "plan", self.path("profile"), "--nproc", "2")),
+            "layout": (("dataset", "plan"), artifact("dataset", "layout", data, "--plan", plan)),
+            "evaluate": (("run/checkpoint", "dataset"), lambda: run_command(["evaluate", model, data, "--json"])),
+            "export": (("run/checkpoint",), self._export),
+            "serve": (("model",), self._serve),
+            "compare": (("report",), self._compare),
+            "train": (("dataset", "plan", "plan.trials", "allocation"), self._train_anew),
+            "resume": (("stopped",), self._resume),
+            "result": (("run",), self._show_result),
+        }
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a folder that a command reads. A raw log's schema is written by people and has no hash."""
+        files = sorted(path for path in (self.folder / name).rglob("*") if path.is_file())
+        unread = {"train.log", ".lock"} | ({"schema.json"} if name == "raw" else set())
+        files = [path for path in files if path.name not in unread]
+        return [path for path in files if path.name in ("result.json", "job.json")] if name == "run" else files
+
+    def _export(self) -> Ended:
+        ended = run_command(["export", self.path("run/checkpoint"), "--out", str(self.scratch / "out"), "--json"])
+        if ended.code:
+            return ended
+        with zipfile.ZipFile(self.scratch / "out" / "model.pt2") as archive:
+            weights = [archive.read(name) for name in sorted(archive.namelist()) if "/weights/weight_" in name]
+        return Ended(0, hashlib.sha256(b"".join(weights)).hexdigest())
+
+    def _serve(self) -> Ended:
+        """Load the exported model as MLflow does, and predict."""
+        import pandas as pd
+
+        from recmill.tracking.pyfunc import RankingProgram
+
+        program = RankingProgram()
+        places = {"program": self.path("model/model.pt2"), "signature": self.path("model/signature.json")}
+        try:
+            program.load_context(SimpleNamespace(artifacts=places))
+        except (ValueError, OSError) as error:  # the server that loads it says so
+            return Ended(2, said=str(error))
+        names = [*program.signature["dense"], *(entry["name"] for entry in program.signature["ids"])]
+        rows = pd.DataFrame({name: [0, 1] for name in names})
+        return Ended(0, program.predict(None, rows).tolist())
+
+    def _compare(self) -> Ended:
+        page = self.scratch / "page.html"
+        ended = run_command(["compare", self.path("report"), "--out", str(page), "--json"])
+        if ended.code:
+            return ended
+        run = load_run(self.path("report"))  # what the page is made of; the page itself has the time on it
+        return Ended(2, said=run.missing[0]) if run.missing else Ended(0, (run.parts, run.steps))
+
+    def _train_anew(self) -> Ended:
+        return _explain(lambda: _losses(self._train(self.scratch / "out")))
+
+    def _resume(self) -> Ended:
+        shutil.copytree(self.folder / "stopped", self.scratch / "out")
+        return _explain(lambda: _losses(self._train(self.scratch / "out")))
+
+    def _show_result(self) -> Ended:
+        return _explain(lambda: _losses(self._train(self.folder / "run")))
+
+    def run(self, name: str) -> Ended:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        return self.commands[name][1]()
+
+
+def run_command(arguments: list[str]) -> Ended:
+    """A command of the command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments)
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return Ended(code, json.loads(out.getvalue()) if code == 0 else None, err.getvalue().strip())
+
+
+def _explain(call: Callable[[], Any]) -> Ended:
+    try:
+        return Ended(0, call())
+    except InputError as error:
+        return Ended(2, said=f"recmill: error: {error}")
+
+
+def _losses(result: Mapping[str, Any]) -> Any:
+    return [[entry["step"], entry["loss"]] for entry in result["curve"]], result["metrics"]["auc"]
+
+
+def _launch_here(job: Mapping[str, Any], folder: Path, nproc: int) -> None:
+    """The only rank of a run, in this process."""
+    from recmill.training.rank.worker import run_rank
+
+    rank = _environment(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+    with rank, contextlib.redirect_stdout(io.StringIO()):
+        run_rank(dict(job))
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        values["MASTER_PORT"] = str(probe.getsockname()[1])
+    with mock.patch.dict(os.environ, values):
+        yield
