@@ -128,4 +128,4 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     whole = tensor.detach().cpu().contiguous().reshape(-1)
     if whole.stride(0) != 1:  # a single element out of a matrix counts as contiguous
         whole = whole.clone(memory_format=torch.contiguous_format)
-    return memoryview(whole.view(torch.uint8).numpy()) if whole.numel() else memoryview(b"")
+    return whole.view(torch.uint8).numpy().data if whole.numel() else memoryview(b"")

@@ -130,7 +130,7 @@ def _raising_causes() -> Iterator[None]:
         raise next((cause for cause in causes if isinstance(cause, InputError)), causes[0]) from None
 
 
-class TensorWriter(dcp.StorageWriter):
+class TensorWriter(dcp.StorageWriter):  # type: ignore[misc]
     """Every rank writes one file; the first one writes the index."""
 
     def __init__(self, folder: Path) -> None:
@@ -187,7 +187,7 @@ def _describe(item: WriteItem, planner: SavePlanner) -> StoredTensor:
         name=stored_name(item.index.fqn, item.index.offset),
         dtype=item.tensor_data.properties.dtype,
         shape=tuple(item.tensor_data.chunk.sizes),
-        read=lambda: planner.resolve_data(item),  # type: ignore[arg-type, return-value]
+        read=lambda: planner.resolve_data(item),
     )
 
 
@@ -196,7 +196,7 @@ def stored_name(name: str, offset: Sequence[int] | None) -> str:
     return f"{name}@{','.join(map(str, offset))}" if offset and any(offset) else name
 
 
-class TensorReader(dcp.StorageReader):
+class TensorReader(dcp.StorageReader):  # type: ignore[misc]
     """Reads the rows that a rank needs from the files of all ranks that wrote."""
 
     def __init__(self, folder: Path) -> None:
