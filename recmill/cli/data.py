@@ -58,13 +58,15 @@ def prepare(
     """Make a raw log from events and side tables as LOG_YAML says (recmill init proposes one).
 
     Joins, sessions, labels, negatives, histories and rows for ids; writes log-*.parquet, schema.json and, per table,
-    vocabulary/TABLE.parquet (value, row, count). Both engines write the same rows. checks.json has what looks wrong in
-    the data: nulls, duplicates, days that stand out, features that hold the label.
+    vocabulary/TABLE.parquet (value, row, count, since, last_seen). Both engines write the same rows. checks.json has
+    what looks wrong in the data: nulls, duplicates, days that stand out, features that hold the label.
     """
     from recmill.data.checks.findings import LogFindings
     from recmill.data.cluster.spark_session import session_settings, spark_session
     from recmill.data.preparation.prepared_log import prepare_log
+    from recmill.data.preparation.vocabulary import describe_new
     from recmill.data.sources.log_writer import summarise_log
+    from recmill.data.vocabulary import VocabularyMap
 
     started = time.perf_counter()
     with spark_session(session_settings(engine, master, spark_flags)):
@@ -76,6 +78,7 @@ def prepare(
         f"from {info['num_events']:,} events, {info['base_rate']:.1%} positive",
         f"  {info['num_users']:,} users, {info['num_items']:,} items, {format_bytes(result['bytes'])}, "
         f"{result['seconds']:.1f} s, {result['samples_per_s']:,.0f} samples/s",
+        *describe_new(VocabularyMap.from_json(info["vocabulary"], where=out)),
         *LogFindings.from_json(info["checks"]).lines(),
     ]
     emit(result, lines, as_json=as_json)

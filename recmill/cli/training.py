@@ -18,6 +18,13 @@ from recmill.sizes import format_bytes
 @click.option("--out", required=True, help="Folder of the run; the same command again resumes it.")
 @click.option("--plan", help="Plan made by `recmill plan`. Default: whole tables, the largest to the emptiest process.")
 @click.option("--allocation", help="Worker allocation made by `recmill tune`. Default: the plan's workers.")
+@click.option(
+    "--from",
+    "start_from",
+    metavar="CHECKPOINT",
+    help="Go on with a trained model: DATA has the same features, its tables may have more rows. Settings default to "
+    "the checkpoint's.",
+)
 @click.option("--nproc", default=1, help="Training processes on this machine.")
 @click.option(
     "--table-memory",
@@ -34,6 +41,7 @@ def train(
     out: str,
     plan: str | None,
     allocation: str | None,
+    start_from: str | None,
     nproc: int,
     table_memory: int | None,
     port: int,
@@ -52,10 +60,11 @@ def train(
       eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
     """
     from recmill.training.config import TrainConfig, settings_from_flags
-    from recmill.training.trainer import TrainingFailed, layout_note
+    from recmill.training.trainer import TrainingFailed, layout_note, settings_of_checkpoint
     from recmill.training.trainer import train as run_training
 
-    config = TrainConfig.from_overrides(settings_from_flags(settings))
+    base = settings_of_checkpoint(start_from) if start_from else None
+    config = TrainConfig.from_overrides(settings_from_flags(settings), base)
     if table_memory is not None:
         config = replace(config, table_memory_bytes=table_memory)
     try:
@@ -64,6 +73,7 @@ def train(
             out=out,
             plan=plan,
             allocation=allocation,
+            start_from=start_from,
             nproc=nproc,
             config=config,
             port=port,
@@ -87,9 +97,23 @@ def train(
     metavar="K",
     help="List length K of NDCG@K, recall@K and hit rate@K; repeatable. Default: metric_cutoffs of the training.",
 )
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="FEATURE=VALUE",
+    help="Only samples with this value, as the log has it (DATA has a vocabulary); repeatable.",
+)
 @verify_option
 @json_option
-def evaluate(checkpoint: str, data: str, split: str | None, cutoffs: tuple[int, ...], as_json: bool) -> None:
+def evaluate(
+    checkpoint: str,
+    data: str,
+    split: str | None,
+    cutoffs: tuple[int, ...],
+    conditions: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Measure the model CHECKPOINT on the dataset DATA, with standard errors.
 
     \b
@@ -97,9 +121,12 @@ def evaluate(checkpoint: str, data: str, split: str | None, cutoffs: tuple[int, 
     calibration, ECE, MRR, NDCG@K, recall@K, hit rate@K, and new, rare and frequent users and items.
     """
     from recmill.cli.quality import quality_lines
+    from recmill.training.config import settings_from_flags
     from recmill.training.serving import evaluate_checkpoint
 
-    result = evaluate_checkpoint(checkpoint, data, split=split, cutoffs=cutoffs, progress=progress_for(as_json))
+    where = settings_from_flags(conditions, option="--where")
+    progress = progress_for(as_json)
+    result = evaluate_checkpoint(checkpoint, data, split=split, cutoffs=cutoffs, where=where, progress=progress)
     emit(result, quality_lines(result["split"], result["metrics"]), as_json=as_json)
 
 

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from recmill.artifacts import Checkpoint, explain_write_errors
 from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
+from recmill.data.vocabulary import copy_vocabulary
 from recmill.model.ranking_model import RankingModel
 from recmill.model.settings import RankerConfig
-from recmill.model.stores.shared.array import SharedArray
+from recmill.model.stores.shared.collection import SharedEmbeddingBagCollection
 from recmill.model.stores.shared.tables import attach_shared_tables
 from recmill.training.rank.sharding import ShardedModel
 from recmill.training.tensors.storage import load_tensors, save_tensors
@@ -30,8 +31,15 @@ from recmill.training.tensors.storage import load_tensors, save_tensors
 NUM_KEPT = 2
 
 
-def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
-    """Write the state of all ranks to `target`; it appears whole or not at all."""
+def save_checkpoint(
+    target: Path,
+    sharded: ShardedModel,
+    *,
+    body: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    vocabulary_of: str | None = None,
+) -> None:
+    """Write the state of all ranks to `target`, with a dataset's vocabulary; it appears whole or not at all."""
     rank = dist.get_rank()
     folder = target.parent / f".{target.name}.tmp"
     with explain_write_errors(target):
@@ -42,6 +50,8 @@ def save_checkpoint(target: Path, sharded: ShardedModel, *, body: Mapping[str, A
         state = {**_model_state(sharded, sharded.table_states()), "rng": {str(rank): torch.get_rng_state()}}
         save_tensors(state, folder)
         if rank == 0:
+            if vocabulary_of:
+                copy_vocabulary(vocabulary_of, folder)
             Checkpoint.of_json(body, inputs=inputs).seal(folder)
             if target.exists():
                 shutil.rmtree(target)
@@ -61,12 +71,23 @@ def load_checkpoint(path: Path, sharded: ShardedModel) -> Checkpoint:
     # Tensors are filled in place: most are views of the live model, the others are taken over afterwards.
     load_tensors(state, path)
     sharded.absorb_tables(table_states)
-    optimiser = sharded.dense_optimiser
-    for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
-        optimiser.state[parameter] = dict(state["dense_optimiser"][str(position)])
+    _take_dense_optimiser(sharded, state)
     if has_random_state:
         torch.set_rng_state(state["rng"][rank])
     return checkpoint
+
+
+def load_dense(path: Path, sharded: ShardedModel) -> None:
+    """Load the weights and the optimiser state of the dense half only, on every rank by itself."""
+    state = {"dense": sharded.dense_state(), "dense_optimiser": _dense_optimiser_state(sharded.dense_optimiser)}
+    load_tensors(state, path, no_dist=True)
+    _take_dense_optimiser(sharded, state)
+
+
+def _take_dense_optimiser(sharded: ShardedModel, state: Mapping[str, Any]) -> None:
+    optimiser = sharded.dense_optimiser
+    for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
+        optimiser.state[parameter] = dict(state["dense_optimiser"][str(position)])
 
 
 def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
@@ -85,7 +106,7 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
         "dense": {f"ranker.{k}": v for k, v in model.ranker.state_dict().items()},
     }
     if sharing:
-        array = _attach_saved_sharing(path, model, sharing)
+        array = attach_saved_sharing(path, model, sharing).array
         state["shared"] = {"array": array.weight.data}
         if array.exponents is not None:
             state["shared"]["exponents"] = array.exponents
@@ -94,7 +115,9 @@ def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
     return model.eval(), checkpoint
 
 
-def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: SharedParameters) -> SharedArray:
+def attach_saved_sharing(
+    path: str | Path, model: RankingModel, sharing: SharedParameters, **options: Any
+) -> SharedEmbeddingBagCollection:
     """Attach a shared array laid out like the checkpoint's; which rows it keeps exactly is read first."""
     exact = {
         name: torch.zeros(entry.exact_rows, dtype=torch.int64)
@@ -103,7 +126,7 @@ def _attach_saved_sharing(path: str | Path, model: RankingModel, sharing: Shared
     }
     if exact:
         load_tensors({"shared": {"exact_rows": exact}}, Path(path), no_dist=True)
-    return attach_shared_tables(model.embeddings, sharing, exact)[0][1].array
+    return attach_shared_tables(model.embeddings, sharing, exact, **options)[0][1]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -158,13 +158,13 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         raise InputError(f"setting {name}={text!r}: expected {wanted}") from None
 
 
-def settings_from_flags(flags: typing.Iterable[str]) -> dict[str, str]:
+def settings_from_flags(flags: typing.Iterable[str], *, option: str = "--set") -> dict[str, str]:
     """{"epochs": "2"} from repeated `--set epochs=2` flags."""
     settings = {}
     for flag in flags:
         name, equals, value = flag.partition("=")
         if not equals or not name:
-            raise InputError(f"--set {flag!r}: expected name=value")
+            raise InputError(f"{option} {flag!r}: expected name=value")
         settings[name.strip()] = value
     return settings
 

@@ -7,7 +7,7 @@ session, user and item: 32 bytes per sample with one label. Measuring takes abou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,19 @@ class Predictions:
     label_NT: npt.NDArray[np.float32]
     session_N: npt.NDArray[np.int64]
     ids: Mapping[str, npt.NDArray[np.int64]]
+
+    def select(self, rows: Mapping[str, int]) -> Predictions:
+        """Those of samples whose features have these rows; the features' ids were collected."""
+        kept = np.ones(len(self.session_N), bool)
+        for name, row in rows.items():
+            kept &= self.ids[name] == row
+        return replace(
+            self,
+            logits_NT=self.logits_NT[kept],
+            label_NT=self.label_NT[kept],
+            session_N=self.session_N[kept],
+            ids={name: ids_N[kept] for name, ids_N in self.ids.items()},
+        )
 
     def accuracy(self) -> dict[str, Any]:
         """AUC, log loss, normalised entropy, base rate and number of samples of the first label; all under `tasks`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from recmill.artifacts import Checkpoint, Dataset, InputError, dump_record, hash_file, write_folder
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
+from recmill.data.vocabulary import Vocabulary, copy_vocabulary
 from recmill.model.servable import ServableModel
 from recmill.progress import Progress, no_progress
 from recmill.tracking.models import package_model
@@ -27,23 +28,47 @@ def evaluate_checkpoint(
     *,
     split: str | None = None,
     cutoffs: Sequence[int] = (),
+    where: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """All metrics of a checkpoint on a split of a dataset; `cutoffs` of lists default to those it was trained with."""
+    """All metrics of a checkpoint on a split of a dataset; `cutoffs` of lists default to those it was trained with.
+
+    `where` maps features to values, as the log has them: only samples that have all of them count.
+    """
     model, loaded = load_trained_model(checkpoint)
     dataset = Dataset.load(data)
     schema = Schema.load(dataset.path)
     check_same_features(loaded, schema, where=str(data))
     split = split or evaluation_split(dataset)
-    collector = PredictionCollector(labels=schema.labels, features=metric_features(schema))
+    rows = {name: _row_of(value, name, dataset, schema) for name, value in (where or {}).items()}
+    features = tuple(dict.fromkeys((*metric_features(schema), *rows)))
+    collector = PredictionCollector(labels=schema.labels, features=features)
     reader = IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False, keeps_sessions=True)
     with torch.no_grad(), reader as batches:
         for done, batch in enumerate(batches):
             collector.add(batch, model(batch.dense_BF, batch.ids))
             progress(f"evaluate {split}", done + 1, len(batches))
     cutoffs = cutoffs or loaded.config.get("metric_cutoffs", CUTOFFS)
-    metrics = measure_predictions(collector.gather(), dataset, schema, cutoffs=cutoffs)
-    return {"checkpoint": str(checkpoint), "data": str(data), "split": split, "metrics": metrics}
+    predictions = collector.gather()
+    if rows and predictions is not None:
+        predictions = predictions.select(rows)
+        if len(predictions.session_N) == 0:
+            shown = ", ".join(f"{name}={value}" for name, value in (where or {}).items())
+            raise InputError(f"{data}: split {split!r} has no sample with {shown}")
+    metrics = measure_predictions(predictions, dataset, schema, cutoffs=cutoffs)
+    found = {"checkpoint": str(checkpoint), "data": str(data), "split": split, "metrics": metrics}
+    return {**found, "where": dict(where)} if where else found
+
+
+def _row_of(value: str, name: str, dataset: Dataset, schema: Schema) -> int:
+    """The row of a value that a sparse feature has a vocabulary for."""
+    feature = schema.feature(name)
+    if feature.kind != "sparse":
+        raise InputError(f"--where {name}={value}: expected a sparse feature, {name!r} is {feature.kind}")
+    vocabulary = Vocabulary.load(dataset.path, feature.table)
+    if vocabulary.count_unknown([value]):
+        raise InputError(f"{dataset.path}: {name} {value!r} has no row of its own in the vocabulary")
+    return int(vocabulary.rows([value])[0])
 
 
 def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -> None:
@@ -60,6 +85,8 @@ def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -
 def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bool = True) -> dict[str, Any]:
     """Write OUT/model.pt2 (torch.export), OUT/signature.json and OUT/mlflow (an MLflow model around them).
 
+    OUT/vocabulary, of a model whose data has one, gives the rows of the values that callers know.
+
     With `for_mlflow=False`, the last is left to whoever logs the model.
     """
     model, loaded = load_trained_model(checkpoint)
@@ -70,6 +97,7 @@ def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bo
         torch.export.save(program, folder / "model.pt2")
         signature["sha256"] = hash_file(folder / "model.pt2")
         (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
+        copy_vocabulary(checkpoint, folder)
         if for_mlflow:
             package_model(folder)
         files = sorted(path.name for path in folder.iterdir())

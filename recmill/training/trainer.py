@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from recmill.artifacts import (
+    Checkpoint,
     Dataset,
     InputError,
     ShardPlan,
@@ -33,6 +34,8 @@ from recmill.artifacts import (
 )
 from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
+from recmill.data.vocabulary import check_growth
+from recmill.model.settings import RankerConfig
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.preload import Fork, fork_agent
@@ -58,6 +61,7 @@ def train(
     out: str | Path,
     plan: str | Path | None = None,
     allocation: str | Path | None = None,
+    start_from: str | Path | None = None,
     nproc: int = 1,
     config: TrainConfig | None = None,
     port: int = 0,
@@ -69,14 +73,18 @@ def train(
 
     The first rank exports the model to `export`, which saves another process the loading of TorchRec.
 
+    `start_from` is the checkpoint of a model that goes on training: its weights and optimiser state are taken over, and
+    rows that it lacks are new. `config` defaults to the checkpoint's then.
+
     `launcher` starts the ranks; by default torchrun does, on this machine. The same call again resumes an interrupted
     run from its newest checkpoint, or returns the result of a finished one.
     """
-    config = config or TrainConfig()
+    config = config or (settings_of_checkpoint(start_from) if start_from else TrainConfig())
     if is_remote(out):
         raise InputError(f"--out {out}: training writes to a local or mounted folder, not to a URL")
     folder = Path(out).absolute()
-    job = make_job(data, out=folder, plan=plan, allocation=allocation, nproc=nproc, config=config)
+    parts = {"plan": plan, "allocation": allocation, "start_from": start_from}
+    job = make_job(data, out=folder, nproc=nproc, config=config, **parts)
     refuse_foreign_folder(folder, JOB)
     with explain_write_errors(out):
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +105,7 @@ def make_job(
     allocation: str | Path | None,
     nproc: int,
     config: TrainConfig,
+    start_from: str | Path | None = None,
 ) -> dict[str, Any]:
     """The job that ranks read, with every input checked before any process starts."""
     dataset = Dataset.load(data)
@@ -122,16 +131,42 @@ def make_job(
             raise InputError(f"{plan}: its tables are not those of {data} (differing: {', '.join(missing)})")
     if allocation:
         inputs["allocation"] = WorkerAllocation.load(allocation).content_hash
+    if start_from:
+        inputs["start_from"] = _check_start(start_from, data, schema, config).content_hash
     return {
         "format_version": 1,
         "kind": "job",
         "data": _resolved(data),
         "plan": _resolved(plan) if plan else None,
         "allocation": _resolved(allocation) if allocation else None,
+        "start_from": _resolved(start_from) if start_from else None,
         "out": str(out),
         "config": config.to_json(),
         "inputs": inputs,
     }
+
+
+def settings_of_checkpoint(path: str | Path) -> TrainConfig:
+    """The settings that a checkpoint was trained with; settings that are younger than it have their default."""
+    known = TrainConfig().to_json()
+    return TrainConfig.from_json(known | {k: v for k, v in Checkpoint.load(path).config.items() if k in known})
+
+
+def _check_start(start_from: str | Path, data: str | Path, schema: Schema, config: TrainConfig) -> Checkpoint:
+    """The checkpoint, if a model like it can be trained on with this data and these settings."""
+    if is_remote(start_from):
+        raise InputError(f"--from {start_from}: training starts from a local or mounted folder, not from a URL")
+    checkpoint = Checkpoint.load(start_from)
+    trained = Schema.from_json(checkpoint.schema, where=f"{start_from}/checkpoint.json")
+    check_growth(trained, schema, checkpoint=str(start_from), data=str(data))
+    before, now = settings_of_checkpoint(start_from), config
+    for name in (*RankerConfig.__dataclass_fields__, "table_optimiser"):
+        if name != "dropout" and getattr(before, name) != getattr(now, name):
+            raise InputError(
+                f"{start_from}: was trained with {name}={getattr(before, name)}, not {getattr(now, name)}: the model "
+                "must be the same to train on"
+            )
+    return checkpoint
 
 
 def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progress: Progress) -> dict[str, Any]:
@@ -183,7 +218,8 @@ def refuse_other_settings(folder: Path, job: Mapping[str, Any]) -> None:
     previous = read_checked_json(folder / JOB, kind="job")
     # A folder may be older than a setting: it ran with the default.
     before = {**TrainConfig().to_json(), **previous["config"], "dataset": previous["inputs"]["dataset"]}
-    now = {**job["config"], "dataset": job["inputs"]["dataset"]}
+    now = {**job["config"], "dataset": job["inputs"]["dataset"], "start_from": job["inputs"].get("start_from")}
+    before["start_from"] = previous["inputs"].get("start_from")
     differing = [key for key in now if before.get(key) != now[key] and key not in RESUMABLE]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now[key]!r}" for key in differing)

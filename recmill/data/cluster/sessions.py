@@ -37,6 +37,7 @@ from recmill.data.schema import Schema
 from recmill.data.storage.options import SORT_KEYS, row_options, writer_options
 from recmill.data.storage.record_format import choose_record_format
 from recmill.data.storage.writer import SPLIT_COLUMN, PartFormat
+from recmill.data.vocabulary import copy_vocabulary
 from recmill.progress import Progress, no_progress
 
 CLUSTER_LAYOUTS = ("auto", *SORT_KEYS)
@@ -135,6 +136,7 @@ def cluster_sessions(
         }
         assert body["num_rows"] == log.num_rows, f"wrote {body['num_rows']} of {log.num_rows} rows"
         log.schema.save(folder)
+        copy_vocabulary(log.path, folder)
         Dataset.of_json(body, inputs={"raw": log.content_hash}).seal(folder)
     return Dataset.load(out)
 

@@ -28,7 +28,7 @@ from recmill.data.preparation.reading import load_spec
 from recmill.data.preparation.samples.summary import SessionStarts
 from recmill.data.preparation.sources import SourceFiles, find_sources
 from recmill.data.preparation.spec import LogSpec
-from recmill.data.preparation.vocabulary import open_vocabularies, write_vocabularies
+from recmill.data.preparation.vocabulary import check_hashed, open_vocabularies, write_vocabularies
 from recmill.data.schema import Schema
 from recmill.data.sources.log_writer import refuse_foreign_log, write_log
 from recmill.progress import Progress, no_progress
@@ -49,7 +49,8 @@ def prepare_log(
 ) -> str | Path:
     """Write the raw log that `log_yaml` describes; returns `out`, where it appears when it is complete.
 
-    `vocabulary` is a log prepared before: its values keep their rows, new values get rows after them.
+    `vocabulary` is a log prepared before: its values keep their rows, new values get rows after them (or of values
+    that `retire_after` retires); what is new is in the schema's info.
     `memory_limit_bytes` bounds DuckDB and the samples that are made at a time; the rest goes to disk.
     What the checks of the data find is in checks.json and in the schema's info; `is_strict` refuses warnings.
     """
@@ -63,8 +64,10 @@ def prepare_log(
     refuse_foreign_log(out)
     with LeanArrow(), _scratch(out) as scratch, _open_engine(engine, scratch, memory_limit_bytes, out) as queries:
         tables = open_tables(spec, where, files, queries)
-        previous = open_vocabularies(vocabulary, queries) if vocabulary else None
-        recipe = make_recipe(tables, previous=previous)
+        before, opened = open_vocabularies(vocabulary, queries) if vocabulary else (None, {})
+        recipe = make_recipe(tables, previous=opened, version=before.version + 1 if before else 1)
+        if before:
+            check_hashed(recipe, before, str(vocabulary))
         checked = check_events(tables, recipe.events)
         starts = SessionStarts()
         facts = {
@@ -76,13 +79,13 @@ def prepare_log(
         }
 
         def finish(schema: Schema, folder: Path) -> Schema:
-            write_vocabularies(recipe.vocabularies, folder, queries)
+            known = write_vocabularies(recipe, schema, folder, queries, previous=before)
             schema = replace(schema, splits=starts.find_splits(spec.splits or {}, where))
             found = checked.with_more(check_samples(folder, schema))
             if is_strict:
                 found.refuse_warnings(where)
             (folder / CHECKS_FILE).write_text(dump_json(found.to_json()), encoding="utf-8")
-            return replace(schema, info={**schema.info, "checks": found.to_json()})
+            return replace(schema, info={**schema.info, "checks": found.to_json(), "vocabulary": known.to_json()})
 
         rows = queries.make_rows(recipe, starts, progress)
         schema = replace(recipe.plan.schema, info=facts)

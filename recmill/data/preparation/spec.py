@@ -227,12 +227,30 @@ class NegativesSpec:
 class RowsSpec:
     """How values become rows of a table. Row 0 is for nulls and unknown values."""
 
-    min_count: int = about("Values with fewer events share row 0.", 1)
+    min_count: int = about("Values with fewer events share row 0, or the rare_rows.", 1)
+    rare_rows: int = about(
+        "Rows that values without a row of their own are hashed to. Default: they share row 0; the rows of a table are "
+        "0, the rare rows, then one per value.",
+        0,
+    )
+    retire_after: str = about(
+        "With --vocabulary, values not seen for longer than this before the newest event (30d) lose their row, and new "
+        "values take it. Default: rows are kept.",
+        "",
+    )
     hash: int | None = about("Number of rows that values are hashed to; no vocabulary is kept.", None)
 
     def __post_init__(self) -> None:
-        if self.hash is not None and (self.hash < 2 or self.min_count != 1):
-            raise InputError(f"hash is {self.hash}, expected at least 2 rows, and no min_count beside it")
+        others = (self.min_count, self.rare_rows, self.retire_after)
+        if self.hash is not None and (self.hash < 2 or others != (1, 0, "")):
+            raise InputError(f"hash is {self.hash}, expected at least 2 rows, and no other key beside it")
+        if self.retire_after and parse_duration(self.retire_after) == 0:
+            raise InputError(f"retire_after is {self.retire_after!r}, expected more than zero")
+
+    @property
+    def retire_ms(self) -> int:
+        """0: never."""
+        return parse_duration(self.retire_after) if self.retire_after else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,11 +121,11 @@ class TrainingRun:
         total = len(self.ingest)
         return min(total, self.config.max_steps) if self.config.max_steps else total
 
-    def resume(self) -> None:
+    def resume(self) -> bool:
         """Continue from the newest checkpoint, if there is one; steps logged after it are repeated."""
         found = newest_checkpoint(self.out / "checkpoints")
         if found is None:
-            return
+            return False
         saved = load_checkpoint(found, self.sharded)
         self.state = RunState.from_json(saved.run)
         self.ingest.load_state_dict(saved.ingest)
@@ -133,6 +133,7 @@ class TrainingRun:
             self.curve = read_curve(self.out / "metrics.jsonl", self.state.step, saved.curve_crc32)
             self.curve_crc32 = zlib.crc32(curve_lines(self.curve).encode())
             write_text_atomically(self.out / "metrics.jsonl", curve_lines(self.curve))
+        return True
 
     def train(self) -> dict[str, Any]:
         """Train to the end and return the content of result.json (on rank 0; {} on the others)."""
@@ -313,7 +314,9 @@ class TrainingRun:
 
     def _save(self, target: Path, extra: Mapping[str, Any] | None = None) -> None:
         self.meter.stop()
-        save_checkpoint(target, self.sharded, body={**self._body(), **(extra or {})}, inputs=self.inputs)
+        body = {**self._body(), **(extra or {})}
+        vocabulary = self.dataset.path if extra else None  # step checkpoints are for this run, whose data has it
+        save_checkpoint(target, self.sharded, body=body, inputs=self.inputs, vocabulary_of=vocabulary)
         if self.rank == 0:
             prune_checkpoints(target.parent)
         self.meter.start()

@@ -32,6 +32,7 @@ from recmill.planning.torchrec_plan import without_tiers
 from recmill.progress import Progress, seconds_since_start
 from recmill.training.config import TrainConfig
 from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
+from recmill.training.rank.carry_over import carry_over
 from recmill.training.rank.dedup import choose_dedup_together
 from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
 from recmill.training.rank.sharding import shard_model
@@ -119,7 +120,8 @@ def open_run(job: dict[str, Any], device: torch.device, report: Progress = print
     build = partial(_build_run, job, device, report, dataset, schema, plan)
     verdicts = decide_switches(job, config=config, plan=plan, dataset=dataset, open_run=build)
     run = build(verdicts.settle(config), verdicts)
-    run.resume()
+    if not run.resume() and job.get("start_from"):
+        carry_over(job["start_from"], run.sharded, data=dataset.path)
     return run
 
 

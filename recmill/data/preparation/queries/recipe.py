@@ -10,7 +10,15 @@ from typing import Any
 import ibis
 import numpy as np
 
-from recmill.data.preparation.queries.codes import check_previous, make_vocabulary, number_values, rows_of, sum_counts
+from recmill.data.preparation.queries.codes import (
+    MapVersion,
+    PreviousTable,
+    check_previous,
+    make_vocabulary,
+    number_values,
+    rows_of,
+    sum_counts,
+)
 from recmill.data.preparation.queries.events import EventTable, is_key, make_events
 from recmill.data.preparation.queries.joins import SideTable, join_side
 from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
@@ -29,22 +37,27 @@ class Recipe:
 
     query: Any  # one row per event: codes, rows and numbers
     plan: SamplePlan
-    vocabularies: Mapping[str, Any]
+    vocabularies: Mapping[str, Any]  # by table; a number of rows for hashed ones
+    rare_rows: Mapping[str, int]
     events: EventTable
     num_users: int
 
 
-def make_recipe(tables: SourceTables, *, previous: Mapping[str, tuple[str, Any]] | None = None) -> Recipe:
-    """`previous` holds earlier vocabularies by table: where each is, and its Ibis table."""
-    return _Builder(tables, previous or {}).build()
+def make_recipe(
+    tables: SourceTables, *, previous: Mapping[str, PreviousTable] | None = None, version: int = 1
+) -> Recipe:
+    """`previous` holds the vocabularies that those of this `version` extend."""
+    return _Builder(tables, previous or {}, version).build()
 
 
 @dataclass
 class _Builder:
     tables: SourceTables
-    previous: Mapping[str, tuple[str, Any]]
+    previous: Mapping[str, PreviousTable]
+    version: int
     vocabularies: dict[str, Any] = field(default_factory=dict)  # by table; a number of rows for hashed ones
     num_rows: dict[str, int] = field(default_factory=dict)
+    rare_rows: dict[str, int] = field(default_factory=dict)
 
     def build(self) -> Recipe:
         spec, engine = self.tables.spec, self.tables.engine
@@ -85,11 +98,11 @@ class _Builder:
             tables=self._key_tables(values),
             drawing=self._drawing(),
         )
-        kept = {name: table for name, table in self.vocabularies.items() if not isinstance(table, int)}
         return Recipe(
             query=self._query(values),
             plan=plan,
-            vocabularies=kept,
+            vocabularies=self.vocabularies,
+            rare_rows=self.rare_rows,
             events=self.events,
             num_users=self._count("user"),
         )
@@ -119,14 +132,14 @@ class _Builder:
             if (hashed := rows[name].hash) is not None:
                 self.vocabularies[name], self.num_rows[name] = hashed, hashed
                 continue
-            counted, last_row, old = sum_counts([self._counts_of(origin) for origin in columns]), 0, None
-            if name in self.previous:
-                path, old = self.previous[name]
-                check_previous(old, counted, path)
-                last_row = int(engine.fetch(old.aggregate(n=old.row.max()))["n"][0].as_py() or 0)
-            found = make_vocabulary(counted, rows[name], engine, previous=old, last_row=last_row)
-            self.vocabularies[name] = found
-            self.num_rows[name] = 1 + int(engine.fetch(found.aggregate(n=found.row.max()))["n"][0].as_py() or 0)
+            counted, old = sum_counts([self._counts_of(origin) for origin in columns]), self.previous.get(name)
+            if old:
+                check_previous(old, counted, rows[name])
+            version = MapVersion(number=self.version, last_ms=self.events.last_ms)
+            found = make_vocabulary(counted, rows[name], engine, version=version, previous=old)
+            self.vocabularies[name], self.rare_rows[name] = found, rows[name].rare_rows
+            last_row = int(engine.fetch(found.aggregate(n=found.row.max()))["n"][0].as_py() or 0)
+            self.num_rows[name] = max(1 + last_row, 1 + rows[name].rare_rows, old.num_rows if old else 0)
 
     def _counts_of(self, origin: ColumnOrigin) -> Any:
         """A table `value`, `count` of a column, counted over the events."""
@@ -212,13 +225,14 @@ class _Builder:
 
     def _encoded(self, table: Any, wanted: Mapping[str, tuple[FeatureSpec, Any]]) -> Any:
         """`table` with the wanted columns as rows or numbers, from expressions of its values."""
-        rows: dict[str, tuple[Any, Any]] = {}
+        rows: dict[str, tuple[str, Any, int]] = {}
         for name, (feature, value) in wanted.items():
             if feature.kind_or_default == "dense":
                 table = table.mutate(**{name: self._number(value, feature)})
             else:
                 table = table.mutate(**{f"{name} id": value})
-                rows[name] = (f"{name} id", self.vocabularies[feature.table_or_default])
+                own = feature.table_or_default
+                rows[name] = (f"{name} id", self.vocabularies[own], self.rare_rows.get(own, 0))
         return rows_of(table, rows, self.tables.engine)
 
     def _number(self, value: Any, feature: FeatureSpec) -> Any:

@@ -213,12 +213,17 @@ class SharedArray(nn.Module):
 
         Exact rows of full width read back as written.
         """
-        how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]), "is_pooled": False}
-        offsets, values_RD = torch.tensor([0, len(rows_R)]), values_RD.to(slots.dtype)
         sums, counts = torch.zeros_like(slots), torch.zeros_like(slots)
+        self.add_rows(sums, counts, table, rows_R, values_RD)
+        slots.copy_(torch.where(counts > 0, sums / counts.clamp(min=1), slots))
+
+    @torch.no_grad()
+    def add_rows(self, sums: Tensor, counts: Tensor, table: str, rows_R: Tensor, values_RD: Tensor) -> None:
+        """Add values of rows to the sums of their slots, and the number of rows to the slots' counts."""
+        how: dict[str, Any] = {"layout": self.layout, "features": self.features([table]), "is_pooled": False}
+        offsets, values_RD = torch.tensor([0, len(rows_R)]), values_RD.to(sums.dtype)
         shared_scatter(sums, values_RD, rows_R, offsets, **how)
         shared_scatter(counts, torch.ones_like(values_RD), rows_R, offsets, **how)
-        slots.copy_(torch.where(counts > 0, sums / counts.clamp(min=1), slots))
 
     def get_extra_state(self) -> dict[str, Any]:
         """The layout of `weight`, saved with it."""

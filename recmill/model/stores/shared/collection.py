@@ -7,7 +7,7 @@ ranks equal (step.py). The most read rows may be kept exactly while the others s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -225,6 +225,32 @@ class SharedEmbeddingBagCollection(nn.Module):
         line_of = torch.arange(len(spread)) // LINE
         counts = torch.bincount(line_of, minlength=len(momentum))
         momentum.copy_(torch.zeros_like(momentum).index_add(0, line_of, spread) / counts)
+
+    @torch.no_grad()
+    def merge_rows(self, blocks: Iterable[tuple[str, Tensor, Tensor, Mapping[str, Tensor]]]) -> None:
+        """Write rows of any tables, each once: (table, rows, weights, state); a slot becomes the mean of all its rows.
+
+        Sums are kept in float64, so that a slot whose rows are equal gets exactly their value.
+        """
+        array, kind, momentum = self.array, self.step.optimiser.kind, self.step.momentum
+        sums = {name: torch.zeros(array.num_slots, dtype=torch.float64) for name in ("weights", "momentum1", "counts")}
+        ignored = torch.zeros_like(sums["counts"])
+        for table, rows_R, weights_RD, state in blocks:
+            array.add_rows(sums["weights"], sums["counts"], table, rows_R, weights_RD)
+            if "momentum1" in state and kind != "sgd":
+                given = state["momentum1"]
+                wide = (given if given.dim() == 2 else given[:, None].expand_as(weights_RD)).contiguous()
+                array.add_rows(sums["momentum1"], ignored, table, rows_R, wide)
+        is_written, counts = sums["counts"] > 0, sums["counts"].clamp(min=1)
+        values = array.values()
+        array.take(torch.where(is_written, sums["weights"] / counts, values.double()).to(values.dtype))
+        if kind == "adagrad":
+            momentum.copy_(sums["momentum1"] / counts)
+        elif kind == "rowwise_adagrad":
+            line_of = torch.arange(array.num_slots) // LINE
+            lines = torch.zeros(len(momentum), dtype=torch.float64).index_add(0, line_of, sums["momentum1"] / counts)
+            written = torch.zeros_like(lines).index_add(0, line_of, is_written.double())
+            momentum.copy_(lines / written.clamp(min=1))
 
     def _spread(self, momentum: Tensor) -> Tensor:
         """The momentum of a line, repeated for each of its slots."""
