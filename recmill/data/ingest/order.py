@@ -34,7 +34,8 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
-ORDER_VERSION = 2  # saved positions are valid in one version only; version 1 did not permute runs
+# Saved positions are valid in one version only: 1 did not permute runs, 2 permuted pieces of sessions by folder, too.
+ORDER_VERSION = 3
 MIN_LANES = 8  # a power of two, so that a run on 1, 2, 4 or 8 ranks resumes on any other of these
 MAX_PARTS = 4  # per lane: 8 give no better AUC on globo, and each holds a row group
 
