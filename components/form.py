@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from recmill.artifacts import InputError, join_path
 from recmill.data.sources.presets import PRESETS, training_settings
-from recmill.data.sources.raw_log import check_settings
+from recmill.data.sources.raw_log import check_settings, is_log_yaml
 from recmill.sizes import parse_bytes
 from recmill.training.config import TrainConfig
 from recmill.training.switches import Switch
@@ -32,6 +32,7 @@ RARE = {
     "eval_fraction": 0.1,  # share of sessions held out for evaluation
     "engine": "duckdb",  # that clusters sessions
     "master": "none",  # of Spark
+    "strict": False,  # a warning of the checks of a log.yaml's data ends the run
     "compress": "none",  # tables share parameters: auto, a factor or a size
 }
 
@@ -83,7 +84,7 @@ FIELDS = {
     ),
     "settings": Field(
         about='Rare settings as JSON, e.g. {"epochs": 2}. Keys: settings of training (recmill train --help), of the '
-        "data (data.sessions), layout, eval_fraction, engine, master, compress.",
+        "data (data.sessions), layout, eval_fraction, engine, master, strict, compress.",
         default="{}",
         flag=False,
     ),
@@ -137,6 +138,10 @@ def read_form(
     training, of_data = _training_settings(preset, given, switches or {})
     if labels:
         of_data["labels"] = labels
+    if _read_flag("strict", rare["strict"]):
+        if preset != "parquet" or not is_log_yaml(data):
+            raise InputError("strict is for data that a log.yaml describes: its checks run when the log is prepared")
+        of_data["strict"] = "true"
     check_settings(preset, of_data)
     compress = str(rare["compress"] or "none")
     if compress == "none":
@@ -195,6 +200,10 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InputError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
     return str(value)
+
+
+def _read_flag(name: str, value: Any) -> bool:
+    return _one_of(name, _as_text(value), ("true", "false")) == "true"
 
 
 def _read_size(name: str, text: str) -> int:

@@ -18,6 +18,7 @@ TAG = recmill.__version__
 CUDA_SUFFIX = "-cuda"  # of the tag of the trainer's variant for GPUs
 IMAGES = {
     "open_run": DATA,
+    "prepare_log": DATA,
     "generate_data": DATA,
     "merge_data": DATA,
     "profile_access": DATA,

@@ -110,6 +110,7 @@ def quantity(text: str) -> float:
 # 2 cores and 8 GiB, also with two trainer pods. Limits are what a step may use where the node has it.
 LAPTOP: dict[str, StepPlacement] = {
     "open_run": StepPlacement(cpu="1", memory="1Gi", cpu_request="100m", memory_request="256Mi", timeout_s=600),
+    "prepare_log": StepPlacement(cpu="2", memory="6Gi"),
     "generate_data": StepPlacement(cpu="2", memory="6Gi"),
     "merge_data": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=3600),
     "profile_access": StepPlacement(cpu="2", memory="4Gi", memory_request="512Mi"),
@@ -122,7 +123,7 @@ LAPTOP: dict[str, StepPlacement] = {
 }
 LARGE = {"cpu": "8", "memory": "32Gi", "cpu_request": "4", "memory_request": "16Gi"}
 SMALL = {"cpu": "4", "memory": "12Gi", "cpu_request": "2", "memory_request": "4Gi"}
-HEAVY_STEPS = ("generate_data", "profile_access", "tune_ingest", "train_model")
+HEAVY_STEPS = ("prepare_log", "generate_data", "profile_access", "tune_ingest", "train_model")
 
 
 def _enlarged(steps: Mapping[str, StepPlacement], names: tuple[str, ...], **changes: Any) -> dict[str, StepPlacement]:
@@ -151,7 +152,7 @@ class ClusterPlacement:
     tracking_uri: str = "http://mlflow:5000"
     worker_account: str = "recmill-worker"  # of pods that steps start
     gpu_type: str = "nvidia.com/gpu"
-    executors: int = 2  # of Spark, each with what generate_data has
+    executors: int = 2  # of Spark, each with what the step that starts them has
     image: str = ""  # of pods that the step starts: its own
     profile: str = "laptop"  # what steps get unless `steps` says otherwise
     steps: Mapping[str, StepPlacement] = field(default_factory=dict)

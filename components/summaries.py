@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recmill.artifacts import AccessProfile, Dataset, ShardPlan
+from recmill.data.checks.findings import LogFindings
 from recmill.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from recmill.data.log import RawLog
 
 MAX_COLUMNS = 5
 MAX_ROWS = 50
@@ -17,6 +21,17 @@ Row = Mapping[str, str]  # column title: cell
 
 def write_table(output: Any, title: str, rows: Iterable[Row]) -> None:
     """Fill a KFP Markdown artifact with one table; of a long one, with its first rows."""
+    write_tables(output, {title: rows})
+
+
+def write_tables(output: Any, tables: Mapping[str, Iterable[Row]]) -> None:
+    """Fill a KFP Markdown artifact with tables by title."""
+    text = "\n\n".join("\n".join(_table_lines(title, rows)) for title, rows in tables.items())
+    with open(output.path, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+def _table_lines(title: str, rows: Iterable[Row]) -> list[str]:
     listed = list(rows)
     columns = list(listed[0]) if listed else []
     assert len(columns) <= MAX_COLUMNS and not any("_" in column for column in columns), columns  # noqa: PT018
@@ -24,8 +39,37 @@ def write_table(output: Any, title: str, rows: Iterable[Row]) -> None:
     lines += [f"| {' | '.join(row.values())} |" for row in islice(listed, MAX_ROWS)]
     if len(listed) > MAX_ROWS:
         lines += ["", f"and {len(listed) - MAX_ROWS:,} more"]
-    with open(output.path, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
+    return lines
+
+
+def log_tables(log: RawLog, num_values: Mapping[str, int]) -> dict[str, list[dict[str, str]]]:
+    """A prepared log by title: its size and labels, its tables, and what the checks found.
+
+    `num_values` are the values that the vocabulary of a table knows; a table of hashed values has none.
+    """
+    info = log.schema.info
+    found = LogFindings.from_json(info["checks"])
+    size = {
+        "rows": f"{log.num_rows:,}",
+        "positive": f"{info['base_rate']:.1%}",
+        "sessions": f"{info['num_sessions']:,}",
+        "events": f"{info['num_events']:,}",
+        "size": format_bytes(log.num_bytes),
+    }
+    tables = [
+        {
+            "table": _name(table.name),
+            "rows": f"{table.num_rows:,}",
+            "width": str(table.dim),
+            "vocabulary": f"{num_values[table.name]:,}" if table.name in num_values else "-",
+        }
+        for table in log.schema.tables
+    ]
+    findings = [
+        {"level": finding.level, "check": finding.check, "finding": _cell(finding.message)} for finding in found.found
+    ]
+    nothing = [{"level": "-", "check": "all", "finding": "nothing found"}]
+    return {"Prepared log": [size], "Tables": tables, found.summary().capitalize(): findings or nothing}
 
 
 def part_rows(dataset: Dataset) -> list[dict[str, str]]:
@@ -84,6 +128,10 @@ def comparison_rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, 
         }
         for name, row in results.items()
     ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/").replace("_", "\\_")
 
 
 def _name(text: str) -> str:

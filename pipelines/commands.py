@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from components.form import FIELDS
-from pipelines.options import PIPELINES, check_form, form_options, package_options, read_options, variant_options
+from pipelines.options import (
+    PIPELINES,
+    check_form,
+    form_options,
+    is_prepared,
+    package_options,
+    read_options,
+    variant_options,
+)
 from pipelines.server.commands import finish_waiting, server_options, wait_for_run, waiting_options
 from recmill.artifacts import InputError, explain_write_errors, is_remote, read_checked_json, refuse_foreign_folder
 from recmill.cli.output import emit, json_option, verify_option
@@ -57,7 +65,11 @@ def run(
     arguments = defaults | given | {"preset": preset, "workdir": _absolute(out)}
     if arguments["data"]:
         arguments["data"] = _absolute(arguments["data"])
-    variants = (with_baseline, with_sharing)
+    variants = {
+        "with_baseline": with_baseline,
+        "with_sharing": with_sharing,
+        "with_preparation": is_prepared(arguments),
+    }
     try:
         results = _run_tracked(arguments, variants, no_tracking, as_json)
     except StepFailed as error:
@@ -73,7 +85,7 @@ def _absolute(path: str) -> str:
 
 
 def _run_tracked(
-    arguments: dict[str, Any], variants: tuple[bool, bool], no_tracking: bool, as_json: bool
+    arguments: dict[str, Any], variants: dict[str, bool], no_tracking: bool, as_json: bool
 ) -> dict[str, Any]:
     """Run the pipeline between the opening and the closing of its MLflow run."""
     from pipelines.follower import Follower
@@ -85,8 +97,7 @@ def _run_tracked(
     from recmill.training.preload import preloaded_ranks
     from recmill.training.processes import threads_of
 
-    with_baseline, with_sharing = variants
-    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing)
+    steps = steps_of(**variants)
     workdir, run_id = arguments["workdir"], str(uuid.uuid4())
     log_path = _prepare_folder(arguments)
     is_off = no_tracking or tracking.is_tracking_off()
@@ -113,7 +124,7 @@ def _run_tracked(
         threads = threads_of(TrainConfig.from_overrides(settings).threads, arguments["nproc"])
         with preloaded_ranks(threads), Follower(steps=steps, is_silent=as_json) as follower:
             run_locally(
-                build_pipeline(with_baseline=with_baseline, with_sharing=with_sharing),
+                build_pipeline(**variants),
                 arguments,
                 steps=steps,
                 log_path=log_path,
@@ -175,7 +186,7 @@ def compile_pipeline(out: str, as_json: bool, **options: Any) -> None:
 
     given = read_options(options)
     check_form(given)
-    path = _compile_to(Path(out), given, **options)
+    path = _compile_to(Path(out), given, with_preparation=is_prepared(given), **options)
     asked = PipelineRequests.load(path, num_nodes=given.get("num_nodes", 1)).describe()
     result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size, "requests": asked}
     emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)", asked], as_json=as_json)
@@ -194,6 +205,7 @@ def _compile_to(
     gpu_type: str | None,
     with_baseline: bool,
     with_sharing: bool,
+    with_preparation: bool,
 ) -> Path:
     from kfp import compiler
 
@@ -204,7 +216,12 @@ def _compile_to(
     from pipelines.train import build_partitioned_pipeline, build_pipeline
 
     builders: dict[str, Callable[[Site], Any]] = {
-        "train": partial(build_pipeline, with_baseline=with_baseline, with_sharing=with_sharing),
+        "train": partial(
+            build_pipeline,
+            with_baseline=with_baseline,
+            with_sharing=with_sharing,
+            with_preparation=with_preparation,
+        ),
         "partitions": build_partitioned_pipeline,
         "ablations": build_ablations,
     }
@@ -285,7 +302,7 @@ def submit(
     given = read_options(options)
     server = open_server(host, namespace=namespace, token=token)
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-        path = _compile_to(Path(scratch), {}, **options)
+        path = _compile_to(Path(scratch), {}, with_preparation=is_prepared(given), **options)
         parameters = parse_parameters(params, given, path)
         check_form(parameters)
         asked = PipelineRequests.load(path, num_nodes=int(parameters.get("num_nodes", 1))).describe()

@@ -10,6 +10,7 @@ import click
 
 from components.form import FIELDS, LAYOUTS, RARE, RunForm, check_partitions, read_form
 from recmill.cli.output import settings_option
+from recmill.data.sources.raw_log import is_log_yaml
 from recmill.training.config import settings_from_flags
 from recmill.training.switches import Switch
 
@@ -23,6 +24,7 @@ SWITCH_VALUES = {"auto": "auto", "on": "on", "true": "on", "off": "off", "false"
 ABOUT_RARE = {
     "layout": "Layout in which the dataset is stored; auto: what suits how much lists repeat inside sessions.",
     "eval_fraction": "Share of sessions held out for evaluation.",
+    "strict": "Fail if a check of the data that a log.yaml describes warns.",
     "compress": "Let tables share parameters: auto, a factor (10) or a size (64MiB).",
 }
 
@@ -41,6 +43,8 @@ def form_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _form_option(name: str, about: str, default: Any, choices: tuple[str, ...]) -> Callable[..., Any]:
+    if isinstance(default, bool):
+        return click.option(f"--{name}", is_flag=True, default=None, help=about)
     kind = click.Choice(choices) if choices else type(default)
     if name in SWITCHES:
         kind = click.Choice(list(SWITCH_VALUES))
@@ -61,6 +65,11 @@ def read_options(options: dict[str, Any]) -> dict[str, Any]:
     parameters = {name: value for name, value in fields.items() if value is not None}
     parameters |= {name: SWITCH_VALUES[value] for name, value in parameters.items() if name in SWITCHES}
     return parameters | ({"settings": json.dumps(settings)} if settings else {})
+
+
+def is_prepared(parameters: Mapping[str, Any]) -> bool:
+    """Whether the run's data is a log.yaml, so that the pipeline begins with prepare_log."""
+    return parameters.get("preset", "auto") in ("auto", "parquet") and is_log_yaml(parameters.get("data"))
 
 
 def check_form(parameters: Mapping[str, Any]) -> RunForm:

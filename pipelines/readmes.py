@@ -19,7 +19,7 @@ COMPONENTS = Path(__file__).parents[1] / "components"
 STABILITY = "beta"
 LAST_VERIFIED = "2026-11-18T00:00:00Z"
 CATEGORIES = {
-    **dict.fromkeys(("generate_data", "merge_data", "profile_access"), "data-processing"),
+    **dict.fromkeys(("prepare_log", "generate_data", "merge_data", "profile_access"), "data-processing"),
     **dict.fromkeys(("plan_shards", "tune_ingest", "train_baseline", "train_model", "train_shared"), "training"),
     **dict.fromkeys(("report", "compare_runs"), "evaluation"),
     **dict.fromkeys(("open_run", "close_run"), "run-lifecycle"),
@@ -32,9 +32,10 @@ PARAMETERS = {
     "run_name": "Name of the pipeline run.",
     "status": "How the tasks before it ended.",
     "data_settings": "Settings of the preset's data, as JSON.",
+    "data_version": "Changes with the files of a log.yaml, and with it Kubeflow's cache key.",
     "layout": "Layout in which the dataset is stored; auto: what suits the data.",
     "eval_fraction": "Share of sessions held out for evaluation.",
-    "engine": "Engine that clusters sessions: duckdb or spark.",
+    "engine": "Engine that prepares the log and clusters sessions: duckdb or spark.",
     "master": "Master of Spark; none without Spark.",
     "with_baseline": "Store the data in time order too.",
     "memory_budget_bytes": "Embedding memory per process.",

@@ -16,7 +16,7 @@ from components.placement import USER, VARIABLE, ClusterPlacement
 from recmill.tracking.server import LOGIN, TRACKING_URI
 
 SHORT_NAMES = {step: step.split("_")[0] for step in IMAGES} | {"train_baseline": "baseline", "train_shared": "shared"}
-STARTS_PODS = ("generate_data", "train_baseline", "train_model", "train_shared")
+STARTS_PODS = ("prepare_log", "generate_data", "train_baseline", "train_model", "train_shared")
 
 
 @dataclass(frozen=True, kw_only=True)

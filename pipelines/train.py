@@ -1,9 +1,10 @@
 """The pipeline: which step feeds which.
 
-open_run ── generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
-                           └─ tune_ingest ── train_baseline ─┘
+open_run ── prepare_log ── generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
+                                          └─ tune_ingest ── train_baseline ─┘
 
-open_run checks the form of the run and tells the steps what to do. train_baseline and train_shared are optional.
+open_run checks the form of the run and tells the steps what to do. prepare_log, train_baseline and train_shared are
+optional. The graph is fixed before a form is filled in: without prepare_log, generate_data prepares a log.yaml itself.
 Trainings run one after the other: on one machine they would slow each other down, and their speeds are compared. With
 partitions, generate_data runs once per partition, in parallel, and merge_data joins the datasets.
 """
@@ -18,6 +19,7 @@ from components.form import COMPRESS
 from components.generate_data.component import generate_data
 from components.merge_data.component import merge_data
 from components.plan_shards.component import plan_shards
+from components.prepare_log.component import prepare_log
 from components.profile_access.component import profile_access
 from components.report.component import report
 from components.train_baseline.component import train_baseline
@@ -28,24 +30,27 @@ from pipelines.fields import with_fields
 from pipelines.site import LOCAL, Site, field_of
 
 STEPS = (
-    *("open_run", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
+    *("open_run", "prepare_log", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
     *("train_baseline", "train_model", "train_shared", "report"),
 )
 NAME = "recmill"
 
 
-def steps_of(*, with_baseline: bool, with_sharing: bool) -> tuple[str, ...]:
+def steps_of(*, with_baseline: bool, with_sharing: bool, with_preparation: bool = False) -> tuple[str, ...]:
     """The steps of the training pipeline in the order in which they run."""
-    left_out = {"train_baseline": not with_baseline, "train_shared": not with_sharing}
-    return tuple(step for step in STEPS if not left_out.get(step))
+    optional = {"prepare_log": with_preparation, "train_baseline": with_baseline, "train_shared": with_sharing}
+    return tuple(step for step in STEPS if optional.get(step, True))
 
 
-def build_pipeline(site: Site = LOCAL, *, with_baseline: bool = True, with_sharing: bool = False) -> BaseComponent:
+def build_pipeline(
+    site: Site = LOCAL, *, with_baseline: bool = True, with_sharing: bool = False, with_preparation: bool = False
+) -> BaseComponent:
     """The training pipeline, its steps running in the images of that tag; on a cluster, placed there.
 
     `with_baseline` trains a baseline first, `with_sharing` a variant with shared parameters last.
+    `with_preparation` is for `data` that is a log.yaml: a step of its own prepares the log.
     """
-    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing)
+    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing, with_preparation=with_preparation)
 
     @dsl.pipeline(name=NAME, description="Raw interaction logs in; a trained, sharded recommendation model out.")
     def train(
@@ -70,7 +75,8 @@ def build_pipeline(site: Site = LOCAL, *, with_baseline: bool = True, with_shari
         budgets = {"memory_budget": memory_budget, "hot_budget": hot_budget}
         with site.closing(workdir, steps):
             told = site.open(workdir, **source, **switches, **ranks, **budgets, settings=settings)
-            made = generate_data(data=data, **told_of_data(told), with_baseline=with_baseline)
+            raw = prepared(site, data, told) if with_preparation else {}
+            made = generate_data(data=data, **raw, **told_of_data(told), with_baseline=with_baseline)
             generated = site.place("generate_data", made).outputs
             steps_after_data(
                 site,
@@ -122,9 +128,16 @@ def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
     return with_fields(train_on_partitions)
 
 
+def prepared(site: Site, data: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The input of generate_data that a step in front of it makes of a log.yaml."""
+    names = ("workdir", "preset", "data_settings", "data_version", "engine", "master")
+    task = prepare_log(data=data, **{name: told[name] for name in names})
+    return {"raw_log": site.place("prepare_log", task).outputs["raw_log"]}
+
+
 def told_of_data(told: Mapping[str, Any]) -> dict[str, Any]:
     """What generate_data is told by open_run."""
-    names = ("workdir", "preset", "data_settings", "layout", "eval_fraction", "engine", "master")
+    names = ("workdir", "preset", "data_settings", "layout", "eval_fraction", "engine", "master", "data_version")
     return {name: told[name] for name in names}
 
 

@@ -1,5 +1,7 @@
+from typing import Optional
+
 from kfp import dsl
-from kfp.dsl import Dataset, Markdown, Output
+from kfp.dsl import Artifact, Dataset, Input, Markdown, Output
 
 from components.images import DATA, image
 
@@ -19,20 +21,24 @@ def generate_data(
     master: str = "none",
     with_baseline: bool = False,
     subfolder: str = "",
+    data_version: str = "none",
+    raw_log: Optional[Input[Artifact]] = None,  # noqa: UP045
 ) -> None:
     """Make, read or prepare a raw log and store it in the layout that suits it; for a baseline, in time order too."""
     import json
     from functools import partial
 
-    from components.generate_data.executors import spark_settings
-    from components.outputs import publish
+    from components.executors import spark_settings
+    from components.outputs import path_of, publish
     from components.summaries import part_rows, write_table
     from recmill.data.cluster import cluster_sessions
     from recmill.data.cluster.spark_session import spark_session
     from recmill.data.sources import make_raw_log
     from recmill.tracking import step_run
 
+    data = path_of(raw_log) if raw_log else data
     inputs = {"preset": preset, "data": data, "layout": layout, "eval_fraction": eval_fraction, "engine": engine}
+    inputs["data_version"] = data_version
     with step_run(
         "generate_data",
         workdir=workdir,
@@ -41,7 +47,7 @@ def generate_data(
     ) as step:
         settings = json.loads(data_settings)
         source = {"data": data or None, "overrides": settings, "engine": engine}
-        with spark_session(spark_settings(master)):
+        with spark_session(spark_settings(master, step="generate_data")):
             raw = make_raw_log(preset, out=step.path("raw"), progress=step.progress, **source)
             store = partial(cluster_sessions, raw, engine=engine, eval_fraction=eval_fraction, progress=step.progress)
             clustered = plain = store(out=step.path("dataset"), layout=layout)

@@ -23,10 +23,10 @@ from recmill.artifacts import InputError, check_format_version, is_remote, join_
 from recmill.artifacts.manifest import check_manifest
 
 STEPS = (
-    *("generate_data", "profile_access", "plan_shards", "tune_ingest"),
+    *("prepare_log", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
     *("train_baseline", "train_model", "train_shared", "report"),
 )
-OPTIONAL_STEPS = ("train_baseline", "train_shared")
+OPTIONAL_STEPS = ("prepare_log", "train_baseline", "train_shared")
 INGEST_STAGES = ("read", "decode", "transform", "batch")
 # Each part with its file, and what the page cannot show without it; that is listed in the notes.
 PARTS = {

@@ -79,8 +79,12 @@ class StepRun:
     def wrote(self, name: str, artifact: Artifact) -> dict[str, str]:
         """Record an artifact as an output and return the reference that the next step needs."""
         num_bytes = sum(entry.bytes for entry in artifact.files)
+        return self.wrote_files(name, artifact.path, content_hash=artifact.content_hash, num_bytes=num_bytes)
+
+    def wrote_files(self, name: str, path: str, *, content_hash: str, num_bytes: int) -> dict[str, str]:
+        """The same for files that are no artifact of recmill, such as a raw log."""
         self.record({"written_bytes": self.metrics.get("written_bytes", 0.0) + num_bytes})
-        reference = {"path": artifact.path, "content_hash": artifact.content_hash}
+        reference = {"path": path, "content_hash": content_hash}
         self.outputs[name] = reference
         return reference
 

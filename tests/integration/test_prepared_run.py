@@ -51,6 +51,7 @@ def test_taobao_goes_from_its_original_file_to_a_report(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "taobao" in (tmp_path / "log.yaml").read_text()
     assert (out / "report.html").is_file()
+    assert json.loads((out / "steps/prepare_log.json").read_text())["outputs"]["raw_log"]["path"] == str(out / "raw")
     assert json.loads(ended.stdout)
     raw = Schema.load(out / "raw")
     events = pq.read_table(TAOBAO)

@@ -163,6 +163,10 @@ def test_outputs_are_of_the_kinds_that_the_ui_shows() -> None:
             partial(build_pipeline, with_sharing=True),
             "open, generate, profile, plan, tune, baseline, train, shared, report",
         ),
+        (
+            partial(build_pipeline, with_preparation=True, with_baseline=False),
+            "open, prepare, generate, profile, plan, tune, train, report",
+        ),
         (build_partitioned_pipeline, "open, generate, merge, profile, plan, tune, train, report"),
         (build_ablations, "open, generate, profile, plan, tune, train, compare"),
     ],

@@ -109,6 +109,8 @@ def test_own_data_is_a_log_of_parquet_files() -> None:
         ({"settings": '{"layout": "rows"}'}, "layout is 'rows', expected one of auto"),
         ({"settings": '{"eval_fraction": 2}'}, "eval_fraction is 2, expected a number from 0 to 0.9"),
         ({"settings": '{"engine": "pandas"}'}, "engine is 'pandas', expected one of duckdb, spark"),
+        ({"settings": '{"strict": true}'}, "strict is for data that a log.yaml describes"),
+        ({"data": "log.yaml", "settings": '{"strict": 1}'}, "strict is '1', expected one of true, false"),
         ({"data": "/runs/log", "labels": "click"}, "'parquet' has no setting 'labels'"),
     ],
 )

@@ -167,7 +167,7 @@ def test_the_placement_travels_to_the_steps_that_start_pods(tmp_path: Path) -> N
     ("text", "says"),
     [
         ("cliam: x", "has 'cliam', expected one of claim"),
-        ("steps: {train: {}}", "steps has 'train', expected one of open_run, generate_data"),
+        ("steps: {train: {}}", "steps has 'train', expected one of open_run, prepare_log, generate_data"),
         ("steps: {train_model: {gpu: 1}}", "steps.train_model: has 'gpu', expected one of cpu"),
         ("steps: {train_model: {cpu: 2}}", "steps.train_model: cpu is 2, expected a quantity"),
         ("steps: {train_model: {memory: lots}}", "memory is 'lots', expected a quantity"),

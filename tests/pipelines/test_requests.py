@@ -23,9 +23,17 @@ def compiled(folder: Path, *flags: str) -> Path:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-@pytest.mark.parametrize("pipeline", ["train", "partitions", "ablations"])
-def test_a_default_run_fits_a_node_with_two_cores(tmp_path: Path, pipeline: str, num_nodes: int) -> None:
-    asked = PipelineRequests.load(compiled(tmp_path, "--pipeline", pipeline), num_nodes=num_nodes)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--pipeline", "train"],
+        ["--pipeline", "train", "--data", "log.yaml"],  # with prepare_log
+        ["--pipeline", "partitions"],
+        ["--pipeline", "ablations"],
+    ],
+)
+def test_a_default_run_fits_a_node_with_two_cores(tmp_path: Path, flags: list[str], num_nodes: int) -> None:
+    asked = PipelineRequests.load(compiled(tmp_path, *flags), num_nodes=num_nodes)
     assert asked.peak.cpus <= FREE.cpus, asked.describe()
     assert asked.peak.memory_bytes <= FREE.memory_bytes, asked.describe()
 

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from pipelines.commands import run
-from pipelines.train import STEPS
+from pipelines.train import steps_of
 from recmill.artifacts import InputError, read_json
 from recmill.training.switches import Switch
 
+STEPS = steps_of(with_baseline=True, with_sharing=True)
 pytestmark = pytest.mark.timeout(900)  # one fixture runs the whole pipeline; a busy machine takes minutes
 SMALL = (
     "--preset",

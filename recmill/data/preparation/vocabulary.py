@@ -109,3 +109,12 @@ def describe_new(known: VocabularyMap) -> list[str]:
                 text += f"; {own.num_retired:,} values retired, {own.num_reused:,} rows reused"
             lines.append(text)
     return lines
+
+
+def count_values(log: str | Path) -> dict[str, int]:
+    """How many values the vocabulary of each table knows, in a log that was prepared."""
+    filesystem, root = fsspec.core.url_to_fs(join_path(log, VOCABULARY_FOLDER))
+    return {
+        path.rpartition("/")[2].removesuffix(".parquet"): pq.read_metadata(path, filesystem=filesystem).num_rows
+        for path in sorted(filesystem.glob(join_path(root, "*.parquet")))
+    }

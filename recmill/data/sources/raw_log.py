@@ -30,8 +30,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
+def _flag(text: Any) -> bool:
+    return {"true": True, "false": False}[str(text).lower()]
+
+
 TYPES: dict[str, Callable[[Any], Any]] = {
     "labels": _names,
+    "strict": _flag,
     **dict.fromkeys(("sessions", "seed", "limit", "negatives", "one_in"), int),
     **dict.fromkeys(("samples_per_session", "zipf", "stay_prob"), float),
 }
@@ -48,15 +53,17 @@ def make_raw_log(
 ) -> str | Path:
     """The path of a raw log: written to `out` for a preset, the user's own `data` unchanged for "parquet".
 
-    If that `data` is a log.yaml, the log it describes is prepared with `engine` and written to `out`.
+    If that `data` is a log.yaml, the log it describes is prepared with `engine` and written to `out`; the override
+    "strict" refuses it if a check of the data warns.
     `data` is where a real data set lies, if not in RECMILL_DATA_DIR. `overrides` change settings of a preset.
     """
     if source == "parquet":
-        check_settings(source, overrides)
-        if data is not None and str(data).endswith((".yaml", ".yml")):
+        settings = check_settings(source, overrides)
+        if is_log_yaml(data):
             from recmill.data.preparation.prepared_log import prepare_log
 
-            return prepare_log(data, out=out, engine=engine, progress=progress)
+            strict = settings.get("strict", False)
+            return prepare_log(str(data), out=out, engine=engine, is_strict=strict, progress=progress)
         return _locate_log(data)
     if source not in PRESETS:
         raise InputError(f"unknown preset {source!r}; expected one of {', '.join((*PRESETS, 'parquet'))}")
@@ -74,6 +81,11 @@ def make_raw_log(
     convert = getattr(importlib.import_module(f"recmill.data.sources.{module}"), function)
     path: str | Path = convert(locate_data(source, data), out=out, progress=progress, **settings)
     return path
+
+
+def is_log_yaml(data: str | Path | None) -> bool:
+    """Whether `data` names a log.yaml, which is prepared, rather than a raw log."""
+    return str(data or "").endswith((".yaml", ".yml"))
 
 
 def locate_data(source: str, data: str | Path | None) -> Path:
@@ -115,7 +127,7 @@ def synthetic_config(preset: str, **overrides: Any) -> SyntheticConfig:
 def check_settings(source: str, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings of a source's data with their types; InputError for one that it does not have."""
     preset, settings = PRESETS.get(source), {}
-    known: tuple[str, ...] = ()
+    known: tuple[str, ...] = ("strict",) if source == "parquet" else ()
     if preset is not None:
         known = tuple(SYNTHETIC_SETTINGS) if preset.config else preset.overrides
     for name, value in (overrides or {}).items():
@@ -128,8 +140,8 @@ def check_settings(source: str, overrides: Mapping[str, Any] | None) -> dict[str
             raise InputError(f"{source!r} has no setting {name!r}; it has {', '.join(known) or 'none'}")
         try:
             settings[name] = TYPES[name](value)
-        except (TypeError, ValueError):
-            expected = "a whole number" if TYPES[name] is int else "a number"
+        except (KeyError, TypeError, ValueError):
+            expected = {int: "a whole number", _flag: "true or false"}.get(TYPES[name], "a number")
             raise InputError(f"setting {name!r} of {source!r} is {value!r}, expected {expected}") from None
         if name in ("limit", "negatives") and settings[name] < 1:
             raise InputError(f"setting {name!r} of {source!r} is {value!r}, expected at least 1")

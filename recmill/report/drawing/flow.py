@@ -19,6 +19,7 @@ PLACES: Mapping[str, tuple[float, float]] = {
     "report": (4, 0),
 }
 ARROWS = (
+    ("prepare_log", "generate_data"),
     ("generate_data", "profile_access"),
     ("profile_access", "plan_shards"),
     ("generate_data", "tune_ingest"),
@@ -57,6 +58,8 @@ def places_of(stages: Sequence[Stage]) -> dict[str, tuple[float, float]]:
         known |= {"train_baseline": (2, 1), "tune_ingest": (1, 2)}
     if "train_shared" in steps:
         known |= {"train_shared": (4, 0), "report": (5, 0)}
+    if "prepare_log" in steps:
+        known = {step: (column + 1, row) for step, (column, row) in known.items()} | {"prepare_log": (0, 0)}
     last = max(column for column, _ in known.values())
     others = [step for step in steps if step not in known]
     return {step: known[step] if step in known else (last + 1 + others.index(step), 0) for step in steps}

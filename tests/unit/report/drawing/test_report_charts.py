@@ -4,7 +4,7 @@ import pytest
 from markupsafe import Markup
 
 from recmill.report.drawing.charts import Axis, Bar, Chart, Reference, Series, bar_block, line_block
-from recmill.report.drawing.flow import Stage, flow_chart
+from recmill.report.drawing.flow import Stage, flow_chart, places_of
 from recmill.report.drawing.svg import NUM_COLOURS, Legend, tag
 
 
@@ -108,6 +108,14 @@ def test_the_flow_marks_a_stage_that_was_not_recorded() -> None:
         assert len(by_class(drawing, "box")) == 2
         assert len(by_class(drawing, "missing")) == 1
         assert "not recorded" in "".join(drawing.itertext())
+
+
+def test_a_prepared_log_is_drawn_in_front_and_moves_the_rest() -> None:
+    steps = ("generate_data", "profile_access", "train_baseline", "train_model", "report")
+    stages = [Stage(step=step, title=step) for step in ("prepare_log", *steps)]
+    without, places = places_of(stages[1:]), places_of(stages)
+    assert places["prepare_log"] == (0, 0)
+    assert {step: places[step] for step in steps} == {step: (x + 1, y) for step, (x, y) in without.items()}
 
 
 def test_a_step_the_flow_does_not_know_is_drawn_inside_the_picture() -> None:

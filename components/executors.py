@@ -1,4 +1,4 @@
-"""Spark executors of generate_data: pods of the step's own image, on the run's volume."""
+"""Spark executors of a step: pods of the step's own image, on the run's volume."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from components.placement import ClusterPlacement
 from recmill.data.cluster.spark_session import ExecutorPods
 
 
-def spark_settings(master: str) -> dict[str, str]:
-    """Spark's settings for that master; on Kubernetes, with executors as the placement describes them."""
+def spark_settings(master: str, *, step: str) -> dict[str, str]:
+    """Spark's settings for that master; on Kubernetes, with executors as large as the placement makes the step."""
     if master == "none":
         return {}
     if not master.startswith("k8s://"):
         return {"spark.master": master}
     placement = ClusterPlacement.from_environment()
-    given = placement.step("generate_data")
+    given = placement.step(step)
     pods = ExecutorPods(
         image=placement.image,
         namespace=os.environ.get("RECMILL_NAMESPACE", "default"),
