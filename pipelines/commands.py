@@ -91,6 +91,7 @@ def _run_tracked(
     from pipelines.follower import Follower
     from pipelines.local import run_locally
     from pipelines.results import collect_results
+    from pipelines.site import LOCAL
     from pipelines.train import build_pipeline, steps_of
     from recmill import tracking
     from recmill.training.config import TrainConfig
@@ -124,7 +125,7 @@ def _run_tracked(
         threads = threads_of(TrainConfig.from_overrides(settings).threads, arguments["nproc"])
         with preloaded_ranks(threads), Follower(steps=steps, is_silent=as_json) as follower:
             run_locally(
-                build_pipeline(**variants),
+                build_pipeline(LOCAL, **variants),
                 arguments,
                 steps=steps,
                 log_path=log_path,

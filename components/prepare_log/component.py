@@ -41,7 +41,7 @@ def prepare_log(
         step.count(log.num_rows)
         step.record({name: info[name] for name in ("num_sessions", "num_events", "base_rate")})
         step.record({"num_warnings": info["checks"]["num_warnings"]})
-        size = {"content_hash": log.content_hash, "num_bytes": log.num_bytes}
-        publish(raw_log, step.wrote_files("raw_log", log.path, **size))
+        wrote = step.wrote_files("raw_log", log.path, content_hash=log.content_hash, num_bytes=log.num_bytes)
+        publish(raw_log, wrote)
         log_numbers(log_metrics, step.metrics)
         write_tables(log_summary, log_tables(log, count_values(log.path)))
