@@ -54,10 +54,10 @@ elif [ "$context" = klab ] && [ -f "$state/run/node-init.pid" ] && [ -x "$kit/lo
       rm "$scratch/$name.tar"
     done
     # Older images are gigabytes that nobody uses.
-    for image in $(grep -E '^(docker.io|localhost)/recmill/' <<<"$loaded" | grep -vE ":($tag|$postgres)$"); do
-      on_node rm "$image" >/dev/null
-      buildah "${flags[@]}" rmi "localhost/${image#*/}" >/dev/null 2>&1 || true
-    done
+    while read -r image; do
+      on_node rm "$image" >/dev/null </dev/null
+      buildah "${flags[@]}" rmi "localhost/${image#*/}" >/dev/null 2>&1 </dev/null || true
+    done < <(grep -E '^(docker.io|localhost)/recmill/' <<<"$loaded" | grep -vE ":($tag|$postgres)$")
   fi
 else
   echo "prepare.sh: how to load images into the cluster '$context' is not known: push recmill/{data,trainer,mlflow}:$tag"
