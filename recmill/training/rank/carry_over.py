@@ -27,7 +27,7 @@ from recmill.training.rank.sharding import ShardedModel
 from recmill.training.tensors.storage import load_tensors
 
 BLOCK_ROWS = 1 << 18
-RowBlock = tuple[str, Tensor, Tensor, Mapping[str, Tensor]]  # table, rows, weights, optimiser state
+SavedBlock = tuple[str, Tensor, Tensor, Mapping[str, Tensor]]  # table, rows, weights, optimiser state
 
 
 def carry_over(path: str | Path, sharded: ShardedModel, *, data: str | Path) -> None:
@@ -76,7 +76,7 @@ class _SavedRows:
                 state["exponents"] = array.exponents
             load_tensors({"shared": state}, path, no_dist=True)
 
-    def blocks(self, table: str) -> Iterator[RowBlock]:
+    def blocks(self, table: str) -> Iterator[SavedBlock]:
         num_rows, _ = self._shapes[table]
         for start in range(0, num_rows, BLOCK_ROWS):
             rows = torch.arange(start, min(start + BLOCK_ROWS, num_rows))
