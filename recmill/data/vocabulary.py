@@ -9,7 +9,9 @@ Rows come first in their order, then values without a row of their own (row 0), 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 
 MAP_FILE = "vocabulary.json"
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
 HASH_DIGITS = 15  # hexadecimal digits of the MD5 sum of a value as text: they fit int64
 
 
@@ -114,37 +117,53 @@ class Vocabulary:
 
     def rows(self, values: Iterable[Any]) -> np.ndarray:
         """The row of each value; None has row 0, a value without its own row has row 0 or a row by its hash."""
-        given = list(values)
-        kind = self.values.type
-        asked = [self._as_stored(value) for value in given]
-        places = pc.index_in(pa.array(asked, type=kind), value_set=self.values)
+        texts = [self._as_read(value) for value in values]
+        places = self._places(texts)
         is_known = places.is_valid().to_numpy(zero_copy_only=False)
-        found = np.zeros(len(given), np.int64)
+        found = np.zeros(len(texts), np.int64)
         found[is_known] = self.own_rows[places.drop_null().to_numpy()]
         if self.rare_rows:
             for place in np.flatnonzero(~is_known):
-                if given[place] is not None:
-                    found[place] = hash_value(given[place], self.rare_rows + 1)
+                found[place] = hash_value(texts[place], self.rare_rows + 1)
         return found
 
     def count_unknown(self, values: Iterable[Any]) -> int:
         """How many of the values have no row of their own."""
-        asked = pa.array([self._as_stored(value) for value in values], type=self.values.type)
-        return int(pc.index_in(asked, value_set=self.values).null_count)
+        return int(self._places([self._as_read(value) for value in values]).null_count)
 
-    def _as_stored(self, value: Any) -> Any:
-        """A value as the vocabulary's type, None if it has none: text that is no number, in a table of numbers."""
-        if value is None or not pa.types.is_integer(self.values.type):
-            return None if value is None else str(value)
-        try:
-            return int(value)
-        except (TypeError, ValueError):
-            return None
+    def _as_read(self, value: Any) -> str | None:
+        text = text_of(value)
+        if text is None or not pa.types.is_integer(self.values.type) or not WHOLE_NUMBER.fullmatch(text):
+            return text
+        return str(int(text))  # a column of numbers has 7 for 007
+
+    def _places(self, texts: Sequence[str | None]) -> pa.Array:
+        """Where the values are among `self.values`; null for a value without a row of its own."""
+        asked: Sequence[Any] = texts
+        if pa.types.is_integer(self.values.type):
+            asked = [int(text) if text and _is_int64(text) else None for text in texts]
+        return pc.index_in(pa.array(asked, type=self.values.type), value_set=self.values)
+
+
+def text_of(value: Any) -> str | None:
+    """A value as preparation reads it, as text: 7.0 and True are whole numbers, None and NaN are missing."""
+    if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
+        return None
+    if isinstance(value, bool | np.bool_) or (isinstance(value, float | np.floating) and float(value).is_integer()):
+        return str(int(value))
+    return str(value)
+
+
+def _is_int64(text: str) -> bool:
+    return WHOLE_NUMBER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
 
 
 def hash_value(value: Any, num_rows: int) -> int:
-    """1 + the first digits of the MD5 sum of the value as text, modulo `num_rows` - 1: the row of a hashed value."""
-    digits = hashlib.md5(str(value).encode(), usedforsecurity=False).hexdigest()[:HASH_DIGITS]
+    """1 + the first digits of the MD5 sum of the value as text, modulo `num_rows` - 1; 0 for a missing one."""
+    text = text_of(value)
+    if text is None:
+        return 0
+    digits = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:HASH_DIGITS]
     return int(digits, 16) % (num_rows - 1) + 1
 
 

@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from recmill.data.log import VOCABULARY_FOLDER
+from recmill.data.vocabulary import Vocabulary
 from recmill.tracking.server import load_mlflow
 
 CODE = Path(__file__).with_name("pyfunc.py")
 
 
 def package_model(folder: str | Path) -> Path:
-    """FOLDER/mlflow: an MLflow model around the program and the signature that lie in FOLDER. Kept if it exists."""
+    """FOLDER/mlflow: an MLflow model around the program and the signature that lie in FOLDER. Kept if it exists.
+
+    With FOLDER/vocabulary, it takes values as the original data has them.
+    """
     mlflow, source, target = load_mlflow(), Path(folder), Path(folder, "mlflow")
     if not target.exists():
+        described = json.loads((source / "signature.json").read_text(encoding="utf-8"))
+        artifacts = {"program": str(source / "model.pt2"), "signature": str(source / "signature.json")}
+        requirements = [f"torch=={metadata.version('torch').split('+')[0]}", "numpy", "pandas"]
+        if any("file" in table for table in described["tables"].values()):
+            artifacts["vocabulary"] = str(source / VOCABULARY_FOLDER)
+            requirements.append("pyarrow")
         with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=source) as scratch:
             mlflow.pyfunc.save_model(
                 path=Path(scratch, "model"),
                 python_model=str(CODE),
-                artifacts={"program": str(source / "model.pt2"), "signature": str(source / "signature.json")},
-                pip_requirements=[f"torch=={metadata.version('torch').split('+')[0]}", "numpy", "pandas"],
+                artifacts=artifacts,
+                pip_requirements=requirements,
+                signature=_signature(described),
+                input_example=_example(source, described),
             )
             Path(scratch, "model").rename(target)
     return target
 
 
+def _signature(described: Mapping[str, Any]) -> Any:
+    """Columns in and out. MLflow's lists take no nulls, no single ids, and are checked cell by cell: ids are `Any`."""
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import AnyType, ColSpec, Schema
+
+    columns = [ColSpec("double", name) for name in described["dense"]]
+    columns += [ColSpec(AnyType(), entry["name"]) for entry in described["ids"]]
+    return ModelSignature(
+        inputs=Schema(columns), outputs=Schema([ColSpec("float", name) for name in described["labels"]])
+    )
+
+
+def _example(folder: Path, described: Mapping[str, Any]) -> Any:
+    """Two samples with the most frequent ids that the vocabulary knows; the first rows where there is none."""
+    import pandas as pd
+
+    columns: dict[str, list[Any]] = {name: [0.0, 0.5] for name in described["dense"]}
+    for entry in described["ids"]:
+        ids: list[Any] = [0, min(1, entry["num_rows"] - 1)]
+        if entry["takes"] == "values" and "file" in described["tables"][entry["table"]]:
+            known = Vocabulary.load(folder, entry["table"]).values
+            ids = (known.slice(0, 2).to_pylist() * 2)[:2] or [None, None]
+        columns[entry["name"]] = [ids, ids[:1]] if entry["kind"] == "sequence" else [[own] for own in ids]
+    return pd.DataFrame(columns)
+
+
 def log_model(folder: str | Path, *, name: str, quality: Mapping[str, float]) -> dict[str, str]:
     """Keep an exported model as a LoggedModel of the active run with a new registered version; returns both ids."""
     mlflow, exported = load_mlflow(), package_model(folder)
-    flavour = mlflow.models.Model.load(str(exported)).flavors["python_function"]
+    model = mlflow.models.Model.load(str(exported))
+    flavour = model.flavors["python_function"]
     info = mlflow.pyfunc.log_model(
         name=name,
         python_model=str(exported / flavour["model_code_path"]),
         artifacts={key: str(exported / entry["path"]) for key, entry in flavour["artifacts"].items()},
         pip_requirements=str(exported / "requirements.txt"),
+        signature=model.signature,
+        input_example=model.load_input_example(str(exported)),
     )
     mlflow.log_metrics(dict(quality), model_id=info.model_id)
     version = _register(mlflow.MlflowClient(), name, source=f"models:/{info.model_id}", run_id=info.run_id)

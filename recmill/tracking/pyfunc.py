@@ -1,10 +1,16 @@
-"""The exported program behind MLflow's model interface. Self-contained: a server needs torch, numpy and pandas only."""
+"""The exported program behind MLflow's model interface. Self-contained: a server needs torch, numpy and pandas only.
+
+A model whose data has a vocabulary is asked with the values of the original data; pyarrow then reads the vocabulary.
+`text_of` and `ServedValues` follow recmill/data/vocabulary.py, whose results tests compare with theirs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import os
+import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +21,14 @@ import pandas as pd
 if TYPE_CHECKING:
     import torch
 
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
+
 
 class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """Probabilities for the rows of a data frame: dense columns hold numbers, id columns an id or a list of ids.
+
+    Ids are values as the original data has them where the model has a vocabulary, else rows of the tables. A missing
+    list of a sequence is empty; a missing id is the unknown one.
 
     One number per row, or a data frame with one column per label if the model has several.
     """
@@ -32,6 +43,10 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         if checksum != "sha256:" + hashlib.sha256(text.encode()).hexdigest():
             raise ValueError(f"{context.artifacts['signature']}: was changed after it was written")
         check_program(context.artifacts["program"], self.signature["sha256"])
+        self.values = {
+            name: ServedValues(entry, context.artifacts.get("vocabulary", ""))
+            for name, entry in self.signature.get("tables", {}).items()
+        }
         self.program = torch.export.load(context.artifacts["program"]).module()
 
     def predict(
@@ -40,12 +55,76 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         import torch
 
         dense = model_input[self.signature["dense"]].to_numpy(dtype=np.float32, copy=True).reshape(len(model_input), -1)
-        ids = [pad_ids(model_input[entry["name"]].tolist(), entry) for entry in self.signature["ids"]]
+        ids = [self._ids_of(model_input[entry["name"]].tolist(), entry) for entry in self.signature["ids"]]
         with torch.no_grad():
             probabilities: np.ndarray = self.program(torch.from_numpy(dense), ids).numpy()
         if probabilities.ndim == 1:
             return probabilities
         return pd.DataFrame(probabilities, columns=self.signature["labels"], index=model_input.index)
+
+    def _ids_of(self, cells: list[Any], entry: dict[str, Any]) -> torch.Tensor:
+        lists = [cut_list(cell, entry) for cell in cells]
+        flat = [value for own in lists for value in own]
+        table = self.values.get(entry["table"]) if entry.get("takes") == "values" else None
+        rows = as_rows(flat, entry) if table is None else table.rows(flat)
+        return pad_ids(rows, np.array([len(own) for own in lists], dtype=np.int64), entry)
+
+
+class ServedValues:
+    """Rows of the values of one table, known by a vocabulary or by their hash, as `recmill prepare` gave them."""
+
+    def __init__(self, entry: dict[str, Any], folder: str) -> None:
+        self.num_hashed, self.known = entry["num_hashed"], pd.Index([])
+        if "file" not in entry:
+            return
+        path = os.path.join(folder, entry["file"])
+        with open(path, "rb") as file:
+            content = file.read()
+        if "sha256:" + hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            raise ValueError(f"{path}: is not the vocabulary that signature.json describes")
+        found = pd.read_parquet(io.BytesIO(content), columns=["value", "row"])
+        found = found[found["row"] > 0]
+        self.own_rows = found["row"].to_numpy(dtype=np.int64)
+        self.are_numbers = pd.api.types.is_integer_dtype(found["value"])
+        self.known = pd.Index(found["value"] if self.are_numbers else found["value"].astype(object))
+
+    def rows(self, values: list[Any]) -> np.ndarray:
+        """The row of each value: its own, one by its hash, or 0."""
+        texts = [text_of(value) for value in values]
+        found = np.zeros(len(texts), dtype=np.int64)
+        rest = np.ones(len(texts), dtype=bool)
+        if len(self.known) and texts:
+            if self.are_numbers:
+                numbers = [int(text) if text and WHOLE_NUMBER.fullmatch(text) else None for text in texts]
+                texts = [text if own is None else str(own) for own, text in zip(numbers, texts, strict=True)]
+                asked = [own if own is not None and -(2**63) <= own < 2**63 else None for own in numbers]
+                places = self.known.get_indexer(pd.array(asked, dtype="Int64"))
+            else:
+                places = self.known.get_indexer(pd.Index(texts, dtype=object))
+            rest = places < 0
+            found[~rest] = self.own_rows[places[~rest]]
+        for place in np.flatnonzero(rest) if self.num_hashed else ():
+            found[place] = hash_text(texts[place], self.num_hashed)
+        return found
+
+
+def text_of(value: Any) -> str | None:
+    """A value as preparation reads it, as text: 7.0 and True are whole numbers, None and NaN are missing."""
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    is_float = isinstance(value, float | np.floating)
+    if is_float and np.isnan(value):
+        return None
+    if isinstance(value, bool | np.bool_) or (is_float and float(value).is_integer()):
+        return str(int(value))
+    return str(value)
+
+
+def hash_text(text: str | None, num_hashed: int) -> int:
+    """A row from 1 to `num_hashed`; 0 for a missing value."""
+    if text is None:
+        return 0
+    return int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:15], 16) % num_hashed + 1
 
 
 def check_program(path: str, sha256: str) -> None:
@@ -68,16 +147,30 @@ def check_program(path: str, sha256: str) -> None:
                 torch.load(io.BytesIO(archive.read(name)), weights_only=True)
 
 
-def pad_ids(lists: list[Any], entry: dict[str, Any]) -> torch.Tensor:
-    """One row per sample, padded with -1; sequences longer than the model's limit keep their last elements."""
+def cut_list(cell: Any, entry: dict[str, Any]) -> list[Any]:
+    """The ids of one sample; a sequence longer than the model's limit keeps its last elements."""
+    if isinstance(cell, list | tuple | np.ndarray):
+        return list(cell)[-entry["max_length"] :]
+    if text_of(cell) is None:
+        return [] if entry.get("kind") == "sequence" else [None]
+    return [cell]
+
+
+def as_rows(flat: list[Any], entry: dict[str, Any]) -> np.ndarray:
+    try:
+        return np.asarray(flat, dtype=np.int64)
+    except (TypeError, ValueError):
+        raise ValueError(f"feature {entry['name']!r}: expected rows of its table, whole numbers") from None
+
+
+def pad_ids(rows: np.ndarray, lengths: np.ndarray, entry: dict[str, Any]) -> torch.Tensor:
+    """One row per sample, padded with -1."""
     import torch
 
-    rows = [np.atleast_1d(np.asarray(row, dtype=np.int64))[-entry["max_length"] :] for row in lists]
-    padded = np.full((len(rows), max([len(row) for row in rows] + [1])), -1, dtype=np.int64)
-    for position, row in enumerate(rows):
-        padded[position, : len(row)] = row
-    if padded.max(initial=-1) >= entry["num_rows"] or padded.min(initial=0) < -1:
+    if rows.max(initial=-1) >= entry["num_rows"] or rows.min(initial=0) < -1:
         raise ValueError(f"feature {entry['name']!r}: ids must lie in [0, {entry['num_rows']})")
+    padded = np.full((len(lengths), lengths.max(initial=1)), -1, dtype=np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = rows
     return torch.from_numpy(padded)
 
 

@@ -10,8 +10,9 @@ import torch
 
 from recmill.artifacts import Checkpoint, Dataset, InputError, dump_record, hash_file, write_folder
 from recmill.data.ingest import IngestPipeline, evaluation_split
+from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
-from recmill.data.vocabulary import Vocabulary, copy_vocabulary
+from recmill.data.vocabulary import TableMap, Vocabulary, VocabularyMap, copy_vocabulary
 from recmill.model.servable import ServableModel
 from recmill.progress import Progress, no_progress
 from recmill.tracking.models import package_model
@@ -85,39 +86,58 @@ def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -
 def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bool = True) -> dict[str, Any]:
     """Write OUT/model.pt2 (torch.export), OUT/signature.json and OUT/mlflow (an MLflow model around them).
 
-    OUT/vocabulary, of a model whose data has one, gives the rows of the values that callers know.
+    OUT/vocabulary, of a model whose data has one, gives the rows of the values that callers know: OUT/mlflow takes
+    these values.
 
     With `for_mlflow=False`, the last is left to whoever logs the model.
     """
     model, loaded = load_trained_model(checkpoint)
     servable = ServableModel(model)
     program = servable.export()
-    signature = describe_inputs(servable)
     with write_folder(out, manifest_name="signature.json") as folder:
         torch.export.save(program, folder / "model.pt2")
-        signature["sha256"] = hash_file(folder / "model.pt2")
-        (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
         copy_vocabulary(checkpoint, folder)
+        signature = {**describe_inputs(servable, folder), "sha256": hash_file(folder / "model.pt2")}
+        (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
         if for_mlflow:
             package_model(folder)
         files = sorted(path.name for path in folder.iterdir())
     return {"path": str(out), "checkpoint": loaded.content_hash, "files": files, "signature": signature}
 
 
-def describe_inputs(servable: ServableModel) -> dict[str, Any]:
-    """What a caller must send: names and order of dense columns, then of id features."""
+def describe_inputs(servable: ServableModel, folder: Path) -> dict[str, Any]:
+    """What a caller must send: names and order of dense columns, then of id features.
+
+    Those of a table that has a vocabulary in `folder` take values; the others rows, as do those with transforms: these
+    belong to the reader, so callers send what they make of rows.
+    """
     limit = servable.max_sequence_length
+    known = VocabularyMap.load(folder).tables if (folder / VOCABULARY_FOLDER).exists() else {}
+    ids = [
+        {
+            "name": feature.name,
+            "kind": feature.kind,
+            "table": feature.table,
+            "takes": "values" if feature.table in known and not feature.transforms else "rows",
+            "num_rows": feature.num_rows,
+            "max_length": limit if feature.kind == "sequence" else 1 << 20,
+            "padding": -1,
+        }
+        for feature in servable.schema.id_features
+    ]
+    tables = dict.fromkeys(str(entry["table"]) for entry in ids if entry["takes"] == "values")
     return {
         "dense": [feature.name for feature in servable.schema.dense],
-        "ids": [
-            {
-                "name": feature.name,
-                "num_rows": feature.num_rows,
-                "max_length": limit if feature.kind == "sequence" else 1 << 20,
-                "padding": -1,
-            }
-            for feature in servable.schema.id_features
-        ],
+        "ids": ids,
+        "tables": {name: _describe_values(folder, name, known[name]) for name in tables},
         "output": "probability",
         "labels": list(servable.schema.labels),
     }
+
+
+def _describe_values(folder: Path, name: str, table: TableMap) -> dict[str, Any]:
+    """How many rows values without a row of their own are hashed to; of a vocabulary also its file and hash."""
+    if table.hashed:
+        return {"num_hashed": table.num_rows - 1}
+    file = f"{name}.parquet"
+    return {"num_hashed": table.rare_rows, "file": file, "sha256": hash_file(folder / VOCABULARY_FOLDER / file)}

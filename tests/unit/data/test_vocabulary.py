@@ -4,9 +4,12 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recmill.artifacts import Checkpoint, Dataset, InputError
 from recmill.cli import cli
@@ -14,7 +17,8 @@ from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import read_table
 from recmill.data.preparation.prepared_log import prepare_log
 from recmill.data.schema import Schema
-from recmill.data.vocabulary import Vocabulary, VocabularyMap, check_growth, reused_rows
+from recmill.data.vocabulary import Vocabulary, VocabularyMap, check_growth, hash_value, reused_rows
+from recmill.training.checkpoint import load_trained_model
 from recmill.training.preload import preloaded_ranks
 
 DAY_S = 86_400
@@ -132,6 +136,39 @@ def test_rows_of_values_are_found_from_the_dataset(tmp_path):
         Dataset.load(tmp_path / "data")
 
 
+@pytest.mark.parametrize("rows", ["{min_count: 2, rare_rows: 5}", "{min_count: 2}", "{hash: 7}"])
+def test_a_served_model_and_preparation_give_a_value_the_same_row(tmp_path, rows):
+    """Of text and of numbers, however a caller writes them."""
+    from recmill.tracking.pyfunc import ServedValues
+
+    prepare(tmp_path, 1, ["a", "a", "b", "1", "1", "2.5", "True", "é"], rows=rows)
+    (tmp_path / "source1/log.yaml").write_text(
+        LOG.format(rows=rows).replace("column: user,", f"column: user, rows: {rows},")
+    )
+    prepare_log(tmp_path / "source1/log.yaml", out=tmp_path / "day2")
+    known = VocabularyMap.load(tmp_path / "day2").tables
+    asked = {
+        "user": [1, 2, "3", "02", 2.0, True, 9, "x", None, float("nan"), 2**70, np.int64(3), "1_0"],
+        "item": ["a", "b", 1, "1", 1.0, True, 2.5, "2.5", "True", "é", "nobody", None, ""],
+    }
+    written = pq.read_table(next((tmp_path / "day2").glob("log-*.parquet"))).to_pylist()
+    events = [line.split(",") for line in (tmp_path / "source1/events.csv").read_text().splitlines()[1:]]
+    for name, values in asked.items():
+        entry = {"num_hashed": known[name].num_rows - 1 if known[name].hashed else known[name].rare_rows}
+        if not known[name].hashed:
+            content = (tmp_path / f"day2/vocabulary/{name}.parquet").read_bytes()
+            entry |= {"file": f"{name}.parquet", "sha256": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+        served = ServedValues(entry, str(tmp_path / "day2/vocabulary"))
+        if known[name].hashed:
+            assert served.rows(values).tolist() == [hash_value(value, known[name].num_rows) for value in values]
+        else:
+            assert served.rows(values).tolist() == Vocabulary.load(tmp_path / "day2", name).rows(values).tolist()
+        given = [event[0 if name == "user" else 1] for event in events]
+        by_time = sorted(zip([int(event[2]) for event in events], given, strict=True))
+        prepared = sorted((row["timestamp"] // 1_000, row[name][0]) for row in written)
+        assert served.rows([value for _, value in by_time]).tolist() == [row for _, row in prepared]
+
+
 def test_data_with_another_map_is_refused(tmp_path):
     prepare(tmp_path, 1, ["a", "b"])
     prepare(tmp_path, 2, ["c", "a", "b"])
@@ -178,3 +215,30 @@ def test_two_days_from_logs_to_a_model_that_callers_ask_with_their_ids(tmp_path,
         call("evaluate", "run2/checkpoint", "data2", "--where", "item=q")
     call("export", "run2/checkpoint", "--out", "model")
     assert Vocabulary.load("model", "item").rows(["a"]).tolist() == [1]
+    _check_served_values(tmp_path)
+
+
+def _check_served_values(folder):
+    """The MLflow model takes events as they are, and gives what the checkpoint gives for the rows of the dataset."""
+    import mlflow
+    import pandas as pd
+
+    served = mlflow.pyfunc.load_model("model/mlflow")
+    assert "pyarrow" in Path("model/mlflow/requirements.txt").read_text()
+    assert [column.name for column in served.metadata.signature.inputs] == ["user", "item", "kind"]
+    served.predict(served.metadata.load_input_example("model/mlflow"))
+    events = pd.read_csv(folder / "source2/events.csv", dtype={"item": str}).sort_values("at")
+    frame = events[["user", "item", "kind"]]
+    probabilities = served.predict(frame)
+    log = pq.read_table(next((folder / "day2").glob("log-*.parquet"))).sort_by("timestamp")
+    model, _ = load_trained_model("run2/checkpoint")
+    rows = [torch.tensor([own[0] for own in log[name].to_pylist()]) for name in ("user", "item", "kind")]
+    ids = KeyedJaggedTensor(
+        ["user", "item", "kind"], torch.cat(rows), lengths=torch.ones(3 * len(log), dtype=torch.int32)
+    )
+    expected = model(torch.empty(len(log), 0), ids).sigmoid().detach().numpy()
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    unknown = served.predict(pd.DataFrame({"user": [99, None], "item": [["zz"], [None]], "kind": ["buy", "buy"]}))
+    assert unknown[0] == unknown[1]  # both have no row of their own
+    with pytest.raises(mlflow.MlflowException, match="item"):
+        served.predict(frame[["user", "kind"]])
