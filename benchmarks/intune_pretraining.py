@@ -1,8 +1,9 @@
-"""Trains the policy in simulation: `python benchmarks/intune_pretraining.py OUT.zip` made the policy of the package."""
+"""Trains the policy in simulation: `python benchmarks/intune_pretraining.py OUT.safetensors` made the shipped one."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from recmill.tuning.env import IngestTask, spaces
+from recmill.tuning.policy import save_policy
 
 PRETRAIN_STEPS = 500_000  # about 90 s on one core
 HYPERPARAMETERS: dict[str, Any] = {
@@ -73,4 +75,4 @@ def pretrain(*, steps: int = PRETRAIN_STEPS, num_envs: int = 64) -> PPO:
 
 
 if __name__ == "__main__":
-    pretrain().save(sys.argv[1])
+    save_policy(pretrain(), Path(sys.argv[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import ClassVar
 
 from recmill.artifacts.files import InputError
@@ -62,3 +63,5 @@ class WorkerAllocation(Artifact, Throughput):
         for stage, workers in self.stages.items():
             if workers < 1:
                 raise InputError(f"stages.{stage} is {workers}, expected at least 1 worker")
+        if self.agent is not None and PurePosixPath(self.agent).name != self.agent:
+            raise InputError(f"agent is {self.agent!r}, expected the name of a file of this folder")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
+from recmill.artifacts import hash_file
 from recmill.cli.output import BYTES, emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
 
@@ -144,19 +146,28 @@ def export(checkpoint: str, out: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("checkpoint")
-@click.option("--out", required=True, help="Folder for the converted checkpoint.")
+@click.argument("old")
+@click.option("--out", required=True, help="Folder for what is converted; for a policy, a file NAME.safetensors.")
 @json_option
-def convert_checkpoint(checkpoint: str, out: str, as_json: bool) -> None:
-    """Write CHECKPOINT, made by an older recmill, as safetensors and JSON.
+def convert_checkpoint(old: str, out: str, as_json: bool) -> None:
+    """Write OLD, made by an older recmill, as safetensors and JSON.
 
-    Old checkpoints contain pickles. Only names that such checkpoints need are unpickled, tensors with weights_only.
+    OLD is a checkpoint, an allocation of `recmill tune` with its policy, or a policy's file NAME.zip. All three contain
+    pickles. Only names that old checkpoints need are unpickled, tensors with weights_only.
     """
+    from recmill.artifacts import WorkerAllocation
     from recmill.training.tensors.conversion import convert_checkpoint as convert
+    from recmill.tuning.conversion import convert_allocation, convert_policy
 
-    converted = convert(checkpoint, out=out)
-    result = {"path": out, "checkpoint": converted.content_hash, "files": [entry.name for entry in converted.files]}
-    emit(result, [f"checkpoint in {out}: {', '.join(result['files'])}"], as_json=as_json)
+    if Path(old).suffix == ".zip":
+        result = {"path": out, "policy": hash_file(convert_policy(old, out=out)), "files": [Path(out).name]}
+        kind = "policy"
+    else:
+        is_allocation = Path(old, WorkerAllocation.manifest_name).exists()
+        kind = "allocation" if is_allocation else "checkpoint"
+        converted = convert_allocation(old, out=out) if is_allocation else convert(old, out=out)
+        result = {"path": out, kind: converted.content_hash, "files": [entry.name for entry in converted.files]}
+    emit(result, [f"{kind} in {out}: {', '.join(result['files'])}"], as_json=as_json)
 
 
 def _accuracy(metrics: Mapping[str, Any]) -> str:

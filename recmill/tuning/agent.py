@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recmill.artifacts import InputError
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Floats, Ints, Measured
+from recmill.tuning.policy import load_policy
 from recmill.tuning.residual import MOVE_COST, Watcher, correct_workers
 
 if TYPE_CHECKING:
@@ -17,23 +16,10 @@ if TYPE_CHECKING:
 
     from recmill.tuning.online.learning import OnlineLearner
 
-SHIPPED_POLICY = Path(__file__).parent / "policy.zip"
 NUM_PROBES = 2  # intervals with the programme's own answer, to measure what the agent must beat
 WORSE = 0.99
 FIRST_BAN = 6
 MAX_BAN = 48
-
-
-def load_policy(path: str | Path = SHIPPED_POLICY) -> PPO:
-    """A saved policy; by default the one that ships with the package."""
-    from stable_baselines3 import PPO
-
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no such file, expected a policy written by `recmill tune`")
-    try:
-        return PPO.load(path, device="cpu")
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise InputError(f"{path}: is not a readable policy ({error})") from error
 
 
 class Agent:

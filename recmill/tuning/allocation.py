@@ -31,7 +31,7 @@ from recmill.tuning.simulation.stage_times import MAX_EPOCHS, ONE_WORKER, measur
 if TYPE_CHECKING:
     from recmill.tuning.mlflow_writer import LogPoints
 
-AGENT_FILE = "agent.zip"
+AGENT_FILE = "agent.safetensors"
 DEFAULT_SECONDS = 7.0  # of measuring; on small data, starting pipelines takes about as long again
 NUM_TURNS = 3  # repetitions of measuring the allocations
 ALIKE = 0.03  # rates within this share count as equal: the allocation with fewer workers wins
@@ -109,9 +109,10 @@ def _tune_live(
     **options: Any,
 ) -> tuple[list[TuningStep], dict[str, int]]:
     """Let the agent tune a pipeline whose consumer is never busy; returns the history and the best allocation."""
-    from recmill.tuning.agent import Agent, load_policy
+    from recmill.tuning.agent import Agent
     from recmill.tuning.mlflow_writer import MlflowWriter
     from recmill.tuning.online.learning import OnlineLearner
+    from recmill.tuning.policy import load_policy, save_policy
 
     policy = load_policy()
     writers = (MlflowWriter(log),) if log else ()
@@ -127,7 +128,7 @@ def _tune_live(
     progress("tune a running pipeline", int(seconds * 10), int(seconds * 10))
     if tuner.error:
         raise tuner.error
-    policy.save(folder / AGENT_FILE)
+    save_policy(policy, folder / AGENT_FILE)
     history = [
         TuningStep(t=entry["t"], workers=entry["workers"], rows_per_s=entry["rows_per_s"], stall=entry["stall"])
         for entry in tuner.history()

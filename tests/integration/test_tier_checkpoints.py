@@ -14,11 +14,11 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from recmill.artifacts import ShardPlan
+from recmill.artifacts.tensors import DTYPES
 from recmill.cli.planning import plan
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.training.config import TrainConfig
-from recmill.training.tensors.files import DTYPES
 from recmill.training.tensors.storage import TensorIndex, load_tensors
 from tests.datasets import write_dataset
 

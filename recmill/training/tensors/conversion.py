@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from recmill.artifacts import Checkpoint, InputError, write_folder
-from recmill.training.tensors.files import NAMES, StoredTensor, write_tensors
+from recmill.artifacts.tensors import NAMES, StoredTensor, write_tensors
 from recmill.training.tensors.storage import FORMAT_VERSION, TensorEntry, TensorIndex, TensorPart, stored_name
 
 OLD_INDEX = ".metadata"

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from recmill.artifacts import InputError, dump_json, read_json, read_record, record_json
-from recmill.training.tensors.files import (
+from recmill.artifacts.tensors import (
     DTYPES,
     NAMES,
     StoredTensor,

@@ -11,10 +11,11 @@ import numpy as np
 from recmill.artifacts import InputError, WorkerAllocation
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.data.ingest.memory import available_memory_bytes
-from recmill.tuning.agent import Agent, load_policy
+from recmill.tuning.agent import Agent
 from recmill.tuning.cores import available_cores
 from recmill.tuning.measurement import Measured, changed_conditions
 from recmill.tuning.online.live import PipelineMeter, as_workers, default_slots
+from recmill.tuning.policy import load_policy, refuse_archive
 
 INTERVAL_S = 2.0
 ITEMS_PER_LOOK = 4  # per worker: with fewer, an interval shows waves of workers that started together
@@ -57,6 +58,8 @@ class OnlineTuner:
         """
         if interval_s <= 0:
             raise InputError(f"interval_s is {interval_s}, expected more than 0")
+        if allocation and allocation.agent:
+            refuse_archive(f"{allocation.path}/{allocation.agent}")
         self._pipeline, self._interval_s = pipeline, interval_s
         self._fixed_cores, self._num_sharing, self._slots = cores, num_sharing, slots
         self._agent, self._allocation = agent, allocation

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recmill.tuning.agent import Agent, load_policy
+from recmill.tuning.agent import Agent
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Measured, changed_conditions
+from recmill.tuning.policy import load_policy
 from recmill.tuning.programme import solve_workers
 from recmill.tuning.residual import Watcher
 from recmill.tuning.simulation.scenarios import draw_events, draw_worlds
@@ -160,10 +161,10 @@ def test_a_policy_that_is_not_there_is_one_sentence(tmp_path):
     from recmill.artifacts import InputError
 
     with pytest.raises(InputError, match="no such file, expected a policy"):
-        load_policy(tmp_path / "nothing.zip")
-    (tmp_path / "broken.zip").write_bytes(b"not a zip")
-    with pytest.raises(InputError, match="is not a readable policy"):
-        load_policy(tmp_path / "broken.zip")
+        load_policy(tmp_path / "nothing.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"not a policy")
+    with pytest.raises(InputError, match="is not a safetensors file"):
+        load_policy(tmp_path / "broken.safetensors")
 
 
 def test_workers_in_each_others_way_do_not_run_away():

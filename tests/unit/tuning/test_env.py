@@ -6,10 +6,11 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 
-from recmill.tuning.agent import Agent, load_policy
+from recmill.tuning.agent import Agent
 from recmill.tuning.env import IngestEnv
 from recmill.tuning.mlflow_writer import MlflowWriter
 from recmill.tuning.online.learning import OnlineLearner
+from recmill.tuning.policy import load_policy, save_policy
 from recmill.tuning.residual import NEUTRAL
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -67,9 +68,9 @@ def test_the_programmes_own_answer_earns_about_one():
 
 def test_a_policy_trained_in_simulation_can_be_kept(tmp_path):
     policy = pretraining.pretrain(steps=256, num_envs=8)
-    policy.save(tmp_path / "policy.zip")
+    save_policy(policy, tmp_path / "policy.safetensors")
     observation = np.zeros((2, policy.observation_space.shape[0]), dtype=np.float32)
-    again = load_policy(tmp_path / "policy.zip")
+    again = load_policy(tmp_path / "policy.safetensors")
     assert np.array_equal(
         policy.predict(observation, deterministic=True)[0], again.predict(observation, deterministic=True)[0]
     )

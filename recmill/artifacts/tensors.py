@@ -3,7 +3,7 @@
     | 8 bytes: length of the header | header: JSON, {name: {dtype, shape, data_offsets}} | tensors, row-major |
 
 https://github.com/huggingface/safetensors describes it; any reader of safetensors can open the files. The checksums
-(CRC-32 of every BLOCK_BYTES of a tensor) are kept by the caller.
+(CRC-32 of every BLOCK_BYTES of a tensor) are kept by the caller. `__metadata__` of the header holds strings.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recmill.artifacts import InputError
+from recmill.artifacts.files import InputError
 
+MAX_HEADER_BYTES = 100 * 2**20  # as in the format's own reader
+METADATA = "__metadata__"
 BLOCK_BYTES = 4 * 2**20
 DTYPES = {
     "F64": torch.float64,
@@ -65,9 +68,12 @@ def count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return num_bytes
 
 
-def write_tensors(path: Path, tensors: Sequence[StoredTensor]) -> list[TensorPlace]:
+def write_tensors(
+    path: Path, tensors: Sequence[StoredTensor], *, metadata: Mapping[str, str] | None = None
+) -> list[TensorPlace]:
     """Write a file and return the places of the tensors; the bytes are on the disk when this returns."""
-    header, end = {}, 0
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    end = 0
     for tensor in tensors:
         if tensor.dtype not in NAMES:
             raise TypeError(f"{tensor.name}: {tensor.dtype} has no name in safetensors files")
@@ -95,6 +101,37 @@ def write_tensors(path: Path, tensors: Sequence[StoredTensor]) -> list[TensorPla
         file.flush()
         os.fsync(file.fileno())
     return places
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a small file, and its metadata. The header is checked; whether the content is right is not."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    body = 8 + int.from_bytes(data[:8], "little")
+    try:
+        if len(data) < 8 or body > min(len(data), MAX_HEADER_BYTES):
+            raise ValueError("its header is longer than the file")
+        header = json.loads(data[8:body])
+        metadata = header.pop(METADATA, {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError(f"{METADATA} holds something else than strings")
+        return {name: _read_entry(data, body, name, entry) for name, entry in header.items()}, metadata
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path}: is not a safetensors file ({' '.join(str(error).split())[:200]})") from None
+
+
+def _read_entry(data: bytes, body: int, name: str, entry: Mapping[str, Any]) -> Tensor:
+    dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+    begin, end = entry["data_offsets"]
+    if not all(type(size) is int and size >= 0 for size in (*shape, begin, end)):
+        raise ValueError(f"{name}: sizes and offsets must be whole numbers of at least 0")
+    if end - begin != count_bytes(dtype, shape) or body + end > len(data):
+        raise ValueError(f"{name}: its bytes lie outside the file, or are not as many as its shape needs")
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data[body + begin : body + end]), dtype=dtype).view(shape)
 
 
 def read_rows(
