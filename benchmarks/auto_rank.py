@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from recmill.model.stores.collectives import broadcast_json
 from recmill.training.processes import frozen_objects, keep_freed_memory
 from recmill.training.rank.worker import open_run
 
@@ -48,9 +49,7 @@ def main(jobs_path: str, result_path: str) -> None:
 def is_over(num_pairs: int, seconds: float, wanted: dict[str, Any]) -> bool:
     """Whether another pair would exceed the time of the cell; rank 0's clock decides."""
     is_full = num_pairs == wanted["max_pairs"] or seconds * (num_pairs + 1) > wanted["seconds"] * max(num_pairs, 1)
-    shared: list[bool] = [num_pairs >= wanted["min_pairs"] and is_full]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
+    return bool(broadcast_json(num_pairs >= wanted["min_pairs"] and is_full))
 
 
 def warm_up(job: dict[str, Any]) -> float:

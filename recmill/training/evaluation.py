@@ -20,6 +20,7 @@ from recmill.artifacts import Dataset
 from recmill.data.id_counts import NO_ID, count_ids, first_ids
 from recmill.data.ikjt.batch import Batch
 from recmill.data.schema import Schema
+from recmill.model.stores.collectives import broadcast_json, broadcast_values, message_device
 from recmill.training.metrics.pointwise import measure_accuracy, roc_points, thin_curve
 from recmill.training.metrics.summary import HeldOut, measure_quality
 
@@ -137,18 +138,25 @@ def _training_counts(
     wanted, places = {}, {}
     for name, ids_N in predictions.ids.items() if predictions else ():
         wanted[name], places[name] = np.unique(ids_N, return_inverse=True)
-    shared = [wanted]
+    sent = wanted
     if is_distributed():
-        dist.broadcast_object_list(shared, src=0)
-    if not features or not shared[0]:
+        none = np.zeros(0, np.int64)
+        names = broadcast_json(list(wanted))
+        sent = {name: broadcast_values(torch.from_numpy(wanted.get(name, none))).numpy() for name in names}
+    if not features or not sent:
         return {}
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
-    counts = count_ids(dataset, schema, shared[0], rank=rank, world_size=world_size)
+    counts = count_ids(dataset, schema, sent, rank=rank, world_size=world_size)
     if world_size > 1:
-        every: list[Any] = [None] * world_size
-        dist.all_gather_object(every, counts)
-        counts = {name: np.sum([own[name] for own in every], axis=0) for name in counts}
+        counts = {name: _sum_over_ranks(own) for name, own in counts.items()}
     return {name: np.where(wanted[name] == NO_ID, -1, counts[name])[place_N] for name, place_N in places.items()}
+
+
+def _sum_over_ranks(counts_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    summed_N = torch.from_numpy(counts_N).to(message_device())
+    dist.all_reduce(summed_N)
+    total_N: npt.NDArray[np.int64] = summed_N.cpu().numpy()
+    return total_N
 
 
 def is_distributed() -> bool:

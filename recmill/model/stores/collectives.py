@@ -1,8 +1,10 @@
-"""Messages of different sizes between all ranks."""
+"""Messages of different sizes between all ranks. Small values travel as JSON: torch's object collectives unpickle."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,40 @@ def gather_all(payload: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]
     if work is not None:
         work.wait()
     return [each[:length] for each, length in zip(received, lengths, strict=True)]
+
+
+def broadcast_json(value: Any) -> Any:
+    """Rank 0's JSON value on every rank of the default process group; the other ranks' values are ignored."""
+    return _from_bytes(broadcast_values(_as_bytes(value if dist.get_rank() == 0 else None)))
+
+
+def broadcast_values(values_N: Tensor) -> Tensor:
+    """Rank 0's vector on every rank of the default process group; the other ranks' give its dtype only."""
+    sent_N = values_N.to(message_device())
+    length = torch.tensor([len(sent_N)], device=sent_N.device)
+    dist.broadcast(length, src=0)
+    if dist.get_rank() != 0:
+        sent_N = sent_N.new_empty(int(length))
+    dist.broadcast(sent_N, src=0)
+    return sent_N.to(values_N.device)
+
+
+def gather_json(value: Any) -> list[Any]:
+    """The JSON values of all ranks of the default process group, in rank order, on every rank."""
+    return [_from_bytes(text) for text in gather_all(_as_bytes(value), None)]
+
+
+def _as_bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(message_device())
+
+
+def _from_bytes(text: Tensor) -> Any:
+    return json.loads(bytes(text.cpu().numpy()))
+
+
+def message_device() -> torch.device:
+    """Where the default process group's messages must be: NCCL sends from GPUs only."""
+    return torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
 
 
 def exchange_blocks(blocks: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[dist.Work]:

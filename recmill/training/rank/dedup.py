@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels import distinct_keys, distinct_rows
-from recmill.artifacts import Dataset, InputError, ShardPlan
+from recmill.artifacts import Dataset, InputError, ShardPlan, read_record, record_json
 from recmill.data.ikjt.tensor import InverseKeyedJaggedTensor
 from recmill.data.ingest import IngestPipeline
 from recmill.data.repeats import MIN_FACTOR, pays
 from recmill.data.schema import Schema
 from recmill.model.embeddings import Ids, looked_up_ids
+from recmill.model.stores.collectives import broadcast_json
 from recmill.training.config import TrainConfig
 from recmill.training.rank.feed import session_limit
 
@@ -112,17 +113,16 @@ def _count_distinct(ids_N: Tensor) -> int:
 
 def choose_dedup_together(dataset: Dataset, schema: Schema, config: TrainConfig, plan: ShardPlan | None) -> DedupChoice:
     """The choice of rank 0, which alone reads the batch, on every rank of the default process group."""
-    shared: list[DedupChoice | InputError | None] = [None]
+    found: dict[str, Any] = {}
     if dist.get_rank() == 0:
         try:
-            shared = [choose_dedup(dataset, schema, config, plan)]
+            found = {"choice": record_json(choose_dedup(dataset, schema, config, plan))}
         except InputError as error:  # every rank must receive it, or the others would wait for ever
-            shared = [error]
-    dist.broadcast_object_list(shared, src=0)
-    if isinstance(shared[0], InputError):
-        raise shared[0]
-    assert shared[0] is not None, "rank 0 sends its choice or its error"
-    return shared[0]
+            found = {"error": str(error)}
+    found = broadcast_json(found)
+    if "error" in found:
+        raise InputError(found["error"])
+    return read_record(DedupChoice, found["choice"], where="rank 0's choice")
 
 
 def _pays(found: InverseKeyedJaggedTensor, position: int, schema: Schema) -> bool:

@@ -31,6 +31,7 @@ from recmill.data.hot.layout import COLD, HOT
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
+from recmill.model.stores.collectives import broadcast_json
 from recmill.model.tasks import sum_losses
 from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
 from recmill.training.config import TrainConfig
@@ -250,13 +251,11 @@ class TrainingRun:
         split = "valid" if "valid" in self.dataset.splits else evaluation_split(self.dataset)
         self.meter.stop()
         predictions = self.predict(split)
-        shared = [predictions.accuracy() if predictions else None]
-        dist.broadcast_object_list(shared, src=0)
-        assert shared[0] is not None
+        accuracy = broadcast_json(predictions.accuracy() if predictions else None)
         epoch = self.state.step / self.ingest.batches_per_epoch
         when = {"step": self.state.step, "epoch": round(epoch, 3), "seconds": round(self.state.seconds, 4)}
-        self.state.evaluations.append({**when, "split": split, **shared[0]})
-        auc = shared[0]["auc"] if shared[0]["auc"] is not None else -shared[0]["log_loss"]
+        self.state.evaluations.append({**when, "split": split, **accuracy})
+        auc = accuracy["auc"] if accuracy["auc"] is not None else -accuracy["log_loss"]
         is_best = auc > self.state.best_auc
         self.state.best_auc = max(auc, self.state.best_auc)
         self.state.num_worse = 0 if is_best else self.state.num_worse + 1

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from recmill.artifacts import Dataset, ShardPlan
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.ingest.memory import available_memory_bytes
+from recmill.model.stores.collectives import broadcast_json
 from recmill.training.checkpoint import newest_checkpoint
 from recmill.training.config import TrainConfig
 from recmill.training.processes import return_freed_memory
@@ -52,7 +53,6 @@ MEMORY_SHARE = 0.5  # of the free memory, for the tables of two models
 READING_SHARE = 0.5  # of a step: with less reading than that, other worker counts cannot make training faster
 
 OpenRun = Callable[[TrainConfig], TrainingRun]
-T = TypeVar("T")
 
 
 def decide_switches(
@@ -67,7 +67,8 @@ def decide_switches(
         verdicts = remembered(job, num_ranks=dist.get_world_size())
         if verdicts is None and newest_checkpoint(Path(job["out"]) / "checkpoints") is not None:
             verdicts = Verdicts(obstacle="the run began without a trial")
-    verdicts = _from_rank_zero(verdicts)
+    known = broadcast_json(verdicts and verdicts.to_json())
+    verdicts = known and Verdicts.from_json(known)
     if verdicts is None:
         offers = _offers(job, config, plan)
         obstacle = _obstacle(config, plan, dataset, offers)
@@ -100,20 +101,13 @@ def _obstacle(config: TrainConfig, plan: ShardPlan, dataset: Dataset, offers: Se
         obstacle = f"the run has {num_steps} steps, a trial needs {MIN_STEPS}"
     elif config.table_memory_bytes or 2 * table_bytes > MEMORY_SHARE * available_memory_bytes():
         obstacle = "the tables of two models do not fit into memory"
-    return _from_rank_zero(obstacle)
-
-
-def _from_rank_zero(value: T) -> T:
-    """Rank 0's value on every rank."""
-    shared = [value]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
+    return str(broadcast_json(obstacle))
 
 
 def _try_switches(config: TrainConfig, offers: Sequence[Switch], open_run: OpenRun) -> Verdicts:
     started, found, obstacle = time.perf_counter(), list[Verdict](), ""
     side = _Side.of(open_run, _set(config, offers, "false"))
-    step_s, num_steps = _from_rank_zero(side.warm_up()), side.run.num_steps
+    step_s, num_steps = float(broadcast_json(side.warm_up())), side.run.num_steps
     limit_s = min(MAX_SECONDS, max(MIN_SECONDS, SHARE * num_steps * step_s))
     compared = [switch for switch in offers if switch != Switch.TUNING]
     if 2 * MIN_PAIRS * BLOCK_STEPS * len(compared) * step_s > limit_s:
@@ -240,8 +234,9 @@ def _compare(switch: Switch, old: _Side, new: _Side, *, limit_s: float) -> Verdi
         seconds = {id(side): side.block() for side in sides}
         logs.append(math.log(seconds[id(old)] / seconds[id(new)]))
         is_over = len(logs) == MAX_PAIRS or time.perf_counter() - began > limit_s
-        if (verdict := _from_rank_zero(judge(switch, logs, is_over=is_over))) is not None:
-            return verdict
+        verdict = judge(switch, logs, is_over=is_over)  # from this rank's clock; rank 0's counts
+        if (told := broadcast_json(verdict and vars(verdict))) is not None:
+            return Verdict(**{**told, "switch": switch})
 
 
 def judge(switch: Switch, logs: Sequence[float], *, is_over: bool) -> Verdict | None:
@@ -261,7 +256,7 @@ def judge(switch: Switch, logs: Sequence[float], *, is_over: bool) -> Verdict | 
 
 
 def _judge_tuning(side: _Side) -> Verdict:
-    share = _from_rank_zero(side.reading_s / max(statistics.median(side.compute_s), 1e-9))
+    share = float(broadcast_json(side.reading_s / max(statistics.median(side.compute_s), 1e-9)))
     is_on = share >= READING_SHARE
     reason = f"reading a batch takes {share:.0%} of the time that training it takes" + (
         "" if is_on else ", so that other worker counts would not make training faster"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from recmill.model.stores.collectives import gather_json
+
 COUNTERS = Path("/proc/self/net/dev")  # of this process's network namespace; /sys shows that of its mount
 SENT_BYTES = 8  # column
 LOOPBACK = "lo"
@@ -60,9 +62,7 @@ def usage_of_all_ranks(meter: UsageMeter) -> dict[str, float]:
     or by its loopback if all ranks are in it.
     """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    own = (_namespace(), peak, {**meter.used, "startup_seconds": meter.startup_seconds})
-    ranks = [own] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
+    ranks = gather_json([_namespace(), peak, {**meter.used, "startup_seconds": meter.startup_seconds}])
     networks = {network: used for network, _, used in ranks}
     counted = "loopback_bytes" if len(networks) == 1 else "outside_bytes"
     return {
