@@ -118,18 +118,22 @@ def evaluate(
 ) -> None:
     """Measure the model CHECKPOINT on the dataset DATA, with standard errors.
 
+    DATA may have been prepared later, with a vocabulary that extends the model's: new ids read the unknown row.
+
     \b
     AUC, GAUC (per user, or session if the schema names no user), log loss, normalised entropy,
     calibration, ECE, MRR, NDCG@K, recall@K, hit rate@K, and new, rare and frequent users and items.
     """
     from recmill.cli.quality import quality_lines
+    from recmill.data.known_rows import describe_new_reads
     from recmill.training.config import settings_from_flags
     from recmill.training.serving import evaluate_checkpoint
 
     where = settings_from_flags(conditions, option="--where")
     progress = progress_for(as_json)
     result = evaluate_checkpoint(checkpoint, data, split=split, cutoffs=cutoffs, where=where, progress=progress)
-    emit(result, quality_lines(result["split"], result["metrics"]), as_json=as_json)
+    lines = quality_lines(result["split"], result["metrics"])
+    emit(result, [*lines, *describe_new_reads(result.get("new_reads", {}))], as_json=as_json)
 
 
 @click.command()

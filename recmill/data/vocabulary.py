@@ -129,7 +129,12 @@ class Vocabulary:
 
     def count_unknown(self, values: Iterable[Any]) -> int:
         """How many of the values have no row of their own."""
-        return int(self._places([self._as_read(value) for value in values]).null_count)
+        return int((~self.are_known(values)).sum())
+
+    def are_known(self, values: Iterable[Any]) -> np.ndarray:
+        """Whether each value has a row of its own."""
+        found: np.ndarray = self._places([self._as_read(value) for value in values]).is_valid().to_numpy(False)
+        return found
 
     def _as_read(self, value: Any) -> str | None:
         text = text_of(value)
@@ -195,6 +200,19 @@ def copy_vocabulary(source: str | Path, folder: Path) -> None:
 
 def check_growth(old: Schema, new: Schema, *, checkpoint: str, data: str) -> None:
     """Raise unless a model of schema `old` can go on with data of schema `new`: same features, tables not smaller."""
+    check_features(old, new, checkpoint=checkpoint, data=data)
+    sizes = {table.name: table.num_rows for table in old.tables}
+    for table in new.tables:
+        if table.num_rows < sizes[table.name]:
+            raise InputError(
+                f"{data}: table {table.name!r} has {table.num_rows:,} rows, fewer than the "
+                f"{sizes[table.name]:,} that {checkpoint} was trained with"
+            )
+    _check_maps(VocabularyMap.of(old, where=checkpoint), VocabularyMap.of(new, where=data), checkpoint, data)
+
+
+def check_features(old: Schema, new: Schema, *, checkpoint: str, data: str) -> None:
+    """Raise unless data of schema `new` has the features and labels of a model of schema `old`, whatever its rows."""
     trained, given = ({feature.name: feature for feature in schema.features} for schema in (old, new))
     for name in trained:
         if name not in given:
@@ -211,16 +229,10 @@ def check_growth(old: Schema, new: Schema, *, checkpoint: str, data: str) -> Non
                 raise InputError(
                     f"{data}: feature {name!r} has {key} {now!r}, {checkpoint} was trained with {before!r}"
                 )
-        if feature.num_rows < trained[name].num_rows:
-            raise InputError(
-                f"{data}: table {feature.table!r} has {feature.num_rows:,} rows, fewer than the "
-                f"{trained[name].num_rows:,} that {checkpoint} was trained with"
-            )
     if old.labels != new.labels:
         raise InputError(
             f"{data}: its labels are {', '.join(new.labels)}, those of {checkpoint} {', '.join(old.labels)}"
         )
-    _check_maps(VocabularyMap.of(old, where=checkpoint), VocabularyMap.of(new, where=data), checkpoint, data)
 
 
 def _check_maps(old: VocabularyMap | None, new: VocabularyMap | None, checkpoint: str, data: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from recmill.artifacts import Checkpoint, Dataset, InputError, dump_record, hash_file, write_folder
+from recmill.artifacts import Dataset, InputError, dump_record, hash_file, write_folder
 from recmill.data.ingest import IngestPipeline, evaluation_split
+from recmill.data.known_rows import NewReads, find_known_rows
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import TableMap, Vocabulary, VocabularyMap, copy_vocabulary
@@ -35,11 +36,15 @@ def evaluate_checkpoint(
     """All metrics of a checkpoint on a split of a dataset; `cutoffs` of lists default to those it was trained with.
 
     `where` maps features to values, as the log has them: only samples that have all of them count.
+
+    The data may have a later or an earlier version of the model's vocabulary: ids that the model does not know get its
+    unknown row, and `new_reads` counts them by table.
     """
     model, loaded = load_trained_model(checkpoint)
     dataset = Dataset.load(data)
     schema = Schema.load(dataset.path)
-    check_same_features(loaded, schema, where=str(data))
+    trained = Schema.from_json(loaded.schema, where=f"{checkpoint}/checkpoint.json")
+    known, reads = find_known_rows(checkpoint, trained, data, schema), NewReads()
     split = split or evaluation_split(dataset)
     rows = {name: _row_of(value, name, dataset, schema) for name, value in (where or {}).items()}
     features = tuple(dict.fromkeys((*metric_features(schema), *rows)))
@@ -47,7 +52,9 @@ def evaluate_checkpoint(
     reader = IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False, keeps_sessions=True)
     with torch.no_grad(), reader as batches:
         for done, batch in enumerate(batches):
-            collector.add(batch, model(batch.dense_BF, batch.ids))
+            ids, counts = known.translate(batch.ids)
+            reads.add(counts)
+            collector.add(batch, model(batch.dense_BF, ids))
             progress(f"evaluate {split}", done + 1, len(batches))
     cutoffs = cutoffs or loaded.config.get("metric_cutoffs", CUTOFFS)
     predictions = collector.gather()
@@ -58,6 +65,8 @@ def evaluate_checkpoint(
             raise InputError(f"{data}: split {split!r} has no sample with {shown}")
     metrics = measure_predictions(predictions, dataset, schema, cutoffs=cutoffs)
     found = {"checkpoint": str(checkpoint), "data": str(data), "split": split, "metrics": metrics}
+    if reads.tables:
+        found["new_reads"] = reads.to_json()
     return {**found, "where": dict(where)} if where else found
 
 
@@ -70,17 +79,6 @@ def _row_of(value: str, name: str, dataset: Dataset, schema: Schema) -> int:
     if vocabulary.count_unknown([value]):
         raise InputError(f"{dataset.path}: {name} {value!r} has no row of its own in the vocabulary")
     return int(vocabulary.rows([value])[0])
-
-
-def check_same_features(checkpoint: Checkpoint, schema: Schema, *, where: str) -> None:
-    trained = Schema.from_json(checkpoint.schema, where=checkpoint.path)
-    if trained.features != schema.features:
-        differing = sorted({f.name for f in set(trained.features) ^ set(schema.features)})
-        raise InputError(f"{where}: its features are not those the model was trained on ({', '.join(differing)})")
-    if trained.labels != schema.labels:
-        raise InputError(
-            f"{where}: its labels are {', '.join(schema.labels)}, the model was trained on {', '.join(trained.labels)}"
-        )
 
 
 def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bool = True) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from recmill.artifacts import Checkpoint, Dataset, InputError
 from recmill.cli import cli
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import read_table
+from recmill.data.known_rows import find_known_rows
 from recmill.data.preparation.prepared_log import prepare_log
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import Vocabulary, VocabularyMap, check_growth, hash_value, reused_rows
@@ -181,6 +183,36 @@ def test_data_with_another_map_is_refused(tmp_path):
         prepare_log(tmp_path / "source2/log.yaml", out=tmp_path / "day3", vocabulary=tmp_path / "day1")
 
 
+def test_a_model_of_another_day_reads_the_rows_that_its_own_vocabulary_gives(tmp_path):
+    rows = "{retire_after: 2d, min_count: 2, rare_rows: 3}"
+    prepare(tmp_path, 1, ["a", "a", "b", "b", "c", "c", "d"], rows=rows)
+    prepare(tmp_path, 2, ["c", "c"], rows=rows, before=1)
+    prepare(tmp_path, 4, ["c", "d", "d", "e", "e"], rows=rows, before=2)  # d was rare; a and b retired
+    prepare(tmp_path, 5, ["c", "f", "f", "a", "a"], rows=rows, before=4)  # a is back, in another row
+    prepare(tmp_path, 6, ["c"])
+    schemas = {day: Schema.load(tmp_path / f"day{day}") for day in (1, 2, 4, 5, 6)}
+
+    def translated(model, data, values):
+        known = find_known_rows(tmp_path / f"day{model}", schemas[model], tmp_path / f"day{data}", schemas[data])
+        given = Vocabulary.load(tmp_path / f"day{data}", "item").rows(values)
+        ids = KeyedJaggedTensor(["item"], torch.from_numpy(given), lengths=torch.ones(len(given), dtype=torch.int32))
+        found, counts = known.translate(ids)
+        return found.values().tolist(), counts.get("item")
+
+    for model, data, values, num_new in ((1, 5, ["a", "c", "d", "e", "f", None, "q"], 3), (5, 1, ["a", "b", "c"], 1)):
+        expected = Vocabulary.load(tmp_path / f"day{model}", "item").rows(values).tolist()
+        assert translated(model, data, values) == (expected, (len(values), num_new))
+    assert translated(1, 1, ["b", "q"])[1] is None  # the same version: nothing to translate
+    with pytest.raises(InputError, match=r"day6: its vocabulary \(version 1\) and that of .*day1 .* nothing in common"):
+        translated(1, 6, ["c"])
+    bare = replace(schemas[1], info={})
+    with pytest.raises(InputError, match=r"day1: has a vocabulary and day2 has none"):
+        find_known_rows(tmp_path / "day1", schemas[1], "day2", bare)
+    grown = replace(bare, features=tuple(replace(f, num_rows=f.num_rows + 1) for f in bare.features))
+    with pytest.raises(InputError, match=r"table 'user' has 5 rows, that of model 4, and no vocabulary says"):
+        find_known_rows("model", bare, "data", grown)
+
+
 @pytest.mark.slow  # two trainings, an evaluation and an export
 def test_two_days_from_logs_to_a_model_that_callers_ask_with_their_ids(tmp_path, monkeypatch):
     """The commands of docs/data.md, "The next day"; `--from` refuses data that was prepared on its own."""
@@ -211,6 +243,15 @@ def test_two_days_from_logs_to_a_model_that_callers_ask_with_their_ids(tmp_path,
     found = json.loads(call("evaluate", "run2/checkpoint", "data2", "--where", "item=d", "--json").stdout)
     events = read_table("data2", split="test", columns=["item"]).to_pylist()
     assert found["metrics"]["num_samples"] == sum(event["item"] == [4] for event in events) > 0
+    old = json.loads(call("evaluate", "run1/checkpoint", "data2", "--json").stdout)
+    num_new = sum(event["item"] == [4] for event in events)
+    assert old["new_reads"]["item"] == {"reads": len(events), "new": num_new}
+    assert old["metrics"]["num_samples"] == len(events)
+    shown = call("evaluate", "run1/checkpoint", "data2").output
+    assert f"item: {num_new} of {len(events)} reads" in shown
+    assert "new_reads" not in json.loads(call("evaluate", "run2/checkpoint", "data2", "--json").stdout)
+    with pytest.raises(InputError, match="nothing in common"):
+        call("evaluate", "run1/checkpoint", "data3")
     with pytest.raises(InputError, match="item 'q' has no row of its own"):
         call("evaluate", "run2/checkpoint", "data2", "--where", "item=q")
     call("export", "run2/checkpoint", "--out", "model")
