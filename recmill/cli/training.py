@@ -6,13 +6,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from recmill.artifacts import hash_file
 from recmill.cli.output import BYTES, emit, json_option, progress_for, verify_option
 from recmill.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from recmill.serving.signature import TableForm
 
 
 @click.command()
@@ -139,14 +142,47 @@ def evaluate(
 @click.command()
 @click.argument("checkpoint")
 @click.option("--out", required=True, help="Folder for the servable model.")
+@click.option(
+    "--tables",
+    "form",
+    type=click.Choice(("float32", "bf16", "int8", "int4")),
+    default="float32",
+    show_default=True,
+    help="Form of the tables' rows in OUT/request.",
+)
+@click.option(
+    "--user-feature",
+    "user_features",
+    multiple=True,
+    metavar="NAME",
+    help="A feature that all candidates of a request share; name all of them. Default: sequences, the user's id and "
+    "features of the schema's groups.",
+)
 @verify_option
 @json_option
-def export(checkpoint: str, out: str, as_json: bool) -> None:
-    """Turn CHECKPOINT into a servable model: a torch.export program and an MLflow model around it."""
+def export(checkpoint: str, out: str, form: TableForm, user_features: tuple[str, ...], as_json: bool) -> None:
+    """Turn CHECKPOINT into a servable model.
+
+    \b
+    OUT/request   scores requests of one user and many candidates (recmill.serving)
+    OUT/model.pt2 the model as a torch.export program, OUT/mlflow an MLflow model around it
+    """
     from recmill.training.serving import export_checkpoint
 
-    result = export_checkpoint(checkpoint, out=out)
-    emit(result, [f"model in {out}: {', '.join(result['files'])}"], as_json=as_json)
+    result = export_checkpoint(checkpoint, out=out, tables=form, user_features=user_features)
+    emit(
+        result,
+        [f"model in {out}: {', '.join(result['files'])}", *_describe_request(result["request"])],
+        as_json=as_json,
+    )
+
+
+def _describe_request(request: Mapping[str, Any]) -> list[str]:
+    names = ", ".join(request["user_features"]) or "none"
+    return [
+        f"request model: tables as {request['tables']}, {format_bytes(request['bytes'])} in total",
+        f"features of the user: {names} ({request['user_features_from']})",
+    ]
 
 
 @click.command()

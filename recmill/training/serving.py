@@ -14,8 +14,13 @@ from recmill.data.known_rows import NewReads, find_known_rows
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import TableMap, Vocabulary, VocabularyMap, copy_vocabulary
+from recmill.model.ranking_model import RankingModel
 from recmill.model.servable import ServableModel
+from recmill.model.settings import RankerConfig
+from recmill.model.stores.shared.array import SharedArray
 from recmill.progress import Progress, no_progress
+from recmill.serving.export import SharedSlots, write_request_model
+from recmill.serving.signature import TableForm
 from recmill.tracking.models import package_model
 from recmill.training.checkpoint import load_trained_model
 from recmill.training.evaluation import PredictionCollector, measure_predictions, metric_features
@@ -81,26 +86,78 @@ def _row_of(value: str, name: str, dataset: Dataset, schema: Schema) -> int:
     return int(vocabulary.rows([value])[0])
 
 
-def export_checkpoint(checkpoint: str | Path, *, out: str | Path, for_mlflow: bool = True) -> dict[str, Any]:
-    """Write OUT/model.pt2 (torch.export), OUT/signature.json and OUT/mlflow (an MLflow model around them).
+def export_checkpoint(
+    checkpoint: str | Path,
+    *,
+    out: str | Path,
+    for_mlflow: bool = True,
+    tables: TableForm = "float32",
+    user_features: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write a servable model to OUT.
 
-    OUT/vocabulary, of a model whose data has one, gives the rows of the values that callers know: OUT/mlflow takes
-    these values.
+        OUT/model.pt2         the whole model as a torch.export program
+        OUT/signature.json    what it takes
+        OUT/request/          the model for requests of one user and many candidates (recmill.serving)
+        OUT/vocabulary/       of a model whose data has one: the rows of the values that callers know
+        OUT/mlflow/           an MLflow model around the program, which takes these values
 
     With `for_mlflow=False`, the last is left to whoever logs the model.
+
+    `tables` is the form of the tables in OUT/request. `user_features` names all features that belong to the user of a
+    request; by default the schema decides.
     """
     model, loaded = load_trained_model(checkpoint)
     servable = ServableModel(model)
     program = servable.export()
     with write_folder(out, manifest_name="signature.json") as folder:
         torch.export.save(program, folder / "model.pt2")
+        request = write_request_model(
+            folder,
+            ranker=model.ranker,
+            config=RankerConfig.of(loaded.config),
+            tables=model.embeddings.table_weights(),
+            shared=shared_slots(model),
+            checkpoint_hash=loaded.content_hash,
+            form=tables,
+            user_features=user_features,
+        )
         copy_vocabulary(checkpoint, folder)
         signature = {**describe_inputs(servable, folder), "sha256": hash_file(folder / "model.pt2")}
         (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
         if for_mlflow:
             package_model(folder)
         files = sorted(path.name for path in folder.iterdir())
-    return {"path": str(out), "checkpoint": loaded.content_hash, "files": files, "signature": signature}
+    return {
+        "path": str(out),
+        "checkpoint": loaded.content_hash,
+        "files": files,
+        "signature": signature,
+        "request": {
+            "version": request.content_hash,
+            "tables": tables,
+            "bytes": sum(entry.bytes for entry in request.files),
+            "user_features": list(request.user_features),
+            "user_features_from": request.user_features_from,
+        },
+    }
+
+
+def shared_slots(model: RankingModel) -> SharedSlots | None:
+    arrays = model.embeddings.shared_arrays
+    if not arrays:
+        return None
+    array: SharedArray = arrays[0]
+    return SharedSlots(
+        slots=array.weight.detach(),
+        exponents=array.exponents,
+        exact_ids=array.exact_ids,
+        size=array.layout.size,
+        block_size=array.layout.block_size,
+        seed=array.layout.seed,
+        tables=list(array.tables),
+        numbers=torch.cat([array.features([name]).rows for name in array.tables]),
+    )
 
 
 def describe_inputs(servable: ServableModel, folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pytest
 
 from recmill.artifacts import Checkpoint, InputError
 from recmill.data.ingest import IngestPipeline
+from recmill.serving import RequestBatch, RequestModel
 from recmill.training.config import TrainConfig
 from recmill.training.metrics.catalogue import headline_numbers
 from recmill.training.preload import preloaded_ranks
@@ -182,6 +183,14 @@ def test_an_exported_model_predicts_through_mlflow_what_the_checkpoint_predicts(
     model, _ = load_trained_model(out / "checkpoint")
     expected = model(batch.dense_BF, batch.ids).sigmoid().detach().numpy()
     np.testing.assert_allclose(served, expected, rtol=1e-4)
+    # The same samples as requests with one candidate each.
+    requests = RequestModel.load(tmp_path / "model")
+    sides = {side: [f.name for f in requests.signature.of_side(side)] for side in ("user", "candidate")}
+    assert sides == {"user": ["country", "history"], "candidate": ["interests", "item"]}
+    columns = {side: {name: frame[name].tolist() for name in names} for side, names in sides.items()}
+    columns["candidate"] |= {name: frame[name] for name in requests.signature.dense_candidate}
+    found = requests.score(RequestBatch.of_lists(requests.signature, [1] * 16, **columns))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 HEAVY = (
     *("torch", "torchrec", "triton", "stable_baselines3", "gymnasium", "pandas", "sklearn", "scipy", "duckdb", "ibis"),
-    *("kubernetes", "kfp", "mlflow"),
+    *("kubernetes", "kfp", "mlflow", "fbgemm_gpu"),
 )
 
 # What a step imports -> the heavy packages that it may load.
@@ -23,8 +23,13 @@ ALLOWED = {
     "recmill.planning.planner, recmill.training.config": (),
     "components.train_model.step, recmill.training.trainer": (),
     "recmill.training.agent, recmill.training.preload": (),
-    "recmill.training.rank.worker, torch.distributed.run": ("torch", "torchrec"),  # what ranks are forked from
-    "recmill.tuning.allocation": ("torch", "torchrec", "scipy"),
+    "recmill.training.rank.worker, torch.distributed.run": (
+        "torch",
+        "torchrec",
+        "fbgemm_gpu",
+    ),  # what ranks are forked from
+    "recmill.tuning.allocation": ("torch", "torchrec", "fbgemm_gpu", "scipy"),
+    "recmill.serving, recmill.serving.export": ("torch",),
     "recmill.report, components.compare_runs.folders": (),
 }
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from recmill.artifacts import Checkpoint, InputError, write_folder
+from recmill.artifacts import Checkpoint, InputError, tensors, write_folder
 from recmill.model.stores.disk.rows import RowBlocks
-from recmill.training.tensors import files, storage
+from recmill.training.tensors import storage
 from recmill.training.tensors.conversion import convert_checkpoint
 from recmill.training.tensors.storage import INDEX_FILE, load_tensors, save_tensors
 
@@ -40,7 +40,7 @@ def empty() -> dict[str, Any]:
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table in blocks of 64 rows, checksums per 256 bytes, read 1000 bytes at a time."""
     monkeypatch.setattr("recmill.model.stores.disk.rows.BLOCK_ROWS", 64)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(tensors, "BLOCK_BYTES", 256)
     monkeypatch.setattr(storage, "READ_BYTES", 1000)
     state = {"state": {**SHAPES, "table": SHAPES["table"].as_subclass(RowBlocks)}}
     save_tensors(state, tmp_path, no_dist=True)
