@@ -57,6 +57,7 @@ class StepPlacement:
     memory: str = "4Gi"
     cpu_request: str = "250m"
     memory_request: str = "1Gi"  # at least the peak of the demo: a pod above its request is evicted first
+    process_memory_request: str = "0"  # in addition, for each training process of the pod after the first
     gpus: int = 0
     shm: str = ""  # size of /dev/shm, where processes of one pod share memory; a container has 64 MiB by default
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -73,16 +74,18 @@ class StepPlacement:
     def memory_mib(self) -> int:
         return int(quantity(self.memory)) // 2**20
 
-    @property
-    def resources(self) -> dict[str, dict[str, str]]:
-        """Requests and limits as a container's manifest writes them, without GPUs."""
+    def resources(self, num_processes: int = 1) -> dict[str, dict[str, str]]:
+        """Requests and limits as a manifest writes them, without GPUs, of a pod with so many training processes."""
+        request = quantity(self.memory_request) + (max(num_processes, 1) - 1) * quantity(self.process_memory_request)
+        request = min(request, quantity(self.memory))
+        memory = self.memory_request if request <= quantity(self.memory_request) else f"{int(request) // 2**20}Mi"
         return {
-            "requests": {"cpu": self.cpu_request, "memory": self.memory_request},
+            "requests": {"cpu": self.cpu_request, "memory": memory},
             "limits": {"cpu": self.cpu, "memory": self.memory},
         }
 
     def __post_init__(self) -> None:
-        for name in ("cpu", "memory", "cpu_request", "memory_request", "shm"):
+        for name in ("cpu", "memory", "cpu_request", "memory_request", "process_memory_request", "shm"):
             value = getattr(self, name)
             if (value or name != "shm") and not (isinstance(value, str) and QUANTITY.fullmatch(value)):
                 raise InputError(
@@ -116,7 +119,9 @@ LAPTOP: dict[str, StepPlacement] = {
     "profile_access": StepPlacement(cpu="2", memory="4Gi", memory_request="512Mi"),
     "plan_shards": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=3600),
     "tune_ingest": StepPlacement(cpu="2", memory="4Gi", timeout_s=2 * 3600),
-    "train_model": StepPlacement(cpu="2", memory="6Gi", shm="1Gi", timeout_s=24 * 3600, retries=3),
+    "train_model": StepPlacement(
+        cpu="2", memory="6Gi", process_memory_request="512Mi", shm="1Gi", timeout_s=24 * 3600, retries=3
+    ),
     "report": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
     "compare_runs": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
     "close_run": StepPlacement(cpu="1", memory="1Gi", cpu_request="100m", memory_request="256Mi", timeout_s=600),

@@ -187,7 +187,8 @@ def compile_pipeline(out: str, as_json: bool, **options: Any) -> None:
 
     given = read_options(options)
     check_form(given)
-    path = _compile_to(Path(out), given, with_preparation=is_prepared(given), **options)
+    package: dict[str, Any] = {"with_preparation": is_prepared(given), "nproc": given.get("nproc", 1)}
+    path = _compile_to(Path(out), given, **package, **options)
     asked = PipelineRequests.load(path, num_nodes=given.get("num_nodes", 1)).describe()
     result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size, "requests": asked}
     emit(result, [f"wrote {path} ({path.stat().st_size:,} bytes)", asked], as_json=as_json)
@@ -207,6 +208,7 @@ def _compile_to(
     with_baseline: bool,
     with_sharing: bool,
     with_preparation: bool,
+    nproc: int,
 ) -> Path:
     from kfp import compiler
 
@@ -227,7 +229,12 @@ def _compile_to(
         "ablations": build_ablations,
     }
     tag = TAG if image_tag is None else image_tag
-    site = Site(image_tag=tag, registry=registry, placement=_read_placement(placement, profile, gpus, gpu_type))
+    site = Site(
+        image_tag=tag,
+        registry=registry,
+        placement=_read_placement(placement, profile, gpus, gpu_type),
+        nproc=nproc,
+    )
     pipeline = with_defaults(builders[kind](site), given)
     if folder.is_file():
         raise InputError(f"{folder}: is a file, expected a folder for --out")
@@ -294,7 +301,7 @@ def submit(
     from pipelines.requests import PipelineRequests
     from pipelines.server.client import open_server, submit_run
     from pipelines.server.keeping import check_cron, keep_version, schedule_runs
-    from pipelines.server.parameters import parse_parameters
+    from pipelines.server.parameters import parse_parameters, proposed_nproc
 
     if cron and (wait or not pipeline_name):
         raise InputError("--cron needs --pipeline-name, and cannot be combined with --wait")
@@ -303,7 +310,8 @@ def submit(
     given = read_options(options)
     server = open_server(host, namespace=namespace, token=token)
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-        path = _compile_to(Path(scratch), {}, with_preparation=is_prepared(given), **options)
+        package: dict[str, Any] = {"with_preparation": is_prepared(given), "nproc": proposed_nproc(params, given)}
+        path = _compile_to(Path(scratch), {}, **package, **options)
         parameters = parse_parameters(params, given, path)
         check_form(parameters)
         asked = PipelineRequests.load(path, num_nodes=int(parameters.get("num_nodes", 1))).describe()

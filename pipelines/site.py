@@ -21,11 +21,15 @@ STARTS_PODS = ("prepare_log", "generate_data", "train_baseline", "train_model", 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Places tasks. Without a placement they run on this machine, where only the image's name matters."""
+    """Places tasks. Without a placement they run on this machine, where only the image's name matters.
+
+    `nproc` is the number of training processes per pod that the form of a run proposes.
+    """
 
     image_tag: str = TAG
     registry: str = ""
     placement: ClusterPlacement | None = None
+    nproc: int = 1
 
     def place(self, step: str, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """The task in the image of its step, with the resources that the placement gives the step."""
@@ -37,7 +41,7 @@ class Site:
             task, "KFP_RUN_NAME", "metadata.annotations['pipelines.kubeflow.org/run_name']"
         )
         if self.placement:
-            _place_on_cluster(step, task, replace(self.placement, image=name))
+            _place_on_cluster(step, task, replace(self.placement, image=name), self.nproc)
         return task
 
     def image_of(self, step: str) -> str:
@@ -83,10 +87,11 @@ def field_of(item: Any, name: str) -> Any:
     return item.__getattr__(name)
 
 
-def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: ClusterPlacement) -> None:
+def _place_on_cluster(step: str, task: dsl.PipelineTask, placement: ClusterPlacement, nproc: int) -> None:
     given = placement.step(step)
-    task.set_cpu_request(given.cpu_request).set_cpu_limit(given.cpu)
-    task.set_memory_request(given.memory_request).set_memory_limit(given.memory)
+    requests = given.resources(nproc)["requests"]
+    task.set_cpu_request(requests["cpu"]).set_cpu_limit(given.cpu)
+    task.set_memory_request(requests["memory"]).set_memory_limit(given.memory)
     if given.gpus:
         task.set_accelerator_type(placement.gpu_type).set_accelerator_limit(given.gpus)
     if given.retries:

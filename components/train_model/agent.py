@@ -2,7 +2,7 @@
 
 import sys
 
-from recmill.training.agent import run_agent
+from recmill.training.agent import main
 
 if __name__ == "__main__":
-    run_agent(sys.argv[1:], worker="components.train_model.rank")
+    main(sys.argv[1:], worker="components.train_model.rank")

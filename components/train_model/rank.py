@@ -8,6 +8,7 @@ from pathlib import Path
 
 from components.train_model.trainer_status import StatusServer
 from recmill.artifacts import read_json
+from recmill.training.processes import print_progress
 from recmill.training.rank import worker
 
 
@@ -19,7 +20,7 @@ def main(job_path: str) -> None:
     with server.reporting(Path(read_json(job_path)["out"])) as tell:
 
         def report(what: str, done: int, total: int) -> None:
-            worker.print_progress(what, done, total)
+            print_progress(what, done, total)
             tell(what, done, total)
 
         worker.main(job_path, report)

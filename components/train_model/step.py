@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 from components.memory import explain_memory_limit
 from components.outputs import log_numbers
 from components.placement import ClusterPlacement
+from components.train_model.planning import plan_apart
 from components.train_model.train_job import TrainJobLauncher
 from recmill.artifacts import Checkpoint, Dataset, InputError, join_path
-from recmill.planning.planner import Topology, plan_shards
+from recmill.planning.planner import Topology
 from recmill.tracking import StepRun
 from recmill.tracking.models import package_model
 from recmill.tracking.steps import say
 from recmill.training.config import TrainConfig
 from recmill.training.metrics.catalogue import headline_numbers
+from recmill.training.preload import preloaded_ranks
+from recmill.training.processes import threads_of
 from recmill.training.switches import Switch
 from recmill.training.trainer import train
 
@@ -76,19 +80,26 @@ def train_beside(
     **plan_options: Any,
 ) -> tuple[dict[str, Any], Checkpoint]:
     """Plan (from inputs["profile"]) and train a variant in RUN/folder; the result and the checkpoint."""
-    try:
-        planned = plan_shards(
-            inputs["profile"],
-            out=step.path(f"{folder}/plan"),
-            topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
-            batch_size=TrainConfig.from_overrides(settings).batch_size,
-            progress=step.progress,
-            **plan_options,
-        )
-    except InputError as error:
-        raise InputError(f"the variant {folder!r} cannot be planned: {error}; leave it out of the pipeline") from error
-    parts = {**inputs, "plan": planned.path}
-    result = run_training(step, parts, settings=settings, nproc=nproc, num_nodes=num_nodes, folder=folder)
+    config = TrainConfig.from_overrides(settings)
+    threads = threads_of(config.threads, nproc)
+    # Ranks in this pod and the planner are forks of one process: TorchRec is loaded once, and is in memory once.
+    with preloaded_ranks(threads) if num_nodes == 1 else nullcontext():
+        try:
+            with explain_memory_limit():
+                planned = plan_apart(
+                    inputs["profile"],
+                    out=step.path(f"{folder}/plan"),
+                    topology=Topology(nodes=num_nodes, ranks_per_node=nproc),
+                    threads=threads,
+                    batch_size=config.batch_size,
+                    progress=step.progress,
+                    **plan_options,
+                )
+        except InputError as error:
+            text = f"the variant {folder!r} cannot be planned: {error}; leave it out of the pipeline"
+            raise InputError(text) from error
+        parts = {**inputs, "plan": planned.path}
+        result = run_training(step, parts, settings=settings, nproc=nproc, num_nodes=num_nodes, folder=folder)
     return result, Checkpoint.load(step.path(f"{folder}/train/checkpoint"))
 
 

@@ -62,7 +62,7 @@ def make_train_job(
     step, run_id = placement.step("train_model"), os.environ.get("KFP_RUN_ID", "")
     variables = rank_variables(job["config"]["threads"] or max(1, step.cores // num_local))
     gpus = {placement.gpu_type: str(step.gpus)} if step.gpus else {}
-    resources = {kind: amounts | gpus for kind, amounts in step.resources.items()}
+    resources = {kind: amounts | gpus for kind, amounts in step.resources(num_local).items()}
     pod = placement.worker_pod()
     of_run = {RUN_LABEL: run_id} if run_id else {}
     pod["metadata"]["labels"] |= STEP_LABEL | of_run

@@ -34,6 +34,12 @@ def parse_parameters(flags: tuple[str, ...], options: Mapping[str, Any], package
     return given
 
 
+def proposed_nproc(flags: tuple[str, ...], options: Mapping[str, Any]) -> int:
+    """Training processes per pod, which pods are sized for: before there is a compiled pipeline to check flags with."""
+    named = [flag.removeprefix("nproc=") for flag in flags if flag.startswith("nproc=")]
+    return int(options.get("nproc") or next((text for text in named if text.isdigit()), 1))
+
+
 def _parse(name: str, text: str, kind: str) -> Any:
     parsers: dict[str, Any] = {"NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "LIST": _parse_list}
     try:

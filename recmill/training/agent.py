@@ -27,7 +27,7 @@ def forks_ranks() -> bool:
     return os.environ.get(SWITCH) != "off"
 
 
-def run_agent(arguments: Sequence[str], *, worker: str = WORKER) -> None:
+def main(arguments: Sequence[str], *, worker: str = WORKER) -> None:
     """Run the ranks of this node, each the module `worker`, to their end; raises or exits as torchrun does."""
     *options, job_path = arguments
     path = load_worker(worker) if forks_ranks() else ""
@@ -54,4 +54,4 @@ def load_worker(worker: str = WORKER) -> str:
 
 
 if __name__ == "__main__":
-    run_agent(sys.argv[1:])
+    main(sys.argv[1:])

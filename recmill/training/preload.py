@@ -1,16 +1,19 @@
 """A process that loads TorchRec once and forks: the trainings of a run start at once, one after the other.
 
     recmill run             ── starts ──>  server: loads what ranks import, then waits at a Unix socket
-      step train_baseline   ── asks ────>    fork: the agent  ──>  forks: its ranks
+      step train_baseline   ── asks ────>    fork: TorchRec's planner
+                            ── asks ────>    fork: the agent  ──>  forks: its ranks
       step train_model      ── asks ────>    fork: the agent  ──>  forks: its ranks
 
-A fork gets the asking process's environment, folder and output. It is killed when that process or the server ends, and
-the server dies with the process that started it. Whoever asks too early waits; the wait counts as start-up.
+A fork calls `main` of the module that it is asked for, as `python -m MODULE` does. It gets the asking process's
+environment, folder and output. It is killed when that process or the server ends, and the server dies with the process
+that started it. Whoever asks too early waits; the wait counts as start-up.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import selectors
@@ -27,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from recmill.training.agent import forks_ranks, load_worker, run_agent
+from recmill.training.agent import forks_ranks, load_worker
 from recmill.training.processes import die_with_parent, rank_environment
 
 FOLDER = "RECMILL_PRELOADED"  # environment variable: the folder of the server's socket
@@ -104,13 +107,31 @@ class Fork:
                 os.kill(self.pid, number)
 
 
-def fork_agent(arguments: Sequence[str], *, environment: Mapping[str, str], stderr: IO[str]) -> Fork | None:
-    """The agent (see agent.py) as a fork of the server; None if there is none with this environment."""
+def start_module(
+    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: IO[str]
+) -> subprocess.Popen[str] | Fork:
+    """`python -m module` with these arguments, as a fork of a process that has loaded TorchRec if there is one."""
+    if forked := fork_module(module, arguments, environment=environment, stderr=stderr):
+        return forked
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=environment,
+        preexec_fn=die_with_parent,
+    )
+
+
+def fork_module(
+    module: str, arguments: Sequence[str], *, environment: Mapping[str, str], stderr: IO[str]
+) -> Fork | None:
+    """A fork of the server that runs the module; None if there is no server with this environment."""
     folder = os.environ.get(FOLDER)
     if not folder or not (address := _address(folder, environment)).exists():
         return None
-    request = {"arguments": list(arguments), "environment": dict(environment), "folder": os.getcwd()}
-    body = json.dumps(request).encode()
+    request = {"module": module, "arguments": list(arguments), "environment": dict(environment)}
+    body = json.dumps(request | {"folder": os.getcwd()}).encode()
     reading, writing = os.pipe()
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -135,13 +156,8 @@ def _address(folder: str, environment: Mapping[str, str]) -> Path:
     return Path(folder, hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16])
 
 
-def serve(
-    listener: socket.socket,
-    *,
-    load: Callable[[], str] = load_worker,
-    run: Callable[[Sequence[str]], None] = run_agent,
-) -> None:
-    """Load what ranks import, then fork an agent per request, until this process is killed."""
+def serve(listener: socket.socket, *, load: Callable[[], str] = load_worker) -> None:
+    """Load what ranks import, then fork per request, until this process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the steps; this process ends with the run
     if not load():
         return  # ranks cannot be forked here
@@ -152,7 +168,7 @@ def serve(
         for key, _ in watched.select():
             if key.fileobj is listener:
                 connection = listener.accept()[0]
-                if (pid := _answer(connection, run, others=[listener, *requesters.values()])) is None:
+                if (pid := _answer(connection, others=[listener, *requesters.values()])) is None:
                     connection.close()
                     continue
                 requesters[pid] = connection
@@ -173,9 +189,7 @@ def serve(
                     connection.sendall(f"{code}\n".encode())
 
 
-def _answer(
-    connection: socket.socket, run: Callable[[Sequence[str]], None], *, others: Sequence[socket.socket]
-) -> int | None:
+def _answer(connection: socket.socket, *, others: Sequence[socket.socket]) -> int | None:
     """The process id of the fork that a request asks for; None if the requester is gone."""
     try:
         header, outputs, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
@@ -185,7 +199,7 @@ def _answer(
         return None
     server, pid = os.getpid(), os.fork()
     if pid == 0:
-        _run_fork(request, outputs, run, server=server, close=[connection, *others])
+        _run_fork(request, outputs, server=server, close=[connection, *others])
     for descriptor in outputs:
         os.close(descriptor)
     with suppress(OSError):
@@ -194,12 +208,7 @@ def _answer(
 
 
 def _run_fork(
-    request: Mapping[str, Any],
-    outputs: Sequence[int],
-    run: Callable[[Sequence[str]], None],
-    *,
-    server: int,
-    close: Sequence[socket.socket],
+    request: Mapping[str, Any], outputs: Sequence[int], *, server: int, close: Sequence[socket.socket]
 ) -> NoReturn:
     code = 1
     try:
@@ -215,7 +224,7 @@ def _run_fork(
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        run(request["arguments"])
+        importlib.import_module(request["module"]).main(request["arguments"])
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

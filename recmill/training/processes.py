@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import signal
 import sys
@@ -25,6 +26,11 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "6000"}
 # Milliseconds after which Arrow's pool returns pages. With the default of 10 the pipeline of every evaluation faults
 # its pages in again, 250 MB with row groups of 7 MB: docs/intune.md.
 KEPT_PAGES = {"MIMALLOC_PURGE_DELAY": "10000"}
+
+
+def print_progress(what: str, done: int, total: int) -> None:
+    """Progress as a line that launchers read."""
+    print(PROGRESS_MARK + json.dumps([what, done, total]), flush=True)
 
 
 def rank_variables(threads: int = 0) -> dict[str, str]:

@@ -8,10 +8,9 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,8 +37,8 @@ from recmill.data.vocabulary import check_growth
 from recmill.model.settings import RankerConfig
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
-from recmill.training.preload import Fork, fork_agent
-from recmill.training.processes import PROGRESS_MARK, die_with_parent, ending_orphans, rank_environment, threads_of
+from recmill.training.preload import Fork, start_module
+from recmill.training.processes import PROGRESS_MARK, ending_orphans, rank_environment, threads_of
 from recmill.training.switches import Switch, shared_tables, wants_hot_batches
 from recmill.training.verdicts import remembered
 
@@ -238,10 +237,10 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
         arguments = [*rendezvous, *rank_arguments(nproc, job_path)]
         log_path = folder / "train.log"
         with open(log_path, "a", encoding="utf-8") as log:
-            process = _start_agent(arguments, environment=rank_environment(threads), stderr=log)
+            process = start_module(AGENT, arguments, environment=rank_environment(threads), stderr=log)
             try:
                 with ending_orphans(process, str(job_path)):
-                    _follow(process, log, progress)
+                    follow_output(process, log, progress)
             except BaseException:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)
@@ -251,28 +250,13 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
             raise TrainingFailed(f"{cause}; see {log_path}; run the same command to resume from the newest checkpoint")
 
 
-def _start_agent(
-    arguments: Sequence[str], *, environment: Mapping[str, str], stderr: TextIO
-) -> subprocess.Popen[str] | Fork:
-    """torchrun, as a fork of a process that has loaded TorchRec if there is one."""
-    if forked := fork_agent(arguments, environment=environment, stderr=stderr):
-        return forked
-    return subprocess.Popen(
-        [sys.executable, "-m", AGENT, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        env=environment,
-        preexec_fn=die_with_parent,
-    )
-
-
 def rank_arguments(num_local: int, job_path: Path) -> list[str]:
     """What the agent is told, wherever it runs: so many ranks on this node, and the job that they train."""
     return ["--nproc-per-node", str(num_local), str(job_path)]
 
 
-def _follow(process: subprocess.Popen[str] | Fork, log: Any, progress: Progress) -> None:
+def follow_output(process: subprocess.Popen[str] | Fork, log: TextIO, progress: Progress) -> None:
+    """Wait for a process: lines of progress in its output are passed on, others are written to `log`."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(PROGRESS_MARK):

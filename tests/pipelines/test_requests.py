@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from components.placement import StepPlacement
 from pipelines.commands import compile_pipeline
 from pipelines.requests import PipelineRequests, StepRequest
 
@@ -36,6 +37,23 @@ def test_a_default_run_fits_a_node_with_two_cores(tmp_path: Path, flags: list[st
     asked = PipelineRequests.load(compiled(tmp_path, *flags), num_nodes=num_nodes)
     assert asked.peak.cpus <= FREE.cpus, asked.describe()
     assert asked.peak.memory_bytes <= FREE.memory_bytes, asked.describe()
+
+
+@pytest.mark.parametrize("kind", ["train", "partitions", "ablations"])
+def test_two_processes_per_pod_request_more_memory_and_fit_too(tmp_path: Path, kind: str) -> None:
+    one, two = (
+        PipelineRequests.load(compiled(tmp_path / nproc, "--pipeline", kind, "--nproc", nproc)) for nproc in "12"
+    )
+    trainer = StepRequest(cpus=0.25, memory_bytes=1.5 * 2**30)
+    assert two.largest == trainer
+    assert one.peak.memory_bytes <= two.peak.memory_bytes <= FREE.memory_bytes
+    assert two.peak.cpus <= FREE.cpus
+
+
+def test_a_request_never_exceeds_the_limit() -> None:
+    step = StepPlacement(memory="4Gi", memory_request="3Gi", process_memory_request="512Mi")
+    asked = [step.resources(nproc)["requests"]["memory"] for nproc in (1, 2, 3, 8)]
+    assert asked == ["3Gi", "3584Mi", "4096Mi", "4096Mi"]
 
 
 def test_steps_side_by_side_are_added_and_steps_in_a_row_are_not(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Steps beside the main line: closing the MLflow run, merging partitions, comparing runs."""
+"""Steps beside the main line: closing the MLflow run, merging partitions, planning variants, comparing runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from components.close_run.closing import end_run
 from components.compare_runs.folders import order_runs, result_rows
 from components.merge_data.merging import merge_datasets
 from components.summaries import MAX_ROWS, access_rows, comparison_rows, part_rows, tier_rows, write_table
+from components.train_model.planning import plan_apart
 from recmill.artifacts import Dataset, InputError, dump_record
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources import make_raw_log
 from recmill.planning.planner import Topology, plan_shards
 from recmill.profiling.access import profile_access
 from recmill.tracking import open_run
+from recmill.training.preload import preloaded_ranks
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +114,21 @@ def test_merged_partitions_are_one_dataset_with_all_their_rows(partitions: list[
 def test_a_session_in_two_partitions_is_refused(partitions: list[str], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"session \d+ is in an earlier partition"):
         merge_datasets([partitions[0], partitions[0]], out=tmp_path / "dataset")
+
+
+def test_a_plan_is_made_apart_and_its_errors_arrive(partitions: list[str], tmp_path: Path) -> None:
+    profile = profile_access(partitions[0], out=tmp_path / "profile").path
+    told: list[tuple[str, int, int]] = []
+    shape = {"topology": Topology(nodes=1, ranks_per_node=2, device="cpu"), "strategy": "torchrec", "batch_size": 256}
+    apart = {"threads": 1, "progress": lambda *progress: told.append(progress), **shape}
+    with preloaded_ranks(1):  # both processes are forks of one that loads TorchRec
+        made = plan_apart(profile, out=str(tmp_path / "made"), memory_budget_bytes=2**30, **apart)
+        with pytest.raises(InputError, match="the tables need 1,319,200 B"):
+            plan_apart(profile, out=str(tmp_path / "small"), memory_budget_bytes=1_000, **apart)
+    assert (made.strategy, made.topology, made.batch_size) == ("torchrec", shape["topology"], 256)
+    assert {table.placement for table in made.tables.values()} == {"torchrec"}
+    assert ("plan tables", len(made.tables), len(made.tables)) in told
+    assert not (tmp_path / "small").exists()
 
 
 def test_runs_are_ordered_as_the_variants_are() -> None:

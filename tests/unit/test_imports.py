@@ -21,7 +21,7 @@ ALLOWED = {
     "components.merge_data.merging": (),
     "recmill.profiling.access": ("scipy",),
     "recmill.planning.planner, recmill.training.config": (),
-    "components.train_model.step, recmill.training.trainer": (),
+    "components.train_model.step, components.train_model.planning, recmill.training.trainer": (),
     "recmill.training.agent, recmill.training.preload": (),
     "recmill.training.rank.worker, torch.distributed.run": (
         "torch",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import sys
@@ -31,7 +30,13 @@ from recmill.planning.planner import Topology, default_plan
 from recmill.planning.torchrec_plan import without_tiers
 from recmill.progress import Progress, seconds_since_start
 from recmill.training.config import TrainConfig
-from recmill.training.processes import PROGRESS_MARK, die_with_parent, frozen_objects, keep_freed_memory, threads_of
+from recmill.training.processes import (
+    die_with_parent,
+    frozen_objects,
+    keep_freed_memory,
+    print_progress,
+    threads_of,
+)
 from recmill.training.rank.carry_over import carry_over
 from recmill.training.rank.dedup import choose_dedup_together
 from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
@@ -40,11 +45,6 @@ from recmill.training.rank.trial import decide_switches
 from recmill.training.serving import export_checkpoint
 from recmill.training.switches import wants_hot_batches
 from recmill.training.verdicts import Verdicts
-
-
-def print_progress(what: str, done: int, total: int) -> None:
-    """Progress as a line that launchers read."""
-    print(PROGRESS_MARK + json.dumps([what, done, total]), flush=True)
 
 
 def main(job_path: str, report: Progress = print_progress) -> None:

@@ -14,14 +14,14 @@ from typing import TextIO
 import psutil
 import pytest
 
-from recmill.training.preload import FOLDER, Fork, fork_agent, forking_server, preloaded_ranks
+from recmill.training.preload import FOLDER, Fork, fork_module, forking_server, preloaded_ranks
 
-# A server that forks this instead of torchrun, and has nothing to load.
+# A server that has nothing to load; its forks are asked to run the same file.
 SERVER = """
 import os, socket, sys, time
 from recmill.training.preload import serve
 
-def run(arguments):
+def main(arguments):
     what, *rest = arguments
     if what == "show":
         print(os.environ["SHOWN"], os.getcwd())
@@ -34,13 +34,13 @@ def run(arguments):
         print("sleeping", flush=True)
         time.sleep(60)
 
-serve(socket.socket(fileno=int(sys.argv[1])), load=lambda: "loaded", run=run)
+serve(socket.socket(fileno=int(sys.argv[1])), load=lambda: "loaded")
 """
 ASKER = """
 import os, sys
-from recmill.training.preload import fork_agent
+from recmill.training.preload import fork_module
 
-forked = fork_agent(["sleep"], environment=os.environ, stderr=sys.stderr)
+forked = fork_module("__main__", ["sleep"], environment=os.environ, stderr=sys.stderr)
 print(forked.pid, flush=True)
 forked.wait()
 """
@@ -60,7 +60,7 @@ def log(tmp_path: Path) -> Iterator[TextIO]:
 
 def ask(log: TextIO, *arguments: str, **variables: str) -> Fork:
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    forked = fork_agent(arguments, environment=environment, stderr=log)
+    forked = fork_module("__main__", arguments, environment=environment, stderr=log)
     assert forked is not None
     return forked
 
@@ -122,7 +122,7 @@ def test_forks_run_side_by_side(server, log):
 
 def test_variables_that_libraries_read_when_loaded_need_a_server_of_their_own(server, log):
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    assert fork_agent(["exit", "0"], environment=environment, stderr=log) is None
+    assert fork_module("__main__", ["exit", "0"], environment=environment, stderr=log) is None
 
 
 def test_a_fork_is_killed_with_the_server_and_later_requests_get_none(log, monkeypatch):
@@ -132,7 +132,10 @@ def test_a_fork_is_killed_with_the_server_and_later_requests_get_none(log, monke
         process.kill()
         assert forked.wait(timeout=20) == -signal.SIGKILL
         assert ends(forked.pid)
-        assert fork_agent(["exit", "0"], environment=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=log) is None
+        assert (
+            fork_module("__main__", ["exit", "0"], environment=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=log)
+            is None
+        )
 
 
 def test_without_forked_ranks_there_is_no_server(monkeypatch):
