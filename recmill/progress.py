@@ -20,21 +20,26 @@ def describe(what: str, done: int, total: int) -> str:
     return f"{what}: {done:,} of {total:,} ({done / total:.0%})" if total else f"{what}: {done:,}"
 
 
-def terminal_progress() -> Progress:
-    """Progress on standard error: one rewritten line on a terminal, one line every 5 s in a log."""
+def terminal_progress(*, live: tuple[str, ...] = (), lines: tuple[str, ...] = ()) -> Progress:
+    """Progress on standard error: one rewritten line on a terminal, one line every 5 s in a log.
+
+    Work whose name begins with one of `live` is only shown where its line can be rewritten, and work whose name begins
+    with one of `lines` gets a line of its own at every call.
+    """
     is_terminal = sys.stderr.isatty()
     interval_s = 0.5 if is_terminal else 5.0
     shown: dict[str, float] = {}
 
     def show(what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        is_last = total > 0 and done >= total
-        if not is_last and now - shown.get(what, -interval_s) < interval_s:
+        is_live = what.startswith(live)
+        stays = what.startswith(lines) or (0 < total <= done and not is_live)
+        if (is_live and not is_terminal) or (not stays and now - shown.get(what, -interval_s) < interval_s):
             return
         shown[what] = now
         line = f"  {describe(what, done, total)}"
         if is_terminal:
-            sys.stderr.write(f"\r{line:<78}" + ("\n" if is_last else ""))
+            sys.stderr.write(f"\r{line:<78}" + ("\n" if stays else ""))
         else:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()

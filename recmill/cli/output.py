@@ -42,8 +42,8 @@ def verify_option(command: F) -> F:
     return option(command)
 
 
-def progress_for(as_json: bool) -> Progress:
-    return no_progress if as_json else terminal_progress()
+def progress_for(as_json: bool, **shown: tuple[str, ...]) -> Progress:
+    return no_progress if as_json else terminal_progress(**shown)
 
 
 def emit(result: Mapping[str, Any], lines: list[str], *, as_json: bool) -> None:

@@ -92,12 +92,12 @@ def _compare_variants(out: str | None, title: str | None, as_json: bool, **optio
     from recmill.report.ablation import ablation_json, ablation_lines, load_ablation
     from recmill.report.comparison import comparison_json
     from recmill.report.runs import load_runs
-    from recmill.training.ablation import run_ablation
+    from recmill.training.ablation import TRAINED, WITHIN, run_ablation
     from recmill.training.trainer import TrainingFailed
 
     ablation, work = _ablation_of(**options)
     try:
-        finished = run_ablation(ablation, out=work, progress=progress_for(as_json))
+        finished = run_ablation(ablation, out=work, progress=progress_for(as_json, live=WITHIN, lines=(TRAINED,)))
     except TrainingFailed as error:
         click.echo(f"recmill: error: {error}", err=True)
         sys.exit(1)

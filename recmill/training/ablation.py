@@ -40,7 +40,7 @@ from recmill.profiling.access import profile_access
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.preload import preloaded_ranks
-from recmill.training.processes import threads_of
+from recmill.training.processes import REPEATS, threads_of
 from recmill.training.switches import ABLATION_FILE, Switch, SwitchChoice, ablation_variants
 from recmill.training.trainer import launch_torchrun, lay_out_hot, make_job, train
 from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
@@ -48,6 +48,8 @@ from recmill.tuning.allocation import DEFAULT_SECONDS, tune_ingest
 __all__ = ["Ablation", "SharedInputs", "figures_of", "predicted_of", "run_ablation"]
 
 FLOAT_BYTES = 4
+TRAINED = "trained "  # progress of a comparison: followed by the variant and its figures
+WITHIN = ("train step", "evaluate ")  # progress inside a training
 REPEAT_SECONDS = 180.0  # of training, for the repeats that nobody asked for
 MAX_REPEATS = 9
 PLANNED = {Switch.DEDUP, Switch.TIERS, Switch.HOT_BATCHES, Switch.SHARING}  # switches that a plan depends on
@@ -97,10 +99,9 @@ def run_ablation(ablation: Ablation, *, out: str | Path, progress: Progress = no
     variants = ablation.variants()
     figures: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
     with preloaded_ranks(threads_of(ablation.config.threads, ablation.nproc)):
-        for done, variant in enumerate(variants):
-            progress("variants trained", done, len(variants))
+        for done, variant in enumerate(variants, start=1):
             figures[variant.name].append(_train(inputs, variant))
-        progress("variants trained", len(variants), len(variants))
+            _tell(progress, variant, figures[variant.name][0], done, len(variants) * (ablation.repeats or 1))
         seconds = sum(first["seconds"] for first, *_ in figures.values())
         repeats = ablation.repeats or 1 + min(MAX_REPEATS - 1, int(REPEAT_SECONDS / max(seconds, 1e-9)))
         for variant, entry in _train_again(inputs, variants, repeats):
@@ -221,7 +222,7 @@ def _train_again(
     inputs: SharedInputs, variants: Sequence[SwitchChoice], repeats: int
 ) -> list[tuple[SwitchChoice, dict[str, Any]]]:
     """The figures of the second and later repeats, turn by turn; those that are finished are not trained again."""
-    jobs, turns = [], []
+    jobs, turns, waiting = [], [], []
     for repeat in range(2, repeats + 1):
         for variant in variants if repeat % 2 else variants[::-1]:
             run, config = inputs.folder / variant.name, inputs.config(variant)
@@ -230,20 +231,37 @@ def _train_again(
             turns.append((variant, dataset, plan, out / "result.json"))
             if turns[-1][-1].exists():
                 continue
+            waiting.append(turns[-1])
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir(parents=True)
             parts = {"plan": plan.path, "allocation": inputs.allocation(variant)}
             job = make_job(dataset.path, out=out, nproc=inputs.ablation.nproc, config=config, **parts)
             jobs.append(lay_out_hot(job, run / "train", config, inputs.progress))
+    finished = len(variants) + len(turns) - len(jobs)  # the first turn, and repeats of an interrupted comparison
+
+    def show(what: str, done: int, total: int) -> None:
+        if what != REPEATS:
+            inputs.progress(what, done, total)
+        elif done:
+            variant, _, _, path = waiting[done - 1]
+            result = read_checked_json(path)
+            numbers = {"samples_per_s": result["samples_per_s"], "auc": result["metrics"]["auc"]}
+            _tell(inputs.progress, variant, numbers, finished + done, len(variants) + len(turns))
+
     if jobs:
         together = {"config": jobs[0]["config"], "repeats": jobs}
-        launch_torchrun(together, inputs.folder, inputs.ablation.nproc, port=0, progress=inputs.progress)
+        launch_torchrun(together, inputs.folder, inputs.ablation.nproc, port=0, progress=show)
     found = []
     for variant, dataset, plan, path in turns:
         result = read_checked_json(path)
         # Memory is that of processes which have trained other variants.
         found.append((variant, figures_of(result, dataset) | predicted_of(plan, result) | {"peak_memory_bytes": None}))
     return found
+
+
+def _tell(progress: Progress, variant: SwitchChoice, figures: Mapping[str, Any], done: int, total: int) -> None:
+    auc = "" if figures["auc"] is None else f", AUC {figures['auc']:.4f}"
+    progress(f"{TRAINED}{variant.name}, {figures['samples_per_s']:,.0f} samples/s{auc}", done, total)
 
 
 def _link_parts(run: Path, parts: Mapping[str, str]) -> None:

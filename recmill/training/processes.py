@@ -16,6 +16,7 @@ from typing import Protocol
 
 ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long have not noticed that it is gone
 MXFAST, TRIM_THRESHOLD, MMAP_MAX = 1, -1, -4  # parameters of mallopt(3)
+REPEATS = "repeats trained"  # progress of ranks that train several jobs one after the other
 PROGRESS_MARK = "@progress "  # a line of a rank's output that starts so is progress: JSON [what, done, total]
 
 # By default OpenMP threads spin for milliseconds while they wait for one another, and the reader's threads share their

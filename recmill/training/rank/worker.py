@@ -31,6 +31,7 @@ from recmill.planning.torchrec_plan import without_tiers
 from recmill.progress import Progress, seconds_since_start
 from recmill.training.config import TrainConfig
 from recmill.training.processes import (
+    REPEATS,
     die_with_parent,
     frozen_objects,
     keep_freed_memory,
@@ -95,7 +96,7 @@ def _train_repeats(jobs: list[dict[str, Any]], device: torch.device, report: Pro
     """Train jobs one after the other; of each only the result is wanted, not the checkpoint."""
     for done, job in enumerate(jobs):
         if dist.get_rank() == 0:
-            report("repeats trained", done, len(jobs))
+            report(REPEATS, done, len(jobs))
         run = open_run(job, device, report)
         with frozen_objects():
             run.train()
@@ -105,7 +106,7 @@ def _train_repeats(jobs: list[dict[str, Any]], device: torch.device, report: Pro
         if dist.get_rank() == 0:
             shutil.rmtree(Path(job["out"]) / "checkpoint")
     if dist.get_rank() == 0:
-        report("repeats trained", len(jobs), len(jobs))
+        report(REPEATS, len(jobs), len(jobs))
 
 
 def open_run(job: dict[str, Any], device: torch.device, report: Progress = print_progress) -> TrainingRun:
