@@ -12,14 +12,11 @@ from components.generate_data.component import generate_data
 from components.train_model.component import train_model
 from pipelines.fields import with_fields
 from pipelines.site import LOCAL, Site, field_of
-from pipelines.train import steps_before_training, told_of_data
+from pipelines.train import steps_before_training, steps_of, told_of_data
 from recmill.training.switches import ablation_variants
 
 NAME = "recmill-ablations"
-STEPS = (
-    *("open_run", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
-    *("train_model", "compare_runs"),
-)
+STEPS = (*steps_of(with_baseline=False, with_sharing=False)[:-1], "compare_runs")  # instead of report
 # Variants as `recmill compare` trains them; those with all switches but one would double the trainings.
 VARIANTS = [
     {"name": variant.name, "settings": variant.settings()} for variant in ablation_variants(leave_one_out=False)

@@ -28,17 +28,16 @@ from components.train_shared.component import train_shared
 from components.tune_ingest.component import tune_ingest
 from pipelines.fields import with_fields
 from pipelines.site import LOCAL, Site, field_of
+from recmill.report.runs import OPTIONAL_STEPS
+from recmill.report.runs import STEPS as REPORTED
 
-STEPS = (
-    *("open_run", "prepare_log", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
-    *("train_baseline", "train_model", "train_shared", "report"),
-)
+STEPS = ("open_run", *REPORTED)
 NAME = "recmill"
 
 
 def steps_of(*, with_baseline: bool, with_sharing: bool, with_preparation: bool = False) -> tuple[str, ...]:
     """The steps of the training pipeline in the order in which they run."""
-    optional = {"prepare_log": with_preparation, "train_baseline": with_baseline, "train_shared": with_sharing}
+    optional = dict(zip(OPTIONAL_STEPS, (with_preparation, with_baseline, with_sharing), strict=True))
     return tuple(step for step in STEPS if optional.get(step, True))
 
 

@@ -22,6 +22,7 @@ import fsspec
 from recmill.artifacts import InputError, check_format_version, is_remote, join_path, read_checked_json, read_json
 from recmill.artifacts.manifest import check_manifest
 
+# Steps of a training pipeline that a page shows, in the order in which they run; pipelines/train.py builds on them.
 STEPS = (
     *("prepare_log", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
     *("train_baseline", "train_model", "train_shared", "report"),
