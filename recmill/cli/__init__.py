@@ -28,6 +28,7 @@ COMMANDS = {
     "tune": "recmill.cli.tuning:tune",
     "train": "recmill.cli.training:train",
     "evaluate": "recmill.cli.training:evaluate",
+    "predict": "recmill.cli.training:predict",
     "export": "recmill.cli.training:export",
     "convert-checkpoint": "recmill.cli.training:convert_checkpoint",
     "compare": "recmill.cli.report:compare",

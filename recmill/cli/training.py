@@ -1,4 +1,4 @@
-"""`recmill train`, `recmill evaluate`, `recmill export`."""
+"""`recmill train`, `recmill evaluate`, `recmill predict`, `recmill export`."""
 
 from __future__ import annotations
 
@@ -137,6 +137,60 @@ def evaluate(
     result = evaluate_checkpoint(checkpoint, data, split=split, cutoffs=cutoffs, where=where, progress=progress)
     lines = quality_lines(result["split"], result["metrics"])
     emit(result, [*lines, *describe_new_reads(result.get("new_reads", {}))], as_json=as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("data")
+@click.option("--out", required=True, help="Folder for the scores; the same command again resumes.")
+@click.option("--split", help="Split of a dataset to score. Default: all rows.")
+@click.option("--nproc", default=1, help="Processes on this machine; each holds the model.")
+@click.option("--rows-per-part", default=262_144, help="Least rows per file of scores; whole row groups.")
+@click.option(
+    "--dedup",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    help="Compute lists that repeat inside a batch once (checkpoints only).",
+)
+@verify_option
+@json_option
+def predict(
+    model: str, data: str, out: str, split: str | None, nproc: int, rows_per_part: int, dedup: str, as_json: bool
+) -> None:
+    """Score every row of DATA with MODEL, each exactly once.
+
+    MODEL is a checkpoint or an exported model, DATA a dataset or a raw log, which needs no labels. OUT/part-*.parquet
+    have the session, the time, the file and row in DATA, and a score (a probability) per label; OUT/scores.json says
+    that they are complete. DATA may have a later version of the model's vocabulary: new ids read the unknown row.
+
+    \b
+    Examples:
+      recmill predict work/train/checkpoint work/dataset --split test --out scores
+      recmill predict work/model monday/raw --out scores --nproc 2
+    """
+    from recmill.data.known_rows import describe_new_reads
+    from recmill.training.prediction.predictor import PredictionFailed, predict_scores
+    from recmill.training.processes import keep_freed_memory
+
+    keep_freed_memory()
+    try:
+        result = predict_scores(
+            model,
+            data,
+            out=out,
+            split=split,
+            nproc=nproc,
+            rows_per_part=rows_per_part,
+            dedup=dedup,
+            progress=progress_for(as_json),
+        )
+    except PredictionFailed as error:
+        click.echo(f"recmill: error: {error}", err=True)
+        sys.exit(1)
+    lines = [
+        f"{result['num_rows']:,} rows scored in {out}: {len(result['parts'])} file(s), {', '.join(result['columns'])}"
+    ]
+    emit({"path": out, **result}, [*lines, *describe_new_reads(result.get("new_reads", {}))], as_json=as_json)
 
 
 @click.command()

@@ -7,7 +7,7 @@ ids of the data  [1, 3, 4, 0]  ->  rows of the model  [1, 0, 0, 0]; two of four 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recmill.artifacts import InputError
+from recmill.data.ikjt.batch import Batch
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import Vocabulary, VocabularyMap, check_features
 
@@ -43,6 +44,13 @@ class KnownRows:
                 counts[table] = num_read + len(own), num_new + int(self.is_new[table][own].sum())
                 own.copy_(self.rows[table][own])
         return KeyedJaggedTensor(ids.keys(), values, lengths=ids.lengths(), stride=ids.stride()), counts
+
+    def translate_batch(self, batch: Batch) -> tuple[Batch, dict[str, tuple[int, int]]]:
+        """The batch with ids as rows of the model, and the counts of `translate`."""
+        if not self.rows:
+            return batch, {}
+        ids, counts = self.translate(batch.ids)
+        return replace(batch, ids=ids), counts
 
 
 def find_known_rows(model: str | Path, trained: Schema, data: str | Path, schema: Schema) -> KnownRows:

@@ -51,8 +51,11 @@ class RawLog:
     files: tuple[LogFile, ...]
 
     @classmethod
-    def open(cls, path: str | Path, schema: Schema | str | Path | None = None) -> Self:
-        """Open a Parquet file or a folder of them, with `schema.json` beside them unless `schema` is given."""
+    def open(cls, path: str | Path, schema: Schema | str | Path | None = None, *, has_labels: bool = True) -> Self:
+        """Open a Parquet file or a folder of them, with `schema.json` beside them unless `schema` is given.
+
+        A log that is only scored needs no labels: `has_labels=False`.
+        """
         filesystem, root = fsspec.core.url_to_fs(str(path))
         if not filesystem.exists(root):
             raise InputError(f"{path}: no such file or folder; expected Parquet files with a schema.json beside them")
@@ -67,7 +70,8 @@ class RawLog:
         if not names:
             raise InputError(f"{path}: the folder holds no *.parquet file")
         shown = filesystem.unstrip_protocol if is_remote(path) else str
-        files = tuple(_open_file(filesystem, shown(name), schema) for name in names)
+        columns = [name for name in schema.columns if has_labels or name not in schema.labels]
+        files = tuple(_open_file(filesystem, shown(name), schema, columns) for name in names)
         if sum(file.num_rows for file in files) == 0:
             raise InputError(f"{path}: the log is empty: 0 rows in {len(files)} file(s)")
         return cls(path=str(path), schema=schema, files=files)
@@ -152,7 +156,7 @@ def _parquet_files(filesystem: Any, root: str) -> list[str]:
     return found
 
 
-def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
+def _open_file(filesystem: Any, path: str, schema: Schema, columns: Sequence[str]) -> LogFile:
     try:
         with filesystem.open(path, "rb") as source:
             num_bytes = source.seek(0, 2)
@@ -170,7 +174,7 @@ def _open_file(filesystem: Any, path: str, schema: Schema) -> LogFile:
         num_bytes=num_bytes,
         num_values=_count_values(file.metadata, schema),
         footer_hash=footer_hash,
-        types=tuple(_check_column(file.schema_arrow, name, schema, path) for name in schema.columns),
+        types=tuple(_check_column(file.schema_arrow, name, schema, path) for name in columns),
     )
 
 

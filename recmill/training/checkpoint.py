@@ -90,14 +90,20 @@ def _take_dense_optimiser(sharded: ShardedModel, state: Mapping[str, Any]) -> No
         optimiser.state[parameter] = dict(state["dense_optimiser"][str(position)])
 
 
-def load_trained_model(path: str | Path) -> tuple[RankingModel, Checkpoint]:
-    """The model of a checkpoint in this one process, unsharded, ready to predict."""
+def load_trained_model(
+    path: str | Path, *, deduplicated: frozenset[str] = frozenset()
+) -> tuple[RankingModel, Checkpoint]:
+    """The model of a checkpoint in this one process, unsharded, ready to predict.
+
+    `deduplicated` names the features whose lists its batches hold once each.
+    """
     checkpoint = Checkpoint.load(path)
     schema = Schema.from_json(checkpoint.schema, where=f"{path}/checkpoint.json")
     sharing = checkpoint.sharing
     model = RankingModel(
         schema,
         RankerConfig.of(checkpoint.config),
+        deduplicated=deduplicated,
         elsewhere=frozenset(sharing.tables) if sharing else frozenset(),
         table_device=torch.device("cpu"),
     )

@@ -124,6 +124,7 @@ def export_checkpoint(
         )
         copy_vocabulary(checkpoint, folder)
         signature = {**describe_inputs(servable, folder), "sha256": hash_file(folder / "model.pt2")}
+        signature["schema"] = loaded.schema
         (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
         if for_mlflow:
             package_model(folder)

@@ -195,8 +195,8 @@ def layout_note(result: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
-    """Refuse a second training in `folder`. Ranks of a run that was just killed get a moment to exit."""
+def hold_folder(folder: Path, *, what: str = "training") -> Iterator[None]:
+    """Refuse a second training, or `what` else writes, in `folder`. Ranks that were just killed get time to exit."""
     with open(folder / ".lock", "w") as lock:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
@@ -205,7 +205,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise InputError(f"{folder}: another training is writing to this folder") from None
+                    raise InputError(f"{folder}: another {what} is writing to this folder") from None
                 time.sleep(0.2)
         yield
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from kernels import distinct_keys, distinct_rows
 from recmill.artifacts import Dataset, InputError, ShardPlan, read_record, record_json
@@ -60,9 +61,26 @@ def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig, plan: Sh
         session_limit=session_limit(dataset, config),
     ) as batches:
         batch = next(iter(batches))
-    found = InverseKeyedJaggedTensor.from_kjt(batch.ids, min_factor=ANY_REPEAT)
     takes_all = config.dedup == "true"
     planned = None if takes_all else planned_features(plan, dataset)
+    choice = choose_lists(batch.ids, schema, takes_all=takes_all, planned=planned)
+    found = batch.ids
+    if choice.groups:
+        found = InverseKeyedJaggedTensor.from_kjt(
+            batch.ids, groups=choice.groups, windows=choice.windows, min_factor=ANY_REPEAT
+        )
+    return replace(
+        choice,
+        dense=_repeating_numbers(batch.dense_BF, schema, at_least=ANY_REPEAT if takes_all else MIN_FACTOR),
+        ids=_repeating_ids(found, schema, at_least=1 if takes_all else MIN_SAVED_IDS),
+    )
+
+
+def choose_lists(
+    ids: KeyedJaggedTensor, schema: Schema, *, takes_all: bool = False, planned: frozenset[str] | None = None
+) -> DedupChoice:
+    """Groups and windows of the features whose lists repeat often enough in a batch, or that are planned."""
+    found = InverseKeyedJaggedTensor.from_kjt(ids, min_factor=ANY_REPEAT)
     groups: list[tuple[str, ...]] = []
     for position, keys in enumerate(found.groups):
         if planned is not None:
@@ -72,14 +90,7 @@ def choose_dedup(dataset: Dataset, schema: Schema, config: TrainConfig, plan: Sh
             groups.append(tuple(keys))
     shifting = [feature.name for feature in schema.sequence if feature.shift]
     windows = tuple(name for name in shifting if any(name in group for group in groups))
-    if groups:
-        found = InverseKeyedJaggedTensor.from_kjt(batch.ids, groups=groups, windows=windows, min_factor=ANY_REPEAT)
-    return DedupChoice(
-        groups=tuple(groups),
-        windows=windows,
-        dense=_repeating_numbers(batch.dense_BF, schema, at_least=ANY_REPEAT if takes_all else MIN_FACTOR),
-        ids=_repeating_ids(found if groups else batch.ids, schema, at_least=1 if takes_all else MIN_SAVED_IDS),
-    )
+    return DedupChoice(groups=tuple(groups), windows=windows)
 
 
 def planned_features(plan: ShardPlan | None, dataset: Dataset) -> frozenset[str] | None:
