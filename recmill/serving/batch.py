@@ -176,5 +176,6 @@ def _check_lists(lists: Lists, feature: RequestFeature, num_lists: int) -> None:
         raise InputError(f"{where}: {max(len(offsets) - 1, 0)} lists, expected {num_lists} on the {feature.side} side")
     if offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
         raise InputError(f"{where}: offsets must rise from 0 to the number of values, {len(values)}")
-    if len(values) and (values.min() < 0 or values.max() >= feature.num_rows):
+    # As unsigned numbers, negative ones are the largest.
+    if len(values) and values.view(np.uint64).max() >= feature.num_rows:
         raise InputError(f"{where}: ids must lie in [0, {feature.num_rows})")

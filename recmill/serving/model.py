@@ -33,12 +33,15 @@ class RequestModel:
         self.manifest, self.signature, self._scorer = manifest, scorer.signature, scorer
 
     @classmethod
-    def load(cls, folder: str | Path, *, memory: Memory = "mapped", verify: bool | None = None) -> RequestModel:
+    def load(
+        cls, folder: str | Path, *, memory: Memory = "mapped", verify: bool | None = None, is_split: bool = True
+    ) -> RequestModel:
         """Load an exported model, given as its folder or its folder `request`.
 
         "mapped" tables are read from their files as requests need them, and the operating system may drop them again,
         so tables may be larger than memory. "resident" reads all of them now, and compares their hashes. `verify`
-        compares the hashes of mapped tables too (default: as `--verify full`).
+        compares the hashes of mapped tables too (default: as `--verify full`). With `is_split=False` layers that are
+        linear in the user's inputs are computed per candidate all the same.
         """
         if memory not in ("mapped", "resident"):
             raise InputError(f"memory is {memory!r}, expected 'mapped' or 'resident'")
@@ -59,7 +62,9 @@ class RequestModel:
         }
         if manifest.sharing:
             tables |= _shared_rows(path, manifest.sharing, memory)
-        scorer = RequestScorer(ranker, tables, signature=manifest.signature, limit=config.max_sequence_length)
+        scorer = RequestScorer(
+            ranker, tables, signature=manifest.signature, limit=config.max_sequence_length, is_split=is_split
+        )
         return cls(manifest, scorer)
 
     def score(self, batch: RequestBatch, *, check: bool = True) -> npt.NDArray[np.float32]:
@@ -73,8 +78,8 @@ class RequestModel:
             num_labels = len(self.signature.labels)
             return np.zeros((0,) if num_labels == 1 else (0, num_labels), dtype=np.float32)
         with torch.inference_mode():
-            found: npt.NDArray[np.float32] = torch.sigmoid(self._scorer(batch)).numpy()
-        return found
+            found: npt.NDArray[np.float32] = torch.sigmoid_(self._scorer(batch)).numpy()
+        return found[:, 0] if found.shape[1] == 1 else found
 
 
 def _stored_rows(folder: Path, table: StoredTable, memory: Memory) -> StoredRows:

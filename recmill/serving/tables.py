@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from kernels import shared_lookup
 from kernels.shared_lookup import SharedFeatures, SharedLayout
+from recmill.serving.batch import Ints
 from recmill.serving.signature import StoredTable, TableForm
 
 # N = ids, B = lists, D = embedding width
@@ -93,8 +93,13 @@ class StoredRows:
             found: Tensor = self._quantised(self.weight, places_N, offsets, False, _SUM, False, None, None, True)
             return found if found.shape[1] == self.dim else found[:, : self.dim].contiguous()
         if self.table.form == "float32":
-            return embedding_bag(self._places(ids_N), self.weight, offsets, mode="sum", include_last_offset=True)
-        return embedding_bag(torch.arange(len(ids_N)), self.rows(ids_N), offsets, mode="sum", include_last_offset=True)
+            return sum_rows_of(self.weight, self._places(ids_N), offsets)
+        return sum_rows_of(self.rows(ids_N), torch.arange(len(ids_N)), offsets)
+
+
+def sum_rows_of(weight: Tensor, ids_N: Tensor, offsets: Tensor) -> Tensor:
+    """[B, D]: functional.embedding_bag without its checks, which take as long as a short list."""
+    return torch.embedding_bag(weight, ids_N, offsets, False, _SUM, False, None, True)[0]
 
 
 class SharedArrayRows:
@@ -118,15 +123,18 @@ class SharedArrayRows:
         return shared_lookup(self.array, ids_N, offsets, is_pooled=is_pooled, **how)
 
 
-def pool_lists(
-    table: RowSource, values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], *, is_mean: bool
-) -> Tensor:
+def pool_lists(table: RowSource, values: Ints, offsets: Ints, *, is_mean: bool) -> Tensor:
     """[B, D]: the sum or mean of each list's rows."""
     ids_N = torch.from_numpy(values)
-    lengths = np.diff(offsets)
-    if len(values) == len(lengths) and (lengths == 1).all():  # as in most sparse features
+    if len(values) == len(offsets) - 1 and _holds_single_ids(offsets):
         return table.rows(ids_N)
     sums_BD = table.sums(ids_N, torch.from_numpy(offsets))
     if is_mean:
-        sums_BD = sums_BD / torch.from_numpy(np.maximum(lengths, 1).astype(np.float32))[:, None]
+        lengths = np.maximum(offsets[1:] - offsets[:-1], 1).astype(np.float32)
+        sums_BD = sums_BD / torch.from_numpy(lengths)[:, None]
     return sums_BD
+
+
+def _holds_single_ids(offsets: Ints) -> bool:
+    """Whether every list has one id, as in most sparse features."""
+    return bool((offsets[1:] - offsets[:-1] == 1).all())

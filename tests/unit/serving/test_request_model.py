@@ -106,7 +106,9 @@ def score_repeated(model: RankingModel, batch: RequestBatch, signature: Signatur
     schema, request_N = model.embeddings.schema, np.repeat(np.arange(batch.num_requests), batch.counts_R)
     columns = {name: batch.dense_user_RF[request_N, n] for n, name in enumerate(signature.dense_user)}
     columns |= {name: batch.dense_candidate_NF[:, n] for n, name in enumerate(signature.dense_candidate)}
-    dense = np.stack([columns[feature.name] for feature in schema.dense], axis=1)
+    dense = np.stack([np.zeros(len(request_N)), *(columns[f.name] for f in schema.dense)], axis=1)[:, 1:].astype(
+        np.float32
+    )
     ids = []
     for feature in schema.id_features:
         is_user = feature.name in batch.user_ids
@@ -123,6 +125,7 @@ def score_repeated(model: RankingModel, batch: RequestBatch, signature: Signatur
 
 
 COUNTS = (3, 0, 1, 7)
+SHAPES = (COUNTS, (5,), (20, 30))  # few candidates per request, one request, many candidates per request
 
 
 @pytest.mark.parametrize("name", ["dlrm", "dcn"])
@@ -133,11 +136,13 @@ def test_a_request_scores_what_repeating_the_user_scores(tmp_path, name, encoder
     model = trained_model(config, schema_of(), shares=shares)
     served = write_model(tmp_path, model, config)
     assert {f.name for f in served.signature.of_side("user")} == {"tags", "person", "seen", "related"}
-    for seed in range(3):
-        batch = random_batch(served.signature, COUNTS, seed=seed)
+    plain = RequestModel.load(tmp_path, is_split=False)
+    for seed, counts in enumerate(SHAPES):
+        batch = random_batch(served.signature, counts, seed=seed)
         expected = score_repeated(model, batch, served.signature)
         assert np.ptp(expected) > 1e-3
         np.testing.assert_allclose(served.score(batch), expected, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(plain.score(batch), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("heads", ["shared", "mmoe", "ple"])
@@ -145,18 +150,26 @@ def test_several_labels_are_columns(tmp_path, heads):
     config = RankerConfig(multi_task=heads, max_sequence_length=LIMIT)
     model = trained_model(config, schema_of(("click", "buy")))
     served = write_model(tmp_path, model, config)
-    batch = random_batch(served.signature, COUNTS)
-    found = served.score(batch)
-    assert found.shape == (sum(COUNTS), 2)
-    np.testing.assert_allclose(found, score_repeated(model, batch, served.signature), atol=1e-5, rtol=0)
+    for counts in SHAPES:
+        batch = random_batch(served.signature, counts)
+        found = served.score(batch)
+        assert found.shape == (sum(counts), 2)
+        np.testing.assert_allclose(found, score_repeated(model, batch, served.signature), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["dlrm", "dcn"])
 @pytest.mark.parametrize(
     "user_features",
-    [("price",), ("price", "age", "tags", "person", "item", "seen", "words"), ("related",), ("item", "seen")],
+    [
+        ("price", "age"),
+        ("price",),
+        ("price", "age", "tags", "person", "item", "seen", "words"),
+        ("related",),
+        ("item", "seen"),
+    ],
 )
-def test_any_feature_may_belong_to_the_user(tmp_path, user_features):
-    config = RankerConfig(sequence_encoder="din", max_sequence_length=LIMIT)
+def test_any_feature_may_belong_to_the_user(tmp_path, name, user_features):
+    config = RankerConfig(model=name, sequence_encoder="din", max_sequence_length=LIMIT)
     model = trained_model(config, schema_of())
     served = write_model(tmp_path, model, config, user_features=user_features)
     assert served.signature.user_features_from == "given at export"
@@ -231,3 +244,24 @@ def test_damage_is_named(tmp_path):
         RequestModel.load(tmp_path)
     with pytest.raises(InputError, match="every feature is named as the user's"):
         choose_user_features(schema_of(), given=[feature.name for feature in schema_of().features])
+
+
+def test_models_without_dense_values_or_layers_of_their_own(tmp_path):
+    """The corners of the split: every vector is kept, nothing is deep, nothing is crossed."""
+    features = tuple(feature for feature in schema_of().features if feature.kind != "dense")
+    schema = Schema(features=features, user="person", item="item")
+    for number, settings in enumerate(
+        (
+            {"top_layers": ()},
+            {"model": "dcn", "top_layers": ()},
+            {"model": "dcn", "cross_layers": 0},
+            {"model": "dcn", "cross_rank": 0},
+        )
+    ):
+        config = RankerConfig(max_sequence_length=LIMIT, **settings)
+        model = trained_model(config, schema)
+        served = write_model(tmp_path / str(number), model, config)
+        for counts in SHAPES:
+            batch = random_batch(served.signature, counts)
+            expected = score_repeated(model, batch, served.signature)
+            np.testing.assert_allclose(served.score(batch), expected, atol=1e-5, rtol=0)
