@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "recmill.cli.training:predict",
     "export": "recmill.cli.training:export",
     "convert-checkpoint": "recmill.cli.training:convert_checkpoint",
+    "serve": "recmill.cli.serve:serve",
     "compare": "recmill.cli.report:compare",
     "doctor": "recmill.cli.doctor:doctor",
 }
