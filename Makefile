@@ -11,6 +11,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Linters of images and manifests have their own environment: checkov needs older versions of shared packages.
 LINT := .venv-lint
 LINT_STAMP := $(LINT)/.ready
+# KServe's model server has its own, too: it pins pandas and psutil below what the rest uses.
+SERVER := .venv-server
+SERVER_STAMP := $(SERVER)/.ready
+SERVER_REQUIREMENTS := recmill/serving/server/requirements.txt
 KUBECTL ?= kubectl
 KIND_CLUSTER ?= recmill
 OVERLAYS := $(wildcard manifests/overlays/*)
@@ -18,7 +22,7 @@ IMAGE_TAG ?= $(shell images/tag.sh)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check check-deployment format bench results images kind-up kind-down test-cluster clean
+.PHONY: help setup setup-server demo test test-all check check-deployment format bench results images kind-up kind-down test-cluster clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -34,6 +38,15 @@ $(STAMP): $(SOURCES)
 	$(PIP) scikit-build-core nanobind cmake ninja wheel  # wheel: iopath is built from source
 	$(PIP) --no-build-isolation --editable ".[cpu,spark,dev]"
 	$(PIP) --no-deps torchrec
+	@touch $@
+
+setup-server: $(SERVER_STAMP) ## Create .venv-server, the environment of recmill serve
+
+$(SERVER_STAMP): $(SERVER_REQUIREMENTS) $(SOURCES)
+	@test -x $(SERVER)/bin/python || $(PYTHON) -m venv $(SERVER)
+	$(SERVER)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) --requirement $(SERVER_REQUIREMENTS)
+	$(SERVER)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt scikit-build-core nanobind cmake ninja
+	$(SERVER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --config-settings=build-dir=build/server --editable .
 	@touch $@
 
 demo: $(STAMP) ## Train baseline, all switches and a compressed variant on synthetic traffic, and show what each gained
@@ -93,4 +106,4 @@ test-cluster: $(STAMP) ## Run the steps as real pods on KUBECONFIG's cluster, or
 	tests/cluster/with-cluster.sh $(BIN)/python -m pytest tests/cluster --timeout 2400
 
 clean: ## Remove everything that can be rebuilt
-	rm -rf $(VENV) $(LINT) build runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(LINT) $(SERVER) build runs .mypy_cache .ruff_cache .pytest_cache

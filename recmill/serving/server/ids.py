@@ -83,7 +83,7 @@ class VocabularyRows:
         found, is_known = self._find_numbers(values) if self.of_numbers else self._find_texts(values)
         unknown = np.flatnonzero(~is_known)
         if self.rare_rows:
-            for place in unknown:
+            for place in unknown.tolist():
                 found[place] = hash_value(_plain(values[place]), self.rare_rows + 1)
         return found, len(unknown)
 

@@ -38,7 +38,8 @@ def instance_tensors(body: Any, signature: Signature) -> list[CallTensor]:
             rows["user" if place == "user" else "candidate"].append((f"{where}.{place}", row))
     counts = [len(entry["candidates"]) for entry in instances]
     tensors = [CallTensor(name=COUNTS, datatype="INT64", shape=[len(counts)], data=counts)]
-    for side, dense in (("user", signature.dense_user), ("candidate", signature.dense_candidate)):
+    dense_of: dict[Side, tuple[str, ...]] = {"user": signature.dense_user, "candidate": signature.dense_candidate}
+    for side, dense in dense_of.items():
         features = [feature.name for feature in signature.features if feature.side == side]
         known = {*dense, *features}
         for where, row in rows[side]:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,7 @@ def main(argument: str) -> int:
 
 def _serve(settings: ServerSettings) -> int:
     sys.argv = sys.argv[:1]  # KServe parses the arguments of any process that imports it
+    warnings.filterwarnings("ignore", message="ORJSONResponse is deprecated")  # KServe's default response
     import torch
 
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.workers)
@@ -115,7 +117,7 @@ async def _run(settings: ServerSettings, listening: socket.socket) -> None:
     )
     rest.create_application()
     rest.config.backlog = SOCKET_BACKLOG
-    rest.server.capture_signals = _no_signals  # uvicorn would replace the handlers above
+    rest.server.capture_signals = NoSignals  # uvicorn would replace the handlers above
     remote = None
     if settings.grpc_port:
         address = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -150,7 +152,9 @@ async def _run(settings: ServerSettings, listening: socket.socket) -> None:
     logger.info("stopped")
 
 
-class _no_signals:
+class NoSignals:
+    """In place of uvicorn's own handlers of signals."""
+
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...

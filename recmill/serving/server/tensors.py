@@ -227,8 +227,7 @@ class RequestReader:
             ids, num_unknown = finder.find(values)
         starts = np.cumsum(lengths) - lengths
         if is_transformed:
-            ids, starts, lengths = self.transforms.lists(feature.name, ids, starts, lengths.astype(np.int32))
-            ids, lengths = _packed(ids, starts, lengths)
+            ids, lengths = _packed(*self.transforms.lists(feature.name, ids, starts, lengths.astype(np.int32)))
             is_unknown = (ids < 0) | (ids >= feature.num_rows)
             ids, num_unknown = np.where(is_unknown, UNKNOWN_ROW, ids), num_unknown + int(is_unknown.sum())
         if num_unknown:

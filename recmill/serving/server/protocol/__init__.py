@@ -1,5 +1,5 @@
 """The Open Inference Protocol through KServe: the only modules that import it.
 
-`model` is KServe's view of the model, `plane` its operations, `rest` and `remote` (gRPC) the two servers, `metrics` what
-Prometheus reads.
+`model` is the model as KServe sees it, `plane` its operations, `rest` and `remote` (gRPC) are the servers, `metrics` is
+what Prometheus reads.
 """

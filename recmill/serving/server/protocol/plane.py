@@ -91,6 +91,8 @@ def _read_json(body: Any) -> Any:
 def first_mistake(errors: Any) -> str:
     """The first of the mistakes that pydantic lists, in one sentence that names the field."""
     first = errors[0] if errors else {}
+    if first.get("type") == "json_invalid":
+        return f"body: is not valid JSON ({first.get('ctx', {}).get('error', 'decoding failed')})"
     words = [str(word) for word in first.get("loc", ()) if word not in ("body", "InferenceRequest", "bytes")]
     return f"{'.'.join(words) or 'body'}: {first.get('msg', 'is wrong')}"
 

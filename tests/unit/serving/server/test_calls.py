@@ -199,7 +199,10 @@ def test_too_many_candidates_are_refused_before_anything_is_read(plain: ServedVe
 def test_plain_json_says_the_same(named: ServedVersion) -> None:
     body = {
         "instances": [
-            {"user": {"age": 30, "seen": ["sku-1", "sku-2"], "city": 12}, "candidates": [{"price": 1, "item": "sku-3"}]},
+            {
+                "user": {"age": 30, "seen": ["sku-1", "sku-2"], "city": 12},
+                "candidates": [{"price": 1, "item": "sku-3"}],
+            },
             {"user": {"age": 40}, "candidates": [{"price": 2.5, "item": None}, {"price": 3, "words": [7, "b"]}]},
         ]
     }
