@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.placement import PLACED_LIKE
 from recmill.progress import Progress
 from recmill.training.processes import PROGRESS_MARK
 
@@ -45,13 +46,13 @@ def follow_log(core: Any, namespace: str, name: str, *, path: Path, progress: Pr
             file.write(f"[{name}] the log ends here: {error.__class__.__name__}\n")
 
 
-def describe_failure(pods: list[Any]) -> str:
-    """Why a pod failed, those killed at their memory limit first; "" if none did."""
+def describe_failure(pods: list[Any], step: str = "train_model") -> str:
+    """Why a pod of the step failed, those killed at their memory limit first; "" if none did."""
     found = []
     for pod in pods:
         for status, ended in _endings(pod):
             limit = _memory_limit(pod, status.name)
-            found.append((ended.reason != OUT_OF_MEMORY, _sentence(pod.metadata.name, ended, limit)))
+            found.append((ended.reason != OUT_OF_MEMORY, _sentence(pod.metadata.name, ended, limit, step)))
         if pod.status.reason:  # Evicted, NodeLost, DeadlineExceeded
             said = f"pod {pod.metadata.name} was lost: {pod.status.reason} {pod.status.message or ''}".strip()
             found.append((False, said))
@@ -104,12 +105,11 @@ def _endings(pod: Any) -> list[tuple[Any, Any]]:
     return [(status, ended) for status, ended in looked if ended and ended.exit_code != 0]
 
 
-def _sentence(name: str, ended: Any, limit: str) -> str:
+def _sentence(name: str, ended: Any, limit: str, step: str) -> str:
     if ended.reason == OUT_OF_MEMORY:
-        return (
-            f"pod {name} was killed at its memory limit of {limit} ({OUT_OF_MEMORY}); give train_model more memory in "
-            "the placement, use more nodes, or lower batch_size"
-        )
+        placed, killed = PLACED_LIKE.get(step, step), f"was killed at its memory limit of {limit} ({OUT_OF_MEMORY})"
+        more = ", use more nodes, or lower batch_size" if placed == "train_model" else ""
+        return f"pod {name} {killed}; give {placed} more memory in the placement{more}"
     return f"pod {name} ended with exit code {ended.exit_code} ({ended.reason or 'Error'})"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import sys
 import urllib.error
 import urllib.request
 import warnings
@@ -71,12 +71,12 @@ class PipelinesServer:
 
     @contextmanager
     def explain_refusals(self) -> Iterator[None]:
-        """Turn a refusal of the server into one sentence; what the client prints goes to standard error."""
+        """Turn a refusal of the server into one sentence; the client's own lines about links are not shown."""
         import kfp_server_api
         from urllib3.exceptions import HTTPError
 
         try:
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(io.StringIO()):
                 yield
         except kfp_server_api.ApiException as error:
             text = " ".join(str(error.body or error.reason).split())

@@ -108,7 +108,7 @@ class RunFollower:
         """The sentence that the step failed with, and where its log is."""
         if log := self._take_log(step, "error"):
             return f"{log.error} (log: {self.server.log_url(self.run_id, log.node)})"
-        died = why_pod_died(self.run_id, self.server.namespace or "kubeflow")
+        died = why_pod_died(self.run_id, self.server.namespace or "kubeflow", step.kind)
         return died or "its pod ended without a message: killed, out of memory, or never started"
 
     def tell_waiting(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from components.train_model.pods import describe_failure, find_obstacle
@@ -23,10 +24,10 @@ def why_waiting(run_id: str, namespace: str) -> str:
         return f"{fallback} (this machine cannot read the cluster: {type(error).__name__})"
 
 
-def why_pod_died(run_id: str, namespace: str) -> str:
+def why_pod_died(run_id: str, namespace: str, step: str) -> str:
     """What the cluster knows about pods of the run that failed, in one sentence; "" if it cannot be read."""
     try:
-        return describe_failure(_pods(_open_cluster(), run_id, namespace))
+        return describe_failure(_pods(_open_cluster(), run_id, namespace), step)
     except Exception:  # noqa: BLE001 - the server's answer has to do, then
         return ""
 
@@ -39,7 +40,7 @@ def _pods(core: Any, run_id: str, namespace: str) -> list[Any]:
 def _open_cluster() -> Any:
     from kubernetes import client, config
 
-    return client.CoreV1Api(config.new_client_from_config())
+    return client.CoreV1Api(config.new_client_from_config(os.environ.get("KUBECONFIG")))
 
 
 def _newest_warning(core: Any, namespace: str, pods: list[Any]) -> str:

@@ -96,7 +96,7 @@ def test_a_pod_that_died_without_a_word_is_explained_by_the_cluster(
     server: KubeflowServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died = "pod recmill-8txz6-train was killed at its memory limit of 2Gi (OOMKilled); give train_model more memory"
-    monkeypatch.setattr(following, "why_pod_died", lambda run_id, namespace: died)
+    monkeypatch.setattr(following, "why_pod_died", lambda run_id, namespace, step: died)
     server.looks = [look("FAILED", step("train-model", "FAILED", 30, 90, pod="9"))]
     outcome = follow(server)
     assert lines(outcome)[-1] == f"train_model  failed after 60 s: {died}"
