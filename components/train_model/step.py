@@ -13,7 +13,7 @@ from components.outputs import log_numbers
 from components.placement import ClusterPlacement
 from components.train_model.planning import plan_apart
 from components.train_model.train_job import TrainJobLauncher
-from recmill.artifacts import Checkpoint, Dataset, InputError, join_path
+from recmill.artifacts import Checkpoint, Dataset, InputError, is_remote, join_path, path_exists
 from recmill.planning.planner import Topology
 from recmill.tracking import StepRun
 from recmill.tracking.models import package_model
@@ -43,6 +43,8 @@ def run_training(
     `inputs` are the paths of dataset, plan and, if there is one, allocation. The first rank writes the servable model
     to `export`.
     """
+    if num_nodes > 1 and is_remote(step.path("train")):
+        raise InputError(f"{step.path('train')}: training on several nodes writes to a mounted folder, not to a URL")
     step.log_dataset(Dataset.load(inputs["dataset"]), context="training")
     launcher = TrainJobLauncher(
         num_nodes=num_nodes,
@@ -106,12 +108,12 @@ def train_beside(
 def export_model(step: StepRun, checkpoint: Checkpoint) -> None:
     """RUN/model, unless the first rank has written it; with its MLflow form if nobody will log the model."""
     folder = step.path("model")
-    if not Path(folder, "signature.json").exists():
+    if not path_exists(join_path(folder, "signature.json")):
         from recmill.training.serving import export_checkpoint  # loads TorchRec, in seconds
 
         export_checkpoint(checkpoint.path, out=folder, for_mlflow=False)
-    if not step.recorder:
-        package_model(folder)
+    if not step.recorder and not is_remote(folder):
+        package_model(Path(folder))
 
 
 def show_training(step: StepRun, result: Mapping[str, Any], metrics: Any, roc: Any) -> None:

@@ -15,20 +15,19 @@ from recmill.artifacts.allocation import WorkerAllocation
 from recmill.artifacts.checkpoint import Checkpoint
 from recmill.artifacts.dataset import LAYOUTS, Dataset
 from recmill.artifacts.files import (
-    InputError,
     dump_json,
     dump_record,
     explain_write_errors,
     hash_file,
     hash_json,
-    is_remote,
-    join_path,
     read_checked_json,
     read_json,
     write_text_atomically,
 )
 from recmill.artifacts.folders import local_folder, refuse_foreign_folder, write_folder
-from recmill.artifacts.manifest import FORMAT_VERSION, Artifact, check_format_version
+from recmill.artifacts.manifest import FORMAT_VERSION, Artifact, FileEntry, check_format_version
+from recmill.artifacts.places.scratch import held_folder
+from recmill.artifacts.places.stores import InputError, is_remote, join_path, path_exists
 from recmill.artifacts.plan import ShardPlan, module_name
 from recmill.artifacts.profile import AccessProfile
 from recmill.artifacts.records import read_record, record_json
@@ -40,6 +39,7 @@ __all__ = [
     "Artifact",
     "Checkpoint",
     "Dataset",
+    "FileEntry",
     "InputError",
     "ShardPlan",
     "WorkerAllocation",
@@ -49,10 +49,12 @@ __all__ = [
     "explain_write_errors",
     "hash_file",
     "hash_json",
+    "held_folder",
     "is_remote",
     "join_path",
     "local_folder",
     "module_name",
+    "path_exists",
     "read_checked_json",
     "read_json",
     "read_record",

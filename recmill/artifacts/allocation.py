@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import ClassVar
 
-from recmill.artifacts.files import InputError
 from recmill.artifacts.manifest import Artifact
+from recmill.artifacts.places.stores import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

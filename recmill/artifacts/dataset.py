@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from recmill.artifacts.files import InputError
 from recmill.artifacts.manifest import Artifact
+from recmill.artifacts.places.stores import InputError
 
 Layout = Literal["time", "session", "deduplicated"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

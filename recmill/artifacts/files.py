@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
-
-class InputError(ValueError):
-    """The user's input is wrong; the message is one sentence that says what, where and what was expected."""
-
-
-def is_remote(path: str | Path) -> bool:
-    """Whether `path` is a URL for fsspec (s3://..., gs://..., memory://...) and not a local path."""
-    return "://" in str(path) and not str(path).startswith("file://")
-
-
-def join_path(folder: str | Path, name: str) -> str:
-    return f"{str(folder).rstrip('/')}/{name}"
+from recmill.artifacts.places.scratch import remove_leftovers_of, temporary_name
+from recmill.artifacts.places.stores import InputError, is_remote, read_bytes, write_bytes
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object in a local or remote file."""
     try:
-        with fsspec.open(str(path), "rt", encoding="utf-8") as file:
-            loaded = json.load(file, parse_constant=_refuse_constant)
+        loaded = json.loads(read_bytes(path).decode("utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
+    except InputError:
+        raise
     except ValueError as error:  # also raised for invalid UTF-8
         raise InputError(f"{path}: not valid JSON ({error})") from None
     except RecursionError:
@@ -107,15 +96,18 @@ def explain_write_errors(path: str | Path) -> Iterator[None]:
 def write_text_atomically(path: str | Path, text: str) -> None:
     """Write a small file so that a reader sees the old or the new content, never half of it."""
     if is_remote(path):
-        with fsspec.open(str(path), "wt", encoding="utf-8") as file:
-            file.write(text)
+        write_bytes(path, text.encode("utf-8"))
         return
     target = Path(path)
     with explain_write_errors(path):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        remove_leftovers_of(target)
+        temporary = temporary_name(target)
         try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, target)
+            with open(temporary, "w", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(text)
+                file.flush()
+                os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fsspec
+from recmill.artifacts.files import explain_write_errors
+from recmill.artifacts.places.scratch import exchange_paths, held_folder
+from recmill.artifacts.places.stores import (
+    InputError,
+    is_remote,
+    join_path,
+    list_names,
+    remove_folder,
+    upload_file,
+    use_store,
+    write_bytes,
+)
 
-from recmill.artifacts.files import InputError, explain_write_errors, is_remote, join_path
+UNFINISHED = ".recmill-unfinished"  # in a remote folder from before its first file until after its manifest
 
 
 @contextmanager
@@ -24,29 +33,24 @@ def write_folder(out: str | Path, *, manifest_name: str) -> Iterator[Path]:
     """
     refuse_foreign_folder(out, manifest_name)
     if is_remote(out):
-        with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-            folder = Path(scratch)
+        with explain_write_errors(out), held_folder(purpose="upload") as folder:
             yield folder
             _upload(folder, str(out), manifest_name)
         return
     target = Path(out).absolute()
     with explain_write_errors(out):
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-        folder.mkdir()
-        try:
+        with held_folder(target) as folder:
             yield folder
             _swap_in(folder, target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_foreign_folder(target: str | Path, manifest_name: str) -> None:
     """Raise if `target` holds files that recmill did not write, so that no user's file is ever overwritten."""
     foreign = f"exists, is not empty and holds no {manifest_name}; give another --out or empty it first"
     if is_remote(target):
-        filesystem, root = fsspec.core.url_to_fs(str(target))
-        if filesystem.exists(root) and filesystem.ls(root) and not filesystem.exists(join_path(root, manifest_name)):
+        names = list_names(target)
+        if names and manifest_name not in names and UNFINISHED not in names:
             raise InputError(f"{target}: {foreign}")
         return
     folder = Path(target).absolute()
@@ -60,24 +64,31 @@ def refuse_foreign_folder(target: str | Path, manifest_name: str) -> None:
 
 
 def _swap_in(folder: Path, target: Path) -> None:
-    if target.exists():
-        retired = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.old"
+    """Give the folder its name. One that had the name before ends as the temporary folder, which is removed."""
+    if not target.exists():
+        os.rename(folder, target)
+    elif not exchange_paths(folder, target):
+        retired = folder.with_suffix(".old")
         os.rename(target, retired)
         os.rename(folder, target)
         shutil.rmtree(retired)
-    else:
-        os.rename(folder, target)
 
 
 def _upload(folder: Path, url: str, manifest_name: str) -> None:
-    filesystem, root = fsspec.core.url_to_fs(url)
-    if filesystem.exists(root):
-        filesystem.rm(root, recursive=True)
+    """Replace what is at the URL. If this process is killed meanwhile, the mark says that the folder is ours."""
+    write_bytes(join_path(url, UNFINISHED), manifest_name.encode())
+    names = [name for name in list_names(url) if name != UNFINISHED]
+    for name in sorted(names, key=lambda name: name != manifest_name):
+        remove_folder(join_path(url, name))
+    upload_folder(folder, url, last=manifest_name)
+    remove_folder(join_path(url, UNFINISHED))
+
+
+def upload_folder(folder: Path, url: str, *, last: str) -> None:
+    """Copy the files of a folder to a URL, the file `last` after all others."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in sorted(files, key=lambda path: path.name == manifest_name):
-        destination = join_path(root, path.relative_to(folder).as_posix())
-        filesystem.makedirs(destination.rsplit("/", 1)[0], exist_ok=True)
-        filesystem.put_file(str(path), destination)
+    for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix() == last):
+        upload_file(path, join_path(url, path.relative_to(folder).as_posix()))
 
 
 @contextmanager
@@ -86,7 +97,9 @@ def local_folder(path: str | Path) -> Iterator[Path]:
     if not is_remote(path):
         yield Path(path)
         return
-    filesystem, root = fsspec.core.url_to_fs(str(path))
-    with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-        filesystem.get(join_path(root, ""), scratch + "/", recursive=True)
-        yield Path(scratch)
+    with held_folder(purpose="download") as scratch:
+        try:
+            use_store(path, lambda filesystem, root: filesystem.get(join_path(root, ""), f"{scratch}/", recursive=True))
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such folder") from None
+        yield scratch

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import fsspec
 
-from recmill.artifacts.files import InputError, dump_json, hash_file, hash_json, is_remote, join_path, read_json
+from recmill.artifacts.files import dump_json, hash_file, hash_json, read_json
+from recmill.artifacts.places.stores import InputError, describe_error, is_remote, join_path, use_store
 from recmill.artifacts.records import read_record, record_json
 
 FORMAT_VERSION = 1
@@ -49,13 +50,17 @@ class Artifact:
         """What the manifest says besides the entries that all kinds share."""
         return {name: value for name, value in record_json(self).items() if name not in _SHARED}
 
-    def seal(self, folder: Path) -> None:
-        """Write the manifest of a finished folder (the last thing before `write_folder` makes it appear)."""
-        files = [
-            {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": hash_file(path)}
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        ]
+    def seal(self, folder: Path, *, known: Sequence[FileEntry] = ()) -> None:
+        """Write the manifest of a finished folder (the last thing before `write_folder` makes it appear).
+
+        The `known` files were hashed when they were written, and may be elsewhere.
+        """
+        entries = {entry.name: entry for entry in known}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name = path.relative_to(folder).as_posix()
+            if name not in entries:
+                entries[name] = FileEntry(name=name, bytes=path.stat().st_size, sha256=hash_file(path))
+        files = [record_json(entries[name]) for name in sorted(entries, key=lambda name: name.split("/"))]
         manifest = {
             "format_version": FORMAT_VERSION,
             "kind": self.kind,
@@ -97,27 +102,34 @@ class Artifact:
 
     def check_files(self, *, verify: bool) -> None:
         """Raise unless every listed file is there with its size and its content; `verify`: whoever reads it."""
-        filesystem, root = fsspec.core.url_to_fs(self.path)
         unread = frozenset() if verify else self.checked_by_readers()
         for entry in self.files:
-            name = join_path(root, entry.name)
             if not is_inside(entry.name):
                 raise InputError(f"{self.path}/{self.manifest_name}: lists {entry.name!r}, which is outside the folder")
+            path = join_path(self.path, entry.name)
             try:
-                size = filesystem.size(name)
+                size = _look_at(path, lambda filesystem, name: filesystem.size(name))
             except FileNotFoundError:
                 raise InputError(f"{self.path}: {entry.name} is missing though {self.manifest_name} lists it") from None
             if size != entry.bytes:
-                raise InputError(f"{self.path}/{entry.name}: has {size} bytes, {self.manifest_name} says {entry.bytes}")
+                raise InputError(f"{path}: has {size} bytes, {self.manifest_name} says {entry.bytes}")
             if entry.name in unread:
                 continue
             try:
-                with filesystem.open(name, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = _look_at(path, _hash_content)
             except OSError as error:
-                raise InputError(f"{self.path}/{entry.name}: cannot be read ({error.strerror or error})") from None
+                raise InputError(f"{path}: cannot be read ({error.strerror or describe_error(error)})") from None
             if f"sha256:{digest}" != entry.sha256:
-                raise InputError(f"{self.path}/{entry.name}: its content is not what {self.manifest_name} recorded")
+                raise InputError(f"{path}: its content is not what {self.manifest_name} recorded")
+
+
+def _look_at(path: str, work: Callable[[Any, str], Any]) -> Any:
+    return use_store(path, work) if is_remote(path) else work(*fsspec.core.url_to_fs(path))
+
+
+def _hash_content(filesystem: Any, name: str) -> str:
+    with filesystem.open(name, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 _SHARED = {"format_version", "kind", "manifest_hash", *(entry.name for entry in fields(Artifact))}

@@ -16,7 +16,7 @@ from itertools import repeat
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from recmill.artifacts.files import InputError
+from recmill.artifacts.places.stores import InputError
 
 Record = TypeVar("Record")
 

@@ -8,6 +8,7 @@ https://github.com/huggingface/safetensors describes it; any reader of safetenso
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recmill.artifacts.files import InputError
+from recmill.artifacts.manifest import FileEntry
+from recmill.artifacts.places.stores import InputError, is_remote, read_bytes, use_store
 
 MAX_HEADER_BYTES = 100 * 2**20  # as in the format's own reader
 METADATA = "__metadata__"
@@ -70,9 +72,33 @@ def count_bytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def write_tensors(
-    path: Path, tensors: Sequence[StoredTensor], *, metadata: Mapping[str, str] | None = None
-) -> list[TensorPlace]:
-    """Write a file and return the places of the tensors; the bytes are on the disk when this returns."""
+    path: str | Path, tensors: Sequence[StoredTensor], *, metadata: Mapping[str, str] | None = None
+) -> tuple[list[TensorPlace], FileEntry]:
+    """Write a local or remote file; the places of the tensors, and the file's size and hash.
+
+    The bytes are on the disk or in the store when this returns.
+    """
+    if not is_remote(path):
+        with open(path, "wb") as file:
+            written = _write(file, Path(path).name, tensors, metadata)
+            file.flush()
+            os.fsync(file.fileno())
+        return written
+
+    def upload(filesystem: Any, name: str) -> tuple[list[TensorPlace], FileEntry]:
+        filesystem.makedirs(name.rsplit("/", 1)[0], exist_ok=True)
+        with filesystem.open(name, "wb") as file:
+            written = _write(file, name.rsplit("/", 1)[-1], tensors, metadata)
+        if (size := filesystem.size(name)) != written[1].bytes:
+            raise OSError(f"{size} of {written[1].bytes} bytes arrived")
+        return written
+
+    return use_store(path, upload, doing="written")
+
+
+def _write(
+    file: Any, name: str, tensors: Sequence[StoredTensor], metadata: Mapping[str, str] | None
+) -> tuple[list[TensorPlace], FileEntry]:
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for tensor in tensors:
@@ -86,22 +112,21 @@ def write_tensors(
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    places, at = [], 8 + len(text)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            crcs = []
-            data = _bytes_of(tensor.read())
-            assert len(data) == tensor.num_bytes, tensor.name
-            for start in range(0, len(data), BLOCK_BYTES):
-                block = data[start : start + BLOCK_BYTES]
-                crcs.append(zlib.crc32(block))
-                file.write(block)
-            places.append(TensorPlace(begin=at, crc32=tuple(crcs)))
-            at += tensor.num_bytes
-        file.flush()
-        os.fsync(file.fileno())
-    return places
+    text = len(text).to_bytes(8, "little") + text
+    places, at, digest = [], len(text), hashlib.sha256(text)
+    file.write(text)
+    for tensor in tensors:
+        crcs = []
+        data = bytes_of(tensor.read())
+        assert len(data) == tensor.num_bytes, tensor.name
+        for start in range(0, len(data), BLOCK_BYTES):
+            block = data[start : start + BLOCK_BYTES]
+            crcs.append(zlib.crc32(block))
+            digest.update(block)
+            file.write(block)
+        places.append(TensorPlace(begin=at, crc32=tuple(crcs)))
+        at += tensor.num_bytes
+    return places, FileEntry(name=name, bytes=at, sha256=f"sha256:{digest.hexdigest()}")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -136,25 +161,23 @@ def _read_entry(data: bytes, body: int, name: str, entry: Mapping[str, Any]) -> 
 
 
 def read_rows(
-    path: Path, place: TensorPlace, dtype: torch.dtype, shape: Sequence[int], *, start: int, stop: int
+    path: str | Path, place: TensorPlace, dtype: torch.dtype, shape: Sequence[int], *, start: int, stop: int
 ) -> Tensor:
     """Rows `start` to `stop` of a stored tensor, with the checksums of all blocks they touch checked."""
     row_bytes, num_bytes = count_bytes(dtype, shape[1:]), count_bytes(dtype, shape)
     begin, end = start * row_bytes, stop * row_bytes
     first, last = begin // BLOCK_BYTES * BLOCK_BYTES, min(num_bytes, -(-end // BLOCK_BYTES) * BLOCK_BYTES)
-    data = bytearray(max(last - first, 0))
-    view = memoryview(data)
     try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(place.begin + first)
-            for at in range(0, len(data), BLOCK_BYTES):
-                block = view[at : at + BLOCK_BYTES]
-                is_read = file.readinto(block) == len(block)
-                number = (first + at) // BLOCK_BYTES
-                if not is_read or number >= len(place.crc32) or zlib.crc32(block) != place.crc32[number]:
-                    raise InputError(f"{path}: is damaged: its content is not what was written")
+        data = _read(path, place.begin + first, max(last - first, 0))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    view, is_whole = memoryview(data), len(data) == max(last - first, 0)
+    for at in range(0, len(data), BLOCK_BYTES):
+        number = (first + at) // BLOCK_BYTES
+        is_known = number < len(place.crc32) and zlib.crc32(view[at : at + BLOCK_BYTES]) == place.crc32[number]
+        is_whole = is_whole and is_known
+    if not is_whole:
+        raise InputError(f"{path}: is damaged: its content is not what was written")
     if begin == end:
         return torch.empty((stop - start, *shape[1:]), dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8)[begin - first : end - first]
@@ -179,7 +202,21 @@ def read_whole_file(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _read(path: str | Path, begin: int, num_bytes: int) -> bytearray:
+    """So many bytes from `begin`, or as many as the file has."""
+    if is_remote(path):
+        return bytearray(read_bytes(path, begin, begin + num_bytes) if num_bytes else b"")
+    data = bytearray(num_bytes)
+    view, done = memoryview(data), 0
+    with open(path, "rb", buffering=0) as file:
+        file.seek(begin)
+        while done < num_bytes and (count := file.readinto(view[done : done + BLOCK_BYTES])):
+            done += count
+    view.release()
+    return data if done == num_bytes else data[:done]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor on any device, row-major."""
     whole = tensor.detach().cpu().contiguous().reshape(-1)
     if whole.stride(0) != 1:  # a single element out of a matrix counts as contiguous

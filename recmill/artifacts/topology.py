@@ -11,7 +11,8 @@ from typing import Any, Self
 import fsspec
 import yaml
 
-from recmill.artifacts.files import InputError, write_text_atomically
+from recmill.artifacts.files import write_text_atomically
+from recmill.artifacts.places.stores import InputError
 
 COLLECTIVES = ("all_to_all", "all_gather", "all_reduce")
 LEVELS = ("intra", "inter")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("data")
-@click.option("--out", required=True, help="Folder of the run; the same command again resumes it.")
+@click.option("--out", required=True, help="Folder or URL (s3://...) of the run; the same command again resumes it.")
 @click.option("--plan", help="Plan made by `recmill plan`. Default: whole tables, the largest to the emptiest process.")
 @click.option("--allocation", help="Worker allocation made by `recmill tune`. Default: the plan's workers.")
 @click.option(
@@ -62,7 +62,8 @@ def train(
       sequence_encoder=schema|mean|attention|transformer|standard_transformer|din|hstu  max_sequence_length=64
       dedup, tiers, hot_batches, sharing, tuning: each auto|true|false (tuning is false by default, the others auto)
       multi_task=shared|mmoe|ple  num_experts=4  tower_layers=64  task_weights=1,2  (several labels in schema.json)
-      eval_every=100  patience=3  checkpoint_every=500  max_steps=1000  seed=1
+      eval_every=100  patience=3  max_steps=1000  seed=1
+      checkpoint_every=500  checkpoint_async=auto|true|false (write checkpoints beside training, from a copy)
     """
     from recmill.training.config import TrainConfig, settings_from_flags
     from recmill.training.trainer import TrainingFailed, layout_note, settings_of_checkpoint

@@ -21,6 +21,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "hot_sync": ("reduced", "raw"),
     "lr_schedule": ("constant", "linear"),
     "multi_task": ("shared", "mmoe", "ple"),
+    "checkpoint_async": ("auto", "true", "false"),
 }
 POSITIVE = (
     *("epochs", "batch_size", "eval_batch_size", "attention_heads", "transformer_layers", "max_sequence_length"),
@@ -72,6 +73,7 @@ class TrainConfig(RankerConfig):
     eval_every: int = 0  # steps; 0: after every epoch
     patience: int = 0  # stop after this many evaluations without a better AUC, and keep the best weights; 0: never
     checkpoint_every: int = 500  # steps; a checkpoint is also written at the end
+    checkpoint_async: str = "auto"  # write checkpoints beside training, from a copy; "auto": if memory suffices
     max_steps: int = 0  # 0: all epochs to their end
     threads: int = 0  # threads per process; 0: the machine's cores divided by the processes
     timeout_s: int = 600  # a collective that takes longer means a dead rank

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import json
 import os
 import signal
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from recmill.artifacts import InputError, dump_record, is_remote, join_path, read_checked_json, write_text_atomically
+from recmill.artifacts.places.stores import scratch_folder
+
+LOCK_WAIT_S = 15
+OWNER_FILE = "owner.json"  # in a remote folder of a run: which launch may write to it
 ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long have not noticed that it is gone
 MXFAST, TRIM_THRESHOLD, MMAP_MAX = 1, -1, -4  # parameters of mallopt(3)
 REPEATS = "repeats trained"  # progress of ranks that train several jobs one after the other
@@ -113,6 +121,42 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+@contextmanager
+def hold_folder(folder: str, *, what: str = "training") -> Iterator[None]:
+    """Refuse a second training, or `what` else writes, in `folder`. Ranks that were just killed get time to exit.
+
+    Of a remote folder this is known for this machine only; `check_owner` is about the others.
+    """
+    local = scratch_folder(folder, "lock") if is_remote(folder) else Path(folder)
+    local.mkdir(exist_ok=True)
+    with open(local / ".lock", "w") as lock:
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InputError(f"{folder}: another {what} is writing to this folder") from None
+                time.sleep(0.2)
+        yield
+
+
+def take_folder(folder: str) -> str:
+    """Become the owner of a remote folder: an earlier launch on another machine ends with its next checkpoint."""
+    if not is_remote(folder):
+        return ""
+    owner = uuid.uuid4().hex
+    write_text_atomically(join_path(folder, OWNER_FILE), dump_record({"kind": "owner", "owner": owner}))
+    return owner
+
+
+def check_owner(folder: str, owner: str) -> None:
+    """Raise if another launch has taken the folder."""
+    if owner and read_checked_json(join_path(folder, OWNER_FILE), kind="owner")["owner"] != owner:
+        raise InputError(f"{folder}: another training has taken over this folder")
 
 
 class Waitable(Protocol):

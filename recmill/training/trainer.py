@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,12 +23,16 @@ from recmill.artifacts import (
     dump_json,
     dump_record,
     explain_write_errors,
+    held_folder,
     is_remote,
+    join_path,
+    path_exists,
     read_checked_json,
     read_json,
     refuse_foreign_folder,
     write_text_atomically,
 )
+from recmill.artifacts.places.stores import upload_file
 from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import check_growth
@@ -38,15 +40,22 @@ from recmill.model.settings import RankerConfig
 from recmill.progress import Progress, no_progress
 from recmill.training.config import TrainConfig
 from recmill.training.preload import Fork, start_module
-from recmill.training.processes import PROGRESS_MARK, ending_orphans, rank_environment, threads_of
+from recmill.training.processes import (
+    PROGRESS_MARK,
+    ending_orphans,
+    hold_folder,
+    rank_environment,
+    take_folder,
+    threads_of,
+)
 from recmill.training.switches import Switch, shared_tables, wants_hot_batches
 from recmill.training.verdicts import remembered
 
 JOB = "job.json"
+LOG = "train.log"
 AGENT = "recmill.training.agent"  # torchrun
-LOCK_WAIT_S = 15
 # Settings that a resumed run may change.
-RESUMABLE = {"threads", "timeout_s", "checkpoint_every", "tuning", "table_memory_bytes"}
+RESUMABLE = {"threads", "timeout_s", "checkpoint_every", "checkpoint_async", "tuning", "table_memory_bytes"}
 Launcher = Callable[[Mapping[str, Any], Path, int], None]  # (job, folder of the run, number of ranks); runs to the end
 
 
@@ -79,27 +88,46 @@ def train(
     run from its newest checkpoint, or returns the result of a finished one.
     """
     config = config or (settings_of_checkpoint(start_from) if start_from else TrainConfig())
-    if is_remote(out):
-        raise InputError(f"--out {out}: training writes to a local or mounted folder, not to a URL")
-    folder = Path(out).absolute()
+    folder = _resolved(out)
     parts = {"plan": plan, "allocation": allocation, "start_from": start_from}
     job = make_job(data, out=folder, nproc=nproc, config=config, **parts)
     refuse_foreign_folder(folder, JOB)
     with explain_write_errors(out):
-        folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder):
-        refuse_other_settings(folder, job)
-        write_text_atomically(folder / JOB, dump_record(job))
-        if not (folder / "result.json").exists():
-            launch = launcher or partial(launch_torchrun, port=port, progress=progress)
-            launch(lay_out_hot(job, folder, config, progress) | {"export": str(export or "")}, folder, nproc)
-        return read_checked_json(folder / "result.json", kind="training")
+        if not is_remote(out):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        with hold_folder(folder):
+            refuse_other_settings(folder, job)
+            write_text_atomically(join_path(folder, JOB), dump_record(job))
+            if not path_exists(join_path(folder, "result.json")):
+                ready = lay_out_hot(job, folder, config, progress)
+                ready |= {"export": str(export or ""), "owner": take_folder(folder)}
+                launch = launcher or partial(launch_torchrun, port=port, progress=progress)
+                with log_folder(folder) as local:
+                    launch(ready, local, nproc)
+            return read_checked_json(join_path(folder, "result.json"), kind="training")
+
+
+@contextmanager
+def log_folder(folder: str) -> Iterator[Path]:
+    """The folder for the ranks' log: the run's own, or a local one whose log is uploaded when the block ends."""
+    if not is_remote(folder):
+        yield Path(folder)
+        return
+    with held_folder(purpose="train") as scratch:
+        try:
+            yield scratch
+        except TrainingFailed as error:
+            raise TrainingFailed(str(error).replace(str(scratch), folder)) from error
+        finally:
+            log = scratch / LOG
+            if log.exists():
+                upload_file(log, join_path(folder, LOG))
 
 
 def make_job(
     data: str | Path,
     *,
-    out: Path,
+    out: str | Path,
     plan: str | Path | None,
     allocation: str | Path | None,
     nproc: int,
@@ -153,8 +181,6 @@ def settings_of_checkpoint(path: str | Path) -> TrainConfig:
 
 def _check_start(start_from: str | Path, data: str | Path, schema: Schema, config: TrainConfig) -> Checkpoint:
     """The checkpoint, if a model like it can be trained on with this data and these settings."""
-    if is_remote(start_from):
-        raise InputError(f"--from {start_from}: training starts from a local or mounted folder, not from a URL")
     checkpoint = Checkpoint.load(start_from)
     trained = Schema.from_json(checkpoint.schema, where=f"{start_from}/checkpoint.json")
     check_growth(trained, schema, checkpoint=str(start_from), data=str(data))
@@ -168,7 +194,7 @@ def _check_start(start_from: str | Path, data: str | Path, schema: Schema, confi
     return checkpoint
 
 
-def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progress: Progress) -> dict[str, Any]:
+def lay_out_hot(job: Mapping[str, Any], folder: str | Path, config: TrainConfig, progress: Progress) -> dict[str, Any]:
     """The job with the data laid out for hot batches where the run trains them; laid out once per run."""
     plan = ShardPlan.load(job["plan"]) if job["plan"] else None
     if not wants_hot_batches(plan, config) or plan is None:
@@ -176,10 +202,10 @@ def lay_out_hot(job: Mapping[str, Any], folder: Path, config: TrainConfig, progr
     known = remembered(job, num_ranks=plan.world_size)
     if known and Switch.HOT_BATCHES in known.refused:
         return dict(job)
-    target = folder / "layout"
-    if not (target / Dataset.manifest_name).exists():
+    target = join_path(folder, "layout")
+    if not path_exists(join_path(target, Dataset.manifest_name)):
         layout_hot(job["data"], plan, out=target, keep_ids=shared_tables(plan, config), progress=progress)
-    return {**job, "hot_data": str(target)}
+    return {**job, "hot_data": target}
 
 
 def _resolved(path: str | Path) -> str:
@@ -194,27 +220,11 @@ def layout_note(result: Mapping[str, Any]) -> list[str]:
     return [f"note: the data has layout {stored!r}, the plan chose {planned!r} (recmill cluster --layout {planned})"]
 
 
-@contextmanager
-def hold_folder(folder: Path, *, what: str = "training") -> Iterator[None]:
-    """Refuse a second training, or `what` else writes, in `folder`. Ranks that were just killed get time to exit."""
-    with open(folder / ".lock", "w") as lock:
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise InputError(f"{folder}: another {what} is writing to this folder") from None
-                time.sleep(0.2)
-        yield
-
-
-def refuse_other_settings(folder: Path, job: Mapping[str, Any]) -> None:
+def refuse_other_settings(folder: str, job: Mapping[str, Any]) -> None:
     """Raise if the folder holds a run with other data or settings; how many ranks it used does not matter."""
-    if not (folder / JOB).exists():
+    if not path_exists(join_path(folder, JOB)):
         return
-    previous = read_checked_json(folder / JOB, kind="job")
+    previous = read_checked_json(join_path(folder, JOB), kind="job")
     # A folder may be older than a setting: it ran with the default.
     before = {**TrainConfig().to_json(), **previous["config"], "dataset": previous["inputs"]["dataset"]}
     now = {**job["config"], "dataset": job["inputs"]["dataset"], "start_from": job["inputs"].get("start_from")}
@@ -231,11 +241,11 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
         _check_port(port)
     rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(port)] if port else ["--standalone"]
     threads = threads_of(job["config"]["threads"], nproc)
-    with tempfile.TemporaryDirectory(prefix="recmill-train-") as scratch:
-        job_path = Path(scratch) / JOB
+    with held_folder(purpose="job") as scratch:
+        job_path = scratch / JOB
         job_path.write_text(dump_json({**job, "launched_at": time.monotonic()}), encoding="utf-8")
         arguments = [*rendezvous, *rank_arguments(nproc, job_path)]
-        log_path = folder / "train.log"
+        log_path = folder / LOG
         with open(log_path, "a", encoding="utf-8") as log:
             process = start_module(AGENT, arguments, environment=rank_environment(threads), stderr=log)
             try:
@@ -246,7 +256,7 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
                 process.wait(timeout=60)
                 raise
         if process.returncode:
-            cause = rank_failure(Path(scratch)) or _silent_ranks(Path(scratch), nproc, process.returncode)
+            cause = rank_failure(scratch) or _silent_ranks(scratch, nproc, process.returncode)
             raise TrainingFailed(f"{cause}; see {log_path}; run the same command to resume from the newest checkpoint")
 
 

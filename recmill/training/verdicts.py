@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import dump_record, is_remote, read_checked_json, write_text_atomically
+from recmill.artifacts import dump_record, is_remote, join_path, path_exists, read_checked_json, write_text_atomically
 from recmill.training.config import TrainConfig
 from recmill.training.switches import Switch
 
@@ -21,7 +21,7 @@ FORMAT_VERSION = 1
 # Settings that change neither what a step computes nor how long it takes.
 IRRELEVANT = (
     *("seed", "epochs", "dense_lr", "table_lr", "dense_weight_decay", "lr_schedule", "table_init_scale"),
-    *("eval_batch_size", "eval_every", "patience", "checkpoint_every", "max_steps", "timeout_s"),
+    *("eval_batch_size", "eval_every", "patience", "checkpoint_every", "checkpoint_async", "max_steps", "timeout_s"),
 )
 
 
@@ -74,8 +74,8 @@ class Verdicts:
 
 def remembered(job: Mapping[str, Any], *, num_ranks: int) -> Verdicts | None:
     """The verdicts of this run if it has begun, or of an equal one on this machine; None if nothing is known."""
-    own = Path(job["out"]) / VERDICTS_FILE
-    if own.exists():
+    own = join_path(job["out"], VERDICTS_FILE)
+    if path_exists(own):
         return Verdicts.from_json(read_checked_json(own, kind="verdicts"))
     cached = _cache_file(job, num_ranks)
     if cached is not None and cached.exists():
@@ -85,7 +85,7 @@ def remembered(job: Mapping[str, Any], *, num_ranks: int) -> Verdicts | None:
 
 def remember(job: Mapping[str, Any], verdicts: Verdicts, *, num_ranks: int) -> None:
     """Keep the verdicts for a resumed run and, if they were measured, for later runs with the same plan."""
-    write_text_atomically(Path(job["out"]) / VERDICTS_FILE, dump_record(verdicts.to_json()))
+    write_text_atomically(join_path(job["out"], VERDICTS_FILE), dump_record(verdicts.to_json()))
     cached = _cache_file(job, num_ranks)
     if cached is None or not verdicts.seconds or not os.access(cached.parent.parent, os.W_OK):
         return

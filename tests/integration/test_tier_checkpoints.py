@@ -87,7 +87,8 @@ def run_rank(rank: int, world_size: int, job: dict, trains: bool) -> None:
         if trains:
             run.train()
         else:
-            run._save(out / "checkpoint")
+            run._save("checkpoint")
+            run.saver.close()
         dist.destroy_process_group()
     except BaseException:
         (out / f"error-{rank}.txt").write_text(traceback.format_exc())

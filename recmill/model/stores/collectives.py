@@ -58,9 +58,10 @@ def broadcast_values(values_N: Tensor) -> Tensor:
     return sent_N.to(values_N.device)
 
 
-def gather_json(value: Any) -> list[Any]:
-    """The JSON values of all ranks of the default process group, in rank order, on every rank."""
-    return [_from_bytes(text) for text in gather_all(_as_bytes(value), None)]
+def gather_json(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The JSON values of all ranks of the default or a gloo process group, in rank order, on every rank."""
+    sent = _as_bytes(value)
+    return [_from_bytes(text) for text in gather_all(sent if group is None else sent.cpu(), group)]
 
 
 def _as_bytes(value: Any) -> Tensor:

@@ -34,9 +34,8 @@ from recmill.progress import Progress, no_progress
 from recmill.training.prediction.rows import DatasetRows, LogRows, ScorePart, cut_parts, open_rows, read_batches
 from recmill.training.prediction.scorer import ModelFolder
 from recmill.training.prediction.scores import JOB, MANIFEST, find_written, finish, write_part
-from recmill.training.processes import die_with_parent, rank_environment, threads_of
+from recmill.training.processes import die_with_parent, hold_folder, rank_environment, threads_of
 from recmill.training.rank.dedup import DedupChoice, choose_lists
-from recmill.training.trainer import hold_folder
 
 BATCH_SIZE = 8_192
 ROWS_PER_PART = 262_144
@@ -86,7 +85,7 @@ def predict_scores(
         refuse_foreign_folder(folder, JOB)
     with explain_write_errors(out):
         folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(folder, what="prediction"):
+    with hold_folder(str(folder), what="prediction"):
         _refuse_other_job(folder, job)
         if (folder / MANIFEST).exists():
             return read_checked_json(folder / MANIFEST, kind="scores")

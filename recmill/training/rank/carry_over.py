@@ -36,7 +36,7 @@ def carry_over(path: str | Path, sharded: ShardedModel, *, data: str | Path) -> 
     Rows that the vocabulary of `data` has given to other values since are left as new.
     """
     checkpoint = Checkpoint.load(path)
-    rows = _SavedRows(Path(path), checkpoint, reused=reused_rows(data, _schema_of(checkpoint), sharded.schema))
+    rows = _SavedRows(path, checkpoint, reused=reused_rows(data, _schema_of(checkpoint), sharded.schema))
     for store in sharded.stores:
         if isinstance(store, SharedEmbeddingBagCollection):
             store.merge_rows(block for table in store.array.tables for block in rows.blocks(table))
@@ -44,7 +44,7 @@ def carry_over(path: str | Path, sharded: ShardedModel, *, data: str | Path) -> 
         for table in store.tables:
             for block in rows.blocks(table):
                 store.put_rows(*block)
-    load_dense(Path(path), sharded)
+    load_dense(path, sharded)
 
 
 def _schema_of(checkpoint: Checkpoint) -> Schema:
@@ -54,7 +54,7 @@ def _schema_of(checkpoint: Checkpoint) -> Schema:
 class _SavedRows:
     """The logical tables of a checkpoint, read a block of rows at a time, whether they shared parameters or not."""
 
-    def __init__(self, path: Path, checkpoint: Checkpoint, *, reused: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | Path, checkpoint: Checkpoint, *, reused: Mapping[str, Any]) -> None:
         self._path, self._reused = path, reused
         schema = _schema_of(checkpoint)
         self._shapes = {table.name: (table.num_rows, table.dim) for table in schema.tables}

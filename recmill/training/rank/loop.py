@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,30 +17,37 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import (
+    Checkpoint,
     Dataset,
     InputError,
     ShardPlan,
     WorkerAllocation,
     dump_record,
+    is_remote,
+    join_path,
+    path_exists,
     record_json,
     write_text_atomically,
 )
+from recmill.artifacts.places.stores import remove_folder, scratch_folder
 from recmill.data.hot.layout import COLD, HOT
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.schema import Schema
 from recmill.model.stores.collectives import broadcast_json
 from recmill.model.tasks import sum_losses
-from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, prune_checkpoints, save_checkpoint
+from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
 from recmill.training.evaluation import PredictionCollector, Predictions, measure_predictions, metric_features
+from recmill.training.processes import check_owner
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.description import describe_hot, describe_model
 from recmill.training.rank.feed import Feed, session_limit
 from recmill.training.rank.sharding import ShardedModel
-from recmill.training.rank.state import RunState, curve_lines, read_curve
+from recmill.training.rank.state import LossCurve, RunState
 from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
+from recmill.training.tensors.saving import Saver
 from recmill.training.verdicts import Verdicts
 from recmill.tuning.online.tuner import OnlineTuner
 
@@ -66,21 +71,22 @@ class TrainingRun:
     config: TrainConfig
     settings: TrainConfig
     verdicts: Verdicts
-    out: Path
+    out: str  # local or remote
     device: torch.device
     dedup: DedupChoice
     plan: ShardPlan
     allocation: WorkerAllocation | None
     inputs: Mapping[str, str]
     report: Report
+    owner: str = ""  # of the folder, if it is remote: this launch of the run
 
     def __post_init__(self) -> None:
         planned = self.plan.ingest.workers if self.plan.ingest else None
         self.workers = self.allocation.stages if self.allocation else planned
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.state = RunState()
-        self.curve: list[dict[str, float]] = []
-        self.curve_crc32 = 0
+        self.curve = LossCurve(join_path(self.out, "metrics.jsonl"), writes=self.rank == 0)
+        self.saver = Saver(self.config.checkpoint_async)
         # What training used, and for how many samples and steps, since this start.
         self.meter, self.num_metered, self.num_metered_steps = UsageMeter(), 0, 0
         self.pending: list[tuple[int, int, Tensor]] = []  # (step, samples so far, loss summed over this rank)
@@ -124,16 +130,13 @@ class TrainingRun:
 
     def resume(self) -> bool:
         """Continue from the newest checkpoint, if there is one; steps logged after it are repeated."""
-        found = newest_checkpoint(self.out / "checkpoints")
+        found = newest_checkpoint(join_path(self.out, "checkpoints"))
         if found is None:
             return False
         saved = load_checkpoint(found, self.sharded)
         self.state = RunState.from_json(saved.run)
         self.ingest.load_state_dict(saved.ingest)
-        if self.rank == 0:
-            self.curve = read_curve(self.out / "metrics.jsonl", self.state.step, saved.curve_crc32)
-            self.curve_crc32 = zlib.crc32(curve_lines(self.curve).encode())
-            write_text_atomically(self.out / "metrics.jsonl", curve_lines(self.curve))
+        self.curve.restore(self.state.step, saved.curve_crc32)
         return True
 
     def train(self) -> dict[str, Any]:
@@ -145,6 +148,7 @@ class TrainingRun:
             self.meter.start()
             while self.state.step < self.num_steps and not self.state.is_stopped:
                 self.train_step(*self._next(batches))
+                self.saver.check()
                 is_last = self.state.step == self.num_steps
                 if len(self.pending) == LOG_EVERY or is_last:
                     self._flush_losses()
@@ -154,7 +158,7 @@ class TrainingRun:
                     self.ingest.observe(self._held_out_loss())
                 if self.state.step % self.config.checkpoint_every == 0:
                     self._flush_losses()
-                    self._save(self.out / "checkpoints" / f"step-{self.state.step:08d}")
+                    self._save(f"checkpoints/step-{self.state.step:08d}")
             stats = self.ingest.stats()
         self.meter.stop()
         self._flush_losses()
@@ -239,11 +243,8 @@ class TrainingRun:
             entry = {"step": step, "samples": samples, "seconds": round(self.state.seconds, 4), "loss": loss / count}
             new.append(entry)
         self.pending.clear()
-        self.curve += new
-        self.curve_crc32 = zlib.crc32(curve_lines(new).encode(), self.curve_crc32)
+        self.curve.add(new)
         if self.rank == 0:
-            with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(curve_lines(new))
             self.report("train step", self.state.step, self.num_steps)
 
     def _evaluate_and_decide(self) -> None:
@@ -262,7 +263,7 @@ class TrainingRun:
         if self.config.patience:
             if is_best:
                 self._flush_losses()
-                self._save(self.out / "checkpoints" / "best")
+                self._save("checkpoints/best")
             self.state.is_stopped = self.state.num_worse >= self.config.patience
         self.sharded.module.train()
         self.meter.start()
@@ -308,27 +309,41 @@ class TrainingRun:
             "world_size": self.world_size,
             "run": self.state.to_json(),
             "ingest": self.ingest.state_dict(),
-            "curve_crc32": self.curve_crc32,
+            "curve_crc32": self.curve.crc32,
         }
 
-    def _save(self, target: Path, extra: Mapping[str, Any] | None = None) -> None:
+    def _save(self, name: str, extra: Mapping[str, Any] | None = None) -> None:
+        """Save to the folder `name` of the run; with `extra`, of a finished model, it is complete on return."""
         self.meter.stop()
-        body = {**self._body(), **(extra or {})}
-        vocabulary = self.dataset.path if extra else None  # step checkpoints are for this run, whose data has it
-        save_checkpoint(target, self.sharded, body=body, inputs=self.inputs, vocabulary_of=vocabulary)
-        if self.rank == 0:
-            prune_checkpoints(target.parent)
+        record_losses = self.curve.written()
+
+        def before() -> None:
+            check_owner(self.out, self.owner)
+            record_losses()
+
+        save_checkpoint(
+            join_path(self.out, name),
+            self.sharded,
+            saver=self.saver,
+            body={**self._body(), **(extra or {})},
+            inputs=self.inputs,
+            before=before,
+            vocabulary_of=self.dataset.path if extra else None,  # step checkpoints are for this run, whose data has it
+            is_last=bool(extra),
+        )
         self.meter.start()
 
     def _finish(self, ingest_stats: Mapping[str, Any], tuning: list[dict[str, Any]]) -> dict[str, Any]:
-        best = self.out / "checkpoints" / "best"
-        if self.config.patience and best.exists():
+        self.saver.wait()
+        best = join_path(self.out, "checkpoints/best")
+        if self.config.patience and path_exists(join_path(best, Checkpoint.manifest_name)):
             load_checkpoint(best, self.sharded)
         usage = usage_of_all_ranks(self.meter)
         predictions = self.predict(evaluation_split(self.dataset), keeps_sessions=True)
         cutoffs, seed = self.config.metric_cutoffs, self.config.seed
         metrics = measure_predictions(predictions, self.dataset, self.schema, cutoffs=cutoffs, seed=seed)
-        self._save(self.out / "checkpoint", {"metrics": metrics})
+        self._save("checkpoint", {"metrics": metrics})
+        self.saver.close()
         if self.rank != 0:
             return {}
         result = {
@@ -343,10 +358,11 @@ class TrainingRun:
             "peak_memory_bytes": int(usage["peak_memory_bytes"]),
             "usage": {**usage, "num_samples": self.num_metered, "num_steps": self.num_metered_steps},
             "metrics": metrics,
-            "curve": self.curve,
+            "curve": self.curve.entries,
             "evaluations": self.state.evaluations,
             "roc": predictions.roc() if predictions else {},
             "ingest": dict(ingest_stats),
+            "saving": self.saver.to_json(),
             "tuning": tuning,
             "hot": describe_hot(self.ingest, self.sharded),
             "dedup": self.dedup.to_json(),
@@ -367,7 +383,12 @@ class TrainingRun:
                 "content_hash": self.dataset.content_hash,
             },
         }
-        write_text_atomically(self.out / "result.json", dump_record(result))
-        for folder in ("checkpoints", DISK_FOLDER):
-            shutil.rmtree(self.out / folder, ignore_errors=True)
+        write_text_atomically(join_path(self.out, "result.json"), dump_record(result))
+        remove_folder(join_path(self.out, "checkpoints"))
+        remove_folder(disk_folder(self.out))
         return result
+
+
+def disk_folder(out: str) -> Path:
+    """Where the rows of tables beyond memory are: on this machine, also if the run's folder is not."""
+    return scratch_folder(out, DISK_FOLDER) if is_remote(out) else Path(out) / DISK_FOLDER

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, explain_write_errors, is_remote, write_text_atomically
+from recmill.artifacts.places.stores import read_bytes
 
 
 @dataclass(kw_only=True)
@@ -34,17 +35,54 @@ class RunState:
         return cls(**{**loaded, "best_auc": -math.inf if best is None else best})
 
 
-def read_curve(path: Path, step: int, crc32: int | None) -> list[dict[str, Any]]:
+class LossCurve:
+    """The losses of a run, in memory and in metrics.jsonl. Rank 0 writes the file.
+
+    A local file grows with every call of `add`. A store's files cannot grow, so there it is written with checkpoints.
+    """
+
+    def __init__(self, path: str, *, writes: bool) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.crc32 = 0  # of all lines
+        self._path, self._writes = path, writes
+
+    def add(self, new: Sequence[dict[str, Any]]) -> None:
+        lines = curve_lines(new)
+        self.entries += new
+        self.crc32 = zlib.crc32(lines.encode(), self.crc32)
+        if self._writes and not is_remote(self._path):
+            with explain_write_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
+                file.write(lines)
+
+    def written(self) -> Callable[[], None]:
+        """A function that makes the file contain the losses until now, if it does not."""
+        if not is_remote(self._path):
+            return lambda: None
+        text = curve_lines(self.entries)
+        return lambda: write_text_atomically(self._path, text)
+
+    def restore(self, step: int, crc32: int | None) -> None:
+        """Go back to `step`: later losses are logged again."""
+        if self._writes:
+            self.entries = read_curve(self._path, step, crc32)
+            text = curve_lines(self.entries)
+            self.crc32 = zlib.crc32(text.encode())
+            write_text_atomically(self._path, text)
+
+
+def read_curve(path: str | Path, step: int, crc32: int | None) -> list[dict[str, Any]]:
     """The losses until `step` that a run has logged. The last line may be half-written: the run was killed."""
     curve = []
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_bytes(path).decode("utf-8").splitlines():
             entry = json.loads(line)
             if entry["step"] > step:
                 break
             curve.append(entry)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file, but the run has a checkpoint of step {step}") from None
+    except InputError:
+        raise
     except (ValueError, LookupError, TypeError):
         pass  # the checksum says whether it matters
     if crc32 not in (None, zlib.crc32(curve_lines(curve).encode())):

@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from recmill.artifacts import Dataset, ShardPlan
+from recmill.artifacts import Dataset, ShardPlan, join_path
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.ingest.memory import available_memory_bytes
@@ -65,7 +64,7 @@ def decide_switches(
     verdicts = None
     if dist.get_rank() == 0:
         verdicts = remembered(job, num_ranks=dist.get_world_size())
-        if verdicts is None and newest_checkpoint(Path(job["out"]) / "checkpoints") is not None:
+        if verdicts is None and newest_checkpoint(join_path(job["out"], "checkpoints")) is not None:
             verdicts = Verdicts(obstacle="the run began without a trial")
     known = broadcast_json(verdicts and verdicts.to_json())
     verdicts = known and Verdicts.from_json(known)

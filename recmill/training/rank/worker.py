@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
 import time
 import traceback
@@ -22,9 +21,11 @@ from recmill.artifacts import (
     ShardPlan,
     WorkerAllocation,
     dump_json,
+    join_path,
     read_json,
     write_text_atomically,
 )
+from recmill.artifacts.places.stores import remove_folder
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.planning.torchrec_plan import without_tiers
@@ -40,7 +41,7 @@ from recmill.training.processes import (
 )
 from recmill.training.rank.carry_over import carry_over
 from recmill.training.rank.dedup import choose_dedup_together
-from recmill.training.rank.loop import DISK_FOLDER, TrainingRun
+from recmill.training.rank.loop import TrainingRun, disk_folder
 from recmill.training.rank.sharding import shard_model
 from recmill.training.rank.trial import decide_switches
 from recmill.training.serving import export_checkpoint
@@ -58,7 +59,7 @@ def main(job_path: str, report: Progress = print_progress) -> None:
     try:
         run_rank(job, startup_seconds, report)
         if rank == 0 and job.get("export"):
-            export_checkpoint(Path(job["out"]) / "checkpoint", out=job["export"], for_mlflow=False)
+            export_checkpoint(join_path(job["out"], "checkpoint"), out=job["export"], for_mlflow=False)
     except BaseException as error:
         kind = "input" if isinstance(error, InputError) else "crash"
         failure = {"rank": rank, "kind": kind, "message": str(error), "traceback": traceback.format_exc()}
@@ -104,7 +105,7 @@ def _train_repeats(jobs: list[dict[str, Any]], device: torch.device, report: Pro
         del run
         gc.collect()
         if dist.get_rank() == 0:
-            shutil.rmtree(Path(job["out"]) / "checkpoint")
+            remove_folder(join_path(job["out"], "checkpoint"))
     if dist.get_rank() == 0:
         report(REPEATS, len(jobs), len(jobs))
 
@@ -140,7 +141,7 @@ def _build_run(
     if config.tiers == "false":
         plan = without_tiers(plan, schema, batch_size=config.batch_size)
     dedup = choose_dedup_together(dataset, schema, config, plan)
-    sharded = shard_model(schema, config, plan, device, dedup=dedup, disk_folder=Path(job["out"]) / DISK_FOLDER)
+    sharded = shard_model(schema, config, plan, device, dedup=dedup, disk_folder=disk_folder(job["out"]))
     # Dropout draws differ between ranks, as samples do.
     torch.manual_seed(config.seed * 1_000_003 + dist.get_rank())
     has_hot_data = job.get("hot_data") and wants_hot_batches(plan, config)
@@ -152,7 +153,8 @@ def _build_run(
         config=config,
         settings=TrainConfig.from_json(job["config"]),
         verdicts=verdicts or Verdicts(),
-        out=Path(job["out"]),
+        out=job["out"],
+        owner=job.get("owner", ""),
         device=device,
         dedup=dedup,
         plan=plan,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from recmill.artifacts import Checkpoint, InputError, write_folder
+from recmill.artifacts import Checkpoint, InputError, local_folder, write_folder
 from recmill.artifacts.tensors import NAMES, StoredTensor, write_tensors
 from recmill.training.tensors.storage import FORMAT_VERSION, TensorEntry, TensorIndex, TensorPart, stored_name
 
@@ -50,7 +50,11 @@ class _IndexUnpickler(pickle.Unpickler):
 
 def convert_checkpoint(old: str | Path, *, out: str | Path) -> Checkpoint:
     """Write the checkpoint `old` to `out` in today's format: the same tensors, tensor by tensor."""
-    folder = Path(old)
+    with local_folder(old) as folder:
+        return _convert(folder, old, out=out)
+
+
+def _convert(folder: Path, old: str | Path, *, out: str | Path) -> Checkpoint:
     checkpoint = Checkpoint.load(folder, verify=True)
     if not (folder / OLD_INDEX).exists():
         raise InputError(f"{old}: holds no {OLD_INDEX}: there is nothing to convert")
@@ -63,7 +67,8 @@ def convert_checkpoint(old: str | Path, *, out: str | Path) -> Checkpoint:
         for rank, (_, keys) in enumerate(sorted(by_file.items())):
             tensors = [_describe(folder, index, key) for key in keys]
             new = f"rank-{rank:05d}.safetensors"
-            for key, tensor, place in zip(keys, tensors, write_tensors(target / new, tensors), strict=True):
+            places, _ = write_tensors(target / new, tensors)
+            for key, tensor, place in zip(keys, tensors, places, strict=True):
                 offset = tuple(key.offset or (0 for _ in tensor.shape))
                 part = TensorPart(offset=offset, shape=tensor.shape, file=new, **vars(place))
                 parts.setdefault(key.fqn, []).append(part)

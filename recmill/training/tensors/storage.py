@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -31,7 +32,17 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from recmill.artifacts import InputError, dump_json, read_json, read_record, record_json
+from recmill.artifacts import (
+    FileEntry,
+    InputError,
+    dump_json,
+    is_remote,
+    join_path,
+    read_json,
+    read_record,
+    record_json,
+)
+from recmill.artifacts.places.stores import use_store
 from recmill.artifacts.tensors import (
     DTYPES,
     NAMES,
@@ -74,20 +85,22 @@ class TensorIndex:
     tensors: Mapping[str, TensorEntry]
 
     def save(self, folder: Path) -> None:
+        """Write it to a local folder."""
         (folder / INDEX_FILE).write_text(dump_json(record_json(self)), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> TensorIndex:
+    def load(cls, folder: str | Path) -> TensorIndex:
         """Read and check it: parts lie inside their tensor and inside files of this folder."""
-        where = str(folder / INDEX_FILE)
-        if (folder / ".metadata").exists():
+        where = join_path(folder, INDEX_FILE)
+        sizes = _file_sizes(folder)
+        if ".metadata" in sizes:
             raise InputError(
                 f"{folder}: an older recmill wrote it; convert it: recmill convert-checkpoint {folder} --out NEW"
             )
         index = read_record(cls, read_json(where), where=where)
         if index.format_version != FORMAT_VERSION:
             raise InputError(f"{where}: format_version is {index.format_version}, this recmill reads {FORMAT_VERSION}")
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)}
+        sizes = {name: size for name, size in sizes.items() if FILE_NAME.fullmatch(name)}
         for name, entry in index.tensors.items():
             if entry.dtype not in DTYPES:
                 raise InputError(f"{where}: {name} has dtype {entry.dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -102,13 +115,26 @@ class TensorIndex:
         return index
 
 
+def _file_sizes(folder: str | Path) -> dict[str, int]:
+    if not is_remote(folder):
+        return {path.name: path.stat().st_size for path in Path(folder).iterdir() if path.is_file()}
+
+    def sizes(filesystem: Any, root: str) -> dict[str, int]:
+        found = (entry for entry in filesystem.ls(root, detail=True) if entry["type"] == "file")
+        return {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in found}
+
+    return use_store(folder, sizes)
+
+
 def save_tensors(state: dict[str, Any], folder: Path, **options: Any) -> None:
-    """Write the tensors of a state, a nested dictionary, together with all ranks of the process group."""
-    with _raising_causes():
-        dcp.save(state, storage_writer=TensorWriter(folder), **options)
+    """Write the tensors of a state to a local folder in this process alone."""
+    writer = TensorWriter(folder)
+    writer.plan(state, **options)
+    written = writer.write()
+    writer.save_index([written], folder)
 
 
-def load_tensors(state: dict[str, Any], folder: Path, **options: Any) -> None:
+def load_tensors(state: dict[str, Any], folder: str | Path, **options: Any) -> None:
     """Fill the tensors of a state, whatever number of ranks wrote them and reads them."""
     try:
         with _raising_causes():
@@ -130,11 +156,70 @@ def _raising_causes() -> Iterator[None]:
         raise next((cause for cause in causes if isinstance(cause, InputError)), causes[0]) from None
 
 
-class TensorWriter(dcp.StorageWriter):  # type: ignore[misc]
-    """Every rank writes one file; the first one writes the index."""
+@dataclass(frozen=True, kw_only=True)
+class WrittenFile:
+    """What a rank wrote: its file, and the places of the tensors by name and offset."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    entry: FileEntry
+    places: Mapping[tuple[str, tuple[int, ...] | None], TensorPlace]
+
+    def to_json(self) -> dict[str, Any]:
+        places = [[name, offset, place.begin, place.crc32] for (name, offset), place in self.places.items()]
+        return {"entry": record_json(self.entry), "places": places}
+
+    @classmethod
+    def from_json(cls, loaded: Mapping[str, Any]) -> WrittenFile:
+        places = {
+            (name, None if offset is None else tuple(offset)): TensorPlace(begin=begin, crc32=tuple(crc32))
+            for name, offset, begin, crc32 in loaded["places"]
+        }
+        return cls(entry=FileEntry(**loaded["entry"]), places=places)
+
+
+class TensorWriter(dcp.StorageWriter):  # type: ignore[misc]
+    """Every rank writes one file; the first one writes the index.
+
+    All ranks `plan` together, `write` each by itself and at any time, and the first calls `save_index` with what they
+    wrote. With `copies(num_bytes of all ranks)` the plan ends with a copy of the state in memory, so that the live one
+    may change before it is written.
+    """
+
+    def __init__(self, folder: str | Path, *, copies: Callable[[int], bool] = lambda _: False) -> None:
+        self._folder, self._copies = folder, copies
+        self.has_copied, self.num_bytes = False, 0  # of this rank
+        self._file = ""
+        self._items: list[WriteItem] = []
+        self._tensors: list[StoredTensor] = []
+        self._metadata: Metadata | None = None
+
+    def plan(self, state: dict[str, Any], **options: Any) -> None:
+        """Divide the tensors of a nested dictionary among the ranks of the process group."""
+        with _raising_causes():
+            dcp.save(state, storage_writer=self, **options)
+
+    def write(self) -> WrittenFile:
+        """Write this rank's file; a copy is freed afterwards."""
+        places, entry = write_tensors(join_path(self._folder, self._file), self._tensors)
+        self._tensors = []
+        indexes = (item.index for item in self._items)
+        keys = [(index.fqn, None if index.offset is None else tuple(index.offset)) for index in indexes]
+        return WrittenFile(entry=entry, places=dict(zip(keys, places, strict=True)))
+
+    def save_index(self, written: Sequence[WrittenFile], folder: Path) -> None:
+        """Write tensors.json to a local folder, from what all ranks have written; only on the first rank."""
+        assert self._metadata is not None
+        places = {key: (own.entry.name, place) for own in written for key, place in own.places.items()}
+        tensors = {}
+        for name, stored in self._metadata.state_dict_metadata.items():
+            assert isinstance(stored, TensorStorageMetadata)
+            parts = []
+            for chunk in stored.chunks:
+                key = (name, tuple(chunk.offsets))
+                file, place = places[key] if key in places else places[name, None]
+                parts.append(TensorPart(offset=key[1], shape=tuple(chunk.sizes), file=file, **vars(place)))
+            dtype = NAMES[stored.properties.dtype]
+            tensors[name] = TensorEntry(dtype=dtype, shape=tuple(stored.size), parts=tuple(parts))
+        TensorIndex(format_version=FORMAT_VERSION, tensors=tensors).save(folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
@@ -146,49 +231,50 @@ class TensorWriter(dcp.StorageWriter):  # type: ignore[misc]
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return [replace(plan, storage_data=f"rank-{rank:05d}.safetensors") for rank, plan in enumerate(plans)]
+        num_bytes = sum(_describe(item).num_bytes for plan in plans for item in plan.items)
+        copies = self._copies(num_bytes)
+        names = [f"rank-{rank:05d}.safetensors" for rank in range(len(plans))]
+        return [replace(plan, storage_data=(name, copies)) for name, plan in zip(names, plans, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Keep what is to be written, or a copy of it."""
+        self._file, self.has_copied = plan.storage_data
+        self._items = list(plan.items)
+        self._tensors = [_describe(item, planner, copies=self.has_copied) for item in plan.items]
+        self.num_bytes = sum(tensor.num_bytes for tensor in self._tensors)
         done: Future[list[WriteResult]] = Future()
-        tensors = [_describe(item, planner) for item in plan.items]
-        places = write_tensors(self._folder / plan.storage_data, tensors) if tensors else []
-        done.set_result(
-            [
-                WriteResult(index=item.index, size_in_bytes=tensor.num_bytes, storage_data=(plan.storage_data, place))
-                for item, tensor, place in zip(plan.items, tensors, places, strict=True)
-            ]
-        )
+        pairs = zip(self._items, self._tensors, strict=True)
+        done.set_result([WriteResult(index=i.index, size_in_bytes=t.num_bytes, storage_data=None) for i, t in pairs])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        places = {(own.index.fqn, own.index.offset): own.storage_data for rank in results for own in rank}
-        tensors = {}
-        for name, stored in metadata.state_dict_metadata.items():
-            assert isinstance(stored, TensorStorageMetadata)
-            parts = []
-            for chunk in stored.chunks:
-                file, place = places[name, chunk.offsets] if (name, chunk.offsets) in places else places[name, None]
-                parts.append(
-                    TensorPart(offset=tuple(chunk.offsets), shape=tuple(chunk.sizes), file=file, **vars(place))
-                )
-            dtype = NAMES[stored.properties.dtype]
-            tensors[name] = TensorEntry(dtype=dtype, shape=tuple(stored.size), parts=tuple(parts))
-        TensorIndex(format_version=FORMAT_VERSION, tensors=tensors).save(self._folder)
+        self._metadata = metadata
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return True
 
 
-def _describe(item: WriteItem, planner: SavePlanner) -> StoredTensor:
+def _describe(item: WriteItem, planner: SavePlanner | None = None, *, copies: bool = False) -> StoredTensor:
     if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
         raise TypeError(f"{item.index.fqn}: not a tensor; checkpoints hold tensors only")
-    return StoredTensor(
+
+    def read() -> Tensor:
+        assert planner is not None
+        found = planner.resolve_data(item)
+        assert isinstance(found, Tensor)
+        return found
+
+    tensor = StoredTensor(
         name=stored_name(item.index.fqn, item.index.offset),
         dtype=item.tensor_data.properties.dtype,
         shape=tuple(item.tensor_data.chunk.sizes),
-        read=lambda: planner.resolve_data(item),
+        read=read,
     )
+    if not copies:
+        return tensor
+    copy = read().detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return replace(tensor, read=lambda: copy)
 
 
 def stored_name(name: str, offset: Sequence[int] | None) -> str:
@@ -199,7 +285,7 @@ def stored_name(name: str, offset: Sequence[int] | None) -> str:
 class TensorReader(dcp.StorageReader):  # type: ignore[misc]
     """Reads the rows that a rank needs from the files of all ranks that wrote."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self._folder, self._index = folder, TensorIndex.load(folder)  # torch would hide why an index cannot be read
         self._parts: dict[MetadataIndex, tuple[TensorEntry, TensorPart]] = {}
 
@@ -246,7 +332,7 @@ class TensorReader(dcp.StorageReader):  # type: ignore[misc]
             for start in range(0, lengths[0], step):  # a part may be larger than the memory that is left
                 stop = min(lengths[0], start + step)
                 first, place = offsets[0], TensorPlace(begin=part.begin, crc32=part.crc32)
-                path = self._folder / part.file
+                path = join_path(self._folder, part.file)
                 stored = read_rows(path, place, dtype, shape, start=first + start, stop=first + stop)
                 for axis in range(1, len(offsets)):
                     stored = stored.narrow(axis, offsets[axis], lengths[axis])
