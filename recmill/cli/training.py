@@ -213,9 +213,23 @@ def predict(
     help="A feature that all candidates of a request share; name all of them. Default: sequences, the user's id and "
     "features of the schema's groups.",
 )
+@click.option(
+    "--profile",
+    help="Profile of the data: the most read rows are stored first, and features that hardly change inside sessions "
+    "are the user's. Default: counts of the vocabulary, if there is one.",
+)
+@click.option("--data", help="Dataset to measure every form of the tables on, with the split that training holds out.")
 @verify_option
 @json_option
-def export(checkpoint: str, out: str, form: TableForm, user_features: tuple[str, ...], as_json: bool) -> None:
+def export(
+    checkpoint: str,
+    out: str,
+    form: TableForm,
+    user_features: tuple[str, ...],
+    profile: str | None,
+    data: str | None,
+    as_json: bool,
+) -> None:
     """Turn CHECKPOINT into a servable model.
 
     \b
@@ -224,7 +238,15 @@ def export(checkpoint: str, out: str, form: TableForm, user_features: tuple[str,
     """
     from recmill.training.serving import export_checkpoint
 
-    result = export_checkpoint(checkpoint, out=out, tables=form, user_features=user_features)
+    result = export_checkpoint(
+        checkpoint,
+        out=out,
+        tables=form,
+        user_features=user_features,
+        profile=profile,
+        data=data,
+        progress=progress_for(as_json),
+    )
     emit(
         result,
         [f"model in {out}: {', '.join(result['files'])}", *_describe_request(result["request"])],
@@ -237,6 +259,10 @@ def _describe_request(request: Mapping[str, Any]) -> list[str]:
     return [
         f"request model: tables as {request['tables']}, {format_bytes(request['bytes'])} in total",
         f"features of the user: {names} ({request['user_features_from']})",
+        *(
+            f"  {form:8} {format_bytes(own['bytes']):>10}  {_accuracy(own)}"
+            for form, own in request.get("forms", {}).items()
+        ),
     ]
 
 

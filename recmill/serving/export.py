@@ -25,12 +25,13 @@ from kernels.shared_lookup.packing import pack
 from recmill.artifacts.tensors import StoredTensor, write_tensors
 from recmill.model.ranker import Ranker
 from recmill.model.settings import RankerConfig
+from recmill.serving.counts import Counts
 from recmill.serving.sides import choose_user_features
 from recmill.serving.signature import REQUEST_FOLDER, RequestManifest, StoredSharing, StoredTable, TableForm
 from recmill.serving.tables import pack_rows, row_bytes
 
 BLOCK_ROWS = 65_536  # rows that are packed and written at a time
-Counts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # rows, how often each was read
+HOT_SHARE = 0.9  # of a table's reads that its hot rows take: these are in memory before the first request
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,15 +58,17 @@ def write_request_model(
     checkpoint_hash: str,
     form: TableForm = "float32",
     user_features: Sequence[str] = (),
+    repeats: Mapping[str, float] | None = None,
     counts: Mapping[str, Counts] | None = None,
 ) -> RequestManifest:
     """Write FOLDER/request. `counts` of a table's reads put its most read rows first; tables without keep their order.
 
+    `user_features` and `repeats` decide which features are the user's (sides.py).
     Arrays that several tables share stay float32 in the form float32, and take one byte per slot in every other.
     """
     target = folder / REQUEST_FOLDER
     (target / "tables").mkdir(parents=True)
-    chosen, why = choose_user_features(ranker.schema, given=user_features)
+    chosen, why = choose_user_features(ranker.schema, given=user_features, repeats=repeats)
     weights = {name: value.detach() for name, value in ranker.state_dict().items()}
     _write_all(target / "dense.safetensors", weights)
     stored = {
@@ -116,14 +119,13 @@ def _write_table(folder: Path, position: int, weight: Tensor, form: TableForm, c
 def _hot_first(
     num_rows: int, rows: npt.NDArray[np.int64], reads: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64] | None, int]:
-    """The rows in descending order of their reads (None if they are stored so already), and how many were read."""
+    """The rows in descending order of their reads (None if they are stored so already), and how many are hot."""
     counts = np.zeros(num_rows, dtype=np.int64)
     known = rows < num_rows
     counts[rows[known]] = reads[known]
-    hot_rows = int((counts > 0).sum())
-    if (counts[1:] <= counts[:-1]).all():
-        return None, hot_rows
-    return np.argsort(-counts, kind="stable"), hot_rows
+    order = None if (counts[1:] <= counts[:-1]).all() else np.argsort(-counts, kind="stable")
+    running = np.cumsum(counts if order is None else counts[order])
+    return order, int(np.searchsorted(running, HOT_SHARE * running[-1])) + 1 if running[-1] else 0
 
 
 def _write_shared(folder: Path, shared: SharedSlots, form: TableForm) -> StoredSharing:

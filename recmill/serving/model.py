@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from kernels.shared_lookup import SharedLayout
 from recmill.artifacts import InputError, is_remote
@@ -19,9 +16,10 @@ from recmill.data.schema import Schema
 from recmill.model.ranker import Ranker
 from recmill.model.settings import RankerConfig
 from recmill.serving.batch import RequestBatch
+from recmill.serving.mapping import MappedFiles
 from recmill.serving.scoring import RequestScorer
 from recmill.serving.signature import REQUEST_FOLDER, RequestManifest, StoredSharing, StoredTable
-from recmill.serving.tables import RowSource, SharedArrayRows, StoredRows
+from recmill.serving.tables import ServedTable, SharedArrayRows, StoredRows
 
 Memory = Literal["mapped", "resident"]
 
@@ -29,19 +27,28 @@ Memory = Literal["mapped", "resident"]
 class RequestModel:
     """Probabilities of candidates. Scoring changes nothing, so several threads may use one model."""
 
-    def __init__(self, manifest: RequestManifest, scorer: RequestScorer) -> None:
-        self.manifest, self.signature, self._scorer = manifest, scorer.signature, scorer
+    def __init__(self, manifest: RequestManifest, scorer: RequestScorer, files: MappedFiles) -> None:
+        self.manifest, self.signature, self.files = manifest, scorer.signature, files
+        self._scorer = scorer
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, memory: Memory = "mapped", verify: bool | None = None, is_split: bool = True
+        cls,
+        folder: str | Path,
+        *,
+        memory: Memory = "mapped",
+        cold_bytes: int | None = None,
+        verify: bool | None = None,
+        is_split: bool = True,
     ) -> RequestModel:
         """Load an exported model, given as its folder or its folder `request`.
 
-        "mapped" tables are read from their files as requests need them, and the operating system may drop them again,
-        so tables may be larger than memory. "resident" reads all of them now, and compares their hashes. `verify`
-        compares the hashes of mapped tables too (default: as `--verify full`). With `is_split=False` layers that are
-        linear in the user's inputs are computed per candidate all the same.
+        memory       "mapped": tables are read from their files as requests need them, the most read rows now. The
+                     operating system may drop what it read, so tables may be larger than memory. "resident": all
+                     tables are read now, and their hashes compared.
+        cold_bytes   the most that mapped tables keep in memory beyond their most read rows (default: no limit)
+        verify       compare the hashes of mapped tables too (default: as `--verify full`)
+        is_split     False: layers that are linear in the user's inputs are computed per candidate all the same
         """
         if memory not in ("mapped", "resident"):
             raise InputError(f"memory is {memory!r}, expected 'mapped' or 'resident'")
@@ -57,15 +64,16 @@ class RequestModel:
         config = RankerConfig.of(manifest.config)
         ranker = Ranker(schema, config)
         ranker.load_state_dict(read_whole_file(path / manifest.dense_file))
-        tables: dict[str, RowSource] = {
-            name: _stored_rows(path, table, memory) for name, table in manifest.tables.items()
+        files = MappedFiles(is_mapped=memory == "mapped", limit_bytes=cold_bytes)
+        tables: dict[str, ServedTable] = {
+            name: _stored_rows(path, table, files) for name, table in manifest.tables.items()
         }
         if manifest.sharing:
-            tables |= _shared_rows(path, manifest.sharing, memory)
+            tables |= _shared_rows(path, manifest.sharing, files)
         scorer = RequestScorer(
             ranker, tables, signature=manifest.signature, limit=config.max_sequence_length, is_split=is_split
         )
-        return cls(manifest, scorer)
+        return cls(manifest, scorer, files)
 
     def score(self, batch: RequestBatch, *, check: bool = True) -> npt.NDArray[np.float32]:
         """Probabilities [N] of all candidates in the order of the batch; with several labels [N, labels].
@@ -79,36 +87,24 @@ class RequestModel:
             return np.zeros((0,) if num_labels == 1 else (0, num_labels), dtype=np.float32)
         with torch.inference_mode():
             found: npt.NDArray[np.float32] = torch.sigmoid_(self._scorer(batch)).numpy()
+        self.files.count_rows(batch.num_ids)
         return found[:, 0] if found.shape[1] == 1 else found
 
 
-def _stored_rows(folder: Path, table: StoredTable, memory: Memory) -> StoredRows:
+def _stored_rows(folder: Path, table: StoredTable, files: MappedFiles) -> StoredRows:
     shape = (table.num_rows, table.row_bytes)
-    bytes_ = _read_array(folder / table.file, np.uint8, shape, memory)
-    order = _read_array(folder / table.order_file, np.int32, shape[:1], memory) if table.order_file else None
+    hot_bytes = table.hot_rows * table.row_bytes
+    bytes_ = files.open(folder / table.file, np.uint8, shape, hot_bytes=hot_bytes)
+    order = files.open(folder / table.order_file, np.int32, shape[:1]) if table.order_file else None
     return StoredRows(table, bytes_, order)
 
 
-def _shared_rows(folder: Path, sharing: StoredSharing, memory: Memory) -> dict[str, RowSource]:
+def _shared_rows(folder: Path, sharing: StoredSharing, files: MappedFiles) -> dict[str, ServedTable]:
     dtype = np.float32 if sharing.form == "float32" else np.int8
-    array = _read_array(folder / sharing.array_file, dtype, (sharing.num_slots,), memory)
+    array = files.open(folder / sharing.array_file, dtype, (sharing.num_slots,))
     rest = read_whole_file(folder / sharing.tables_file)
     layout = SharedLayout(size=sharing.size, block_size=sharing.block_size, seed=sharing.seed)
     return {
         name: SharedArrayRows(array, rest.get("exponents"), rest["exact_ids"], layout=layout, numbers=numbers)
         for name, numbers in zip(sharing.tables, rest["numbers"], strict=True)
     }
-
-
-def _read_array(path: Path, dtype: Any, shape: tuple[int, ...], memory: Memory) -> Tensor:
-    """The array in a file, read into memory or mapped."""
-    try:
-        if memory == "resident" or path.stat().st_size == 0:
-            return torch.from_numpy(np.fromfile(path, dtype=dtype).reshape(shape))
-        mapped = np.memmap(path, dtype=dtype, mode="r", shape=shape)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
-    mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]  # one row needs no pages around it
-    with warnings.catch_warnings():  # torch has no read-only tensors; nothing here writes to a table
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(mapped)

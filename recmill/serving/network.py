@@ -104,7 +104,7 @@ class ProductsNetwork:
     def __call__(self, user: Sequence[Tensor], candidate: Sequence[Tensor], requests: Requests) -> Tensor:
         candidate_NK = [candidate[position] for position in self.kept_of_candidate]
         if candidate and user:
-            candidate_NK.append(requests.multiply(torch.stack(candidate, 1), torch.stack(user, 1)))
+            candidate_NK.append(requests.multiply(torch.stack(list(candidate), 1), torch.stack(list(user), 1)))
         if len(candidate) > 1:
             candidate_NK.append(dot_interaction(candidate))
         user_RK = [user[position] for position in self.kept_of_user]
@@ -125,7 +125,9 @@ class CrossesNetwork:
         assert isinstance(crosses, CrossNetwork)
         self.crosses, self.first_cross, self.deep, self.first_deep = list(crosses.layers), None, list(deep), None
         if self.crosses:
-            first, *rest = self.crosses[0] if isinstance(self.crosses[0], nn.Sequential) else (self.crosses[0],)
+            own: Any = self.crosses[0]
+            first, *rest = own if isinstance(own, nn.Sequential) else (own,)
+            assert isinstance(first, nn.Linear)
             self.first_cross = (SplitLinear(first, of_user, of_candidate), rest)
         if self.deep:
             self.first_deep = SplitLinear(self.deep[0], of_user, of_candidate)  # type: ignore[arg-type]

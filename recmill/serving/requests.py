@@ -41,7 +41,7 @@ class Requests:
             return torch.bmm(candidate_NCD, self.expand(user_RVD).transpose(1, 2)).view(num_candidates, -1)
         found = candidate_NCD.new_empty(num_candidates * num_vectors, num_user)
         parts = [count * num_vectors for count in self.counts_R.tolist()]
-        vectors = candidate_NCD.view(-1, width).split(parts)
-        for own, user_VD, out in zip(vectors, user_RVD, found.split(parts), strict=True):
+        vectors = torch.split(candidate_NCD.view(-1, width), parts)
+        for own, user_VD, out in zip(vectors, user_RVD, torch.split(found, parts), strict=True):
             torch.mm(own, user_VD.t(), out=out)
         return found.view(num_candidates, num_vectors * num_user)

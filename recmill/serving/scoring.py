@@ -18,7 +18,7 @@ from recmill.serving.batch import Ints, RequestBatch
 from recmill.serving.network import CrossesNetwork, DenseBranch, ProductsNetwork
 from recmill.serving.requests import Requests
 from recmill.serving.signature import Signature
-from recmill.serving.tables import RowSource, pool_lists
+from recmill.serving.tables import ServedTable, pool_lists
 
 # R = requests, N = candidates, F = dense features, D = embedding width
 
@@ -28,7 +28,7 @@ class FeaturePath:
     """How a feature with ids becomes a vector."""
 
     name: str
-    table: RowSource
+    table: ServedTable
     is_mean: bool
     is_user: bool  # the caller gives it once per request
     is_user_vector: bool  # and its vector is the same for all candidates: a history weighed for a target is not
@@ -46,7 +46,7 @@ class RequestScorer:
     def __init__(
         self,
         ranker: Ranker,
-        tables: Mapping[str, RowSource],
+        tables: Mapping[str, ServedTable],
         *,
         signature: Signature,
         limit: int,
@@ -131,7 +131,7 @@ class RequestScorer:
         target_ND = requests.expand(pooled[own.target]) if is_target_user else pooled[own.target]
         return own.encoder.encode(windows, target_ND, requests.request_N if own.is_user else None)
 
-    def _windows(self, table: RowSource, values: Ints, offsets: Ints) -> SequenceWindows:
+    def _windows(self, table: ServedTable, values: Ints, offsets: Ints) -> SequenceWindows:
         rows_ND = table.rows(torch.from_numpy(values))
         return SequenceWindows.of_lists(rows_ND, torch.from_numpy(offsets[1:] - offsets[:-1]), max_length=self.limit)
 

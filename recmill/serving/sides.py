@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from recmill.artifacts import InputError
 from recmill.data.schema import Schema
 
+MIN_REPEATS = 0.9  # of a session's samples whose list is that of the sample before
 
-def choose_user_features(schema: Schema, *, given: Sequence[str] = ()) -> tuple[tuple[str, ...], str]:
+
+def choose_user_features(
+    schema: Schema, *, given: Sequence[str] = (), repeats: Mapping[str, float] | None = None
+) -> tuple[tuple[str, ...], str]:
     """The features that are the same for all candidates of a request, in schema order, and how that was decided.
 
     `given` names all of them. Otherwise the schema tells: histories, the user's id and features of a group, which
-    change together in a session, are the user's; the item's id, targets of histories and the rest are the candidates'.
+    change together in a session, are the user's; the item's id and targets of histories are the candidates'. Of the
+    other features, those are the user's whose lists hardly ever change inside a session: `repeats` is the share of a
+    session's samples with the list of the sample before, as a profile has it. The rest are the candidates'.
     A feature on the candidate side is never wrong, it only costs time: the caller gives it for every candidate.
     """
     if given:
@@ -22,11 +28,10 @@ def choose_user_features(schema: Schema, *, given: Sequence[str] = ()) -> tuple[
             raise InputError("every feature is named as the user's, expected at least one that candidates differ in")
         return tuple(f.name for f in schema.features if f.name in given), "given at export"
     items = {schema.item, *(feature.target for feature in schema.sequence)} - {""}
-    chosen = tuple(
-        feature.name
-        for feature in schema.features
-        if feature.name not in items and (feature.kind == "sequence" or feature.name == schema.user or feature.group)
-    )
+    named = {f.name for f in schema.features if f.kind == "sequence" or f.name == schema.user or f.group} - items
+    repeating = {name for name, share in (repeats or {}).items() if share >= MIN_REPEATS} - items - named
+    chosen = tuple(feature.name for feature in schema.features if feature.name in named | repeating)
     if len(chosen) == len(schema.features):
         return (), "nothing: the schema would leave no feature to the candidates"
-    return chosen, "schema: sequences, the user's id and features of groups"
+    found = "schema: sequences, the user's id and features of groups"
+    return chosen, f"{found}; profile: {', '.join(sorted(repeating))}" if repeating else found

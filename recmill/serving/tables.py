@@ -33,7 +33,7 @@ BYTE_DTYPES: Mapping[str, torch.dtype] = {
 _SUM = 0  # torch's number of the mode
 
 
-class RowSource(Protocol):
+class ServedTable(Protocol):
     """A table: one row per id, or one sum per list."""
 
     dim: int
@@ -123,7 +123,7 @@ class SharedArrayRows:
         return shared_lookup(self.array, ids_N, offsets, is_pooled=is_pooled, **how)
 
 
-def pool_lists(table: RowSource, values: Ints, offsets: Ints, *, is_mean: bool) -> Tensor:
+def pool_lists(table: ServedTable, values: Ints, offsets: Ints, *, is_mean: bool) -> Tensor:
     """[B, D]: the sum or mean of each list's rows."""
     ids_N = torch.from_numpy(values)
     if len(values) == len(offsets) - 1 and _holds_single_ids(offsets):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from recmill.artifacts import Dataset, InputError, dump_record, hash_file, write_folder
+from recmill.artifacts import AccessProfile, Dataset, InputError, dump_record, hash_file, write_folder
 from recmill.data.ingest import IngestPipeline, evaluation_split
 from recmill.data.known_rows import NewReads, find_known_rows
 from recmill.data.log import VOCABULARY_FOLDER
@@ -19,11 +22,16 @@ from recmill.model.servable import ServableModel
 from recmill.model.settings import RankerConfig
 from recmill.model.stores.shared.array import SharedArray
 from recmill.progress import Progress, no_progress
+from recmill.serving import RequestModel
+from recmill.serving.counts import counts_of_profile, counts_of_vocabulary
 from recmill.serving.export import SharedSlots, write_request_model
-from recmill.serving.signature import TableForm
+from recmill.serving.samples import requests_of_samples
+from recmill.serving.sides import choose_user_features
+from recmill.serving.signature import TABLE_FORMS, TableForm
 from recmill.tracking.models import package_model
 from recmill.training.checkpoint import load_trained_model
 from recmill.training.evaluation import PredictionCollector, measure_predictions, metric_features
+from recmill.training.metrics.pointwise import logit, measure_accuracy
 from recmill.training.metrics.summary import CUTOFFS
 
 EVALUATION_BATCH = 8192
@@ -93,6 +101,9 @@ def export_checkpoint(
     for_mlflow: bool = True,
     tables: TableForm = "float32",
     user_features: Sequence[str] = (),
+    profile: str | Path | None = None,
+    data: str | Path | None = None,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Write a servable model to OUT.
 
@@ -105,23 +116,30 @@ def export_checkpoint(
     With `for_mlflow=False`, the last is left to whoever logs the model.
 
     `tables` is the form of the tables in OUT/request. `user_features` names all features that belong to the user of a
-    request; by default the schema decides.
+    request; by default the schema decides, and for features that it says nothing about the `profile`. Tables are
+    stored with their most read rows first, by the counts of the profile or else of the vocabulary. With `data`, the
+    result has the accuracy of every form of the tables on the split that training holds out, beside its bytes.
     """
     model, loaded = load_trained_model(checkpoint)
+    schema = model.embeddings.schema
+    known = AccessProfile.load(profile) if profile else None
+    parts: dict[str, Any] = {
+        "ranker": model.ranker,
+        "config": RankerConfig.of(loaded.config),
+        "tables": model.embeddings.table_weights(),
+        "shared": shared_slots(model),
+        "checkpoint_hash": loaded.content_hash,
+        "user_features": user_features,
+        "repeats": {name: own.same_as_previous or 0.0 for name, own in known.duplication.items()} if known else None,
+        "counts": counts_of_profile(known, schema) if known else counts_of_vocabulary(checkpoint, schema),
+    }
+    choose_user_features(schema, given=user_features)  # what is wrong shows before the work
+    forms = measure_forms(parts, checkpoint, data, progress=progress) if data else None
     servable = ServableModel(model)
     program = servable.export()
     with write_folder(out, manifest_name="signature.json") as folder:
         torch.export.save(program, folder / "model.pt2")
-        request = write_request_model(
-            folder,
-            ranker=model.ranker,
-            config=RankerConfig.of(loaded.config),
-            tables=model.embeddings.table_weights(),
-            shared=shared_slots(model),
-            checkpoint_hash=loaded.content_hash,
-            form=tables,
-            user_features=user_features,
-        )
+        request = write_request_model(folder, form=tables, **parts)
         copy_vocabulary(checkpoint, folder)
         signature = {**describe_inputs(servable, folder), "sha256": hash_file(folder / "model.pt2")}
         signature["schema"] = loaded.schema
@@ -140,8 +158,41 @@ def export_checkpoint(
             "bytes": sum(entry.bytes for entry in request.files),
             "user_features": list(request.user_features),
             "user_features_from": request.user_features_from,
+            **({"forms": forms} if forms else {}),
         },
     }
+
+
+def measure_forms(
+    parts: Mapping[str, Any], checkpoint: str | Path, data: str | Path, *, progress: Progress = no_progress
+) -> dict[str, Any]:
+    """Bytes and accuracy of the request model with every form of its tables, on the split that training holds out."""
+    dataset = Dataset.load(data)
+    schema = Schema.load(dataset.path)
+    known = find_known_rows(checkpoint, parts["ranker"].schema, data, schema)
+    split = evaluation_split(dataset)
+    reader = IngestPipeline(dataset, split=split, batch_size=EVALUATION_BATCH, shuffle=False)
+    with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
+        manifests = {form: write_request_model(Path(scratch, form), form=form, **parts) for form in TABLE_FORMS}
+        models = {form: RequestModel.load(own.path) for form, own in manifests.items()}
+        found: dict[TableForm, list[Any]] = {form: [] for form in TABLE_FORMS}
+        labels = []
+        with reader as batches:
+            for done, batch in enumerate(batches):
+                labels.append(batch.label_B.numpy())
+                ids, _ = known.translate(batch.ids)
+                for form, model in models.items():
+                    requests = requests_of_samples(batch.dense_BF, ids, schema, model.signature)
+                    found[form].append(model.score(requests).reshape(len(batch), -1)[:, 0])
+                progress(f"measure forms on {split}", done + 1, len(batches))
+        label_N = np.concatenate(labels)
+        return {
+            form: {
+                "bytes": sum(entry.bytes for entry in manifests[form].files),
+                **asdict(measure_accuracy(logit(np.concatenate(scores)), label_N)),
+            }
+            for form, scores in found.items()
+        }
 
 
 def shared_slots(model: RankingModel) -> SharedSlots | None:

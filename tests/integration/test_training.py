@@ -174,7 +174,7 @@ def test_an_exported_model_predicts_through_mlflow_what_the_checkpoint_predicts(
     from recmill.training.checkpoint import load_trained_model
 
     out, _ = finished
-    export_checkpoint(out / "checkpoint", out=tmp_path / "model")
+    result = export_checkpoint(out / "checkpoint", out=tmp_path / "model", data=dataset.path)
     batch = next(iter(IngestPipeline(dataset.path, split="test", batch_size=16, shuffle=False)))
     frame = pd.DataFrame({"age": batch.dense_BF[:, 0], "price": batch.dense_BF[:, 1]})
     for name, rows in batch.ids.to_dict().items():
@@ -183,6 +183,11 @@ def test_an_exported_model_predicts_through_mlflow_what_the_checkpoint_predicts(
     model, _ = load_trained_model(out / "checkpoint")
     expected = model(batch.dense_BF, batch.ids).sigmoid().detach().numpy()
     np.testing.assert_allclose(served, expected, rtol=1e-4)
+    auc = evaluate_checkpoint(out / "checkpoint", dataset.path)["metrics"]["auc"]
+    forms = result["request"]["forms"]
+    assert forms["float32"]["auc"] == pytest.approx(auc, abs=1e-6)
+    assert forms["int8"]["auc"] == pytest.approx(auc, abs=5e-3)
+    assert forms["int4"]["bytes"] < forms["int8"]["bytes"] <= forms["bf16"]["bytes"] < forms["float32"]["bytes"]
     # The same samples as requests with one candidate each.
     requests = RequestModel.load(tmp_path / "model")
     sides = {side: [f.name for f in requests.signature.of_side(side)] for side in ("user", "candidate")}

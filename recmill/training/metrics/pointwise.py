@@ -44,6 +44,13 @@ def sample_losses(logits_N: FloatArray, labels_N: FloatArray) -> FloatArray:
     return losses
 
 
+def logit(probability_N: npt.ArrayLike) -> FloatArray:
+    """The inverse of `probabilities`; 0 and 1 count as the nearest float32 beside them."""
+    inside = np.clip(np.asarray(probability_N, dtype=np.float64), 1e-37, 1 - 6e-8)
+    found: FloatArray = np.log(inside) - np.log1p(-inside)
+    return found
+
+
 def probabilities(logits_N: FloatArray) -> FloatArray:
     """The logistic function, in the form that does not overflow."""
     small = np.exp(-np.abs(logits_N))

@@ -185,12 +185,17 @@ def test_every_form_of_the_tables_scores_the_same_mapped_resident_and_hot_first(
     plain = write_model(tmp_path / "plain", model, config, form=form)
     ordered = write_model(tmp_path / "ordered", model, config, form=form, counts=counts)
     resident = RequestModel.load(tmp_path / "ordered", memory="resident")
-    assert ordered.manifest.tables["items"].hot_rows == 17
+    limited = RequestModel.load(tmp_path / "ordered", cold_bytes=0)
+    assert ordered.manifest.tables["items"].hot_rows == 12  # 17 + 16 + ... + 6 of 153 reads are 90%
     assert not ordered.manifest.tables["words"].order_file  # its rows were in this order already
     batch = random_batch(plain.signature, COUNTS)
     found = plain.score(batch)
     np.testing.assert_array_equal(ordered.score(batch), found)
     np.testing.assert_array_equal(resident.score(batch), found)
+    for _ in range(2):  # the second time after all pages were given back
+        np.testing.assert_array_equal(limited.score(batch), found)
+    assert limited.files.num_released == 2
+    assert ordered.files.num_released == resident.files.num_released == 0
     tolerance = {"float32": 1e-5, "bf16": 5e-3, "int8": 5e-3, "int4": 0.1}[form]
     np.testing.assert_allclose(found, score_repeated(model, batch, plain.signature), atol=tolerance, rtol=0)
 
@@ -265,3 +270,9 @@ def test_models_without_dense_values_or_layers_of_their_own(tmp_path):
             batch = random_batch(served.signature, counts)
             expected = score_repeated(model, batch, served.signature)
             np.testing.assert_allclose(served.score(batch), expected, atol=1e-5, rtol=0)
+
+
+def test_features_that_never_change_in_a_session_are_the_users():
+    chosen, why = choose_user_features(schema_of(), repeats={"words": 0.95, "item": 1.0, "price": 0.2})
+    assert chosen == ("age", "tags", "person", "seen", "words", "related")
+    assert why.endswith("; profile: words")
