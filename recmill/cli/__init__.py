@@ -33,6 +33,7 @@ COMMANDS = {
     "convert-checkpoint": "recmill.cli.training:convert_checkpoint",
     "serve": "recmill.cli.serve:serve",
     "compare": "recmill.cli.report:compare",
+    "clean": "recmill.cli.report:clean",
     "doctor": "recmill.cli.doctor:doctor",
 }
 

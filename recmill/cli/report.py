@@ -1,8 +1,9 @@
-"""`recmill compare`: runs side by side, or what each switch buys, as a page and in the terminal."""
+"""`recmill compare`: runs side by side, or what each switch buys, as a page and in the terminal; `recmill clean`."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from recmill.cli.output import (
     settings_option,
     verify_option,
 )
+from recmill.sizes import format_bytes
 from recmill.training.switches import Switch
 
 
@@ -148,3 +150,34 @@ def _ablation_of(
         **others,  # type: ignore[arg-type]
     )
     return ablation, work or f"runs/compare-{preset}"
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--older-than", "days", type=click.FloatRange(min=0), default=30.0, help="Days without a written file.")
+@click.option("--keep", type=click.IntRange(min=0), default=5, help="Newest runs that stay however old they are.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@json_option
+def clean(folder: str, days: float, keep: int, dry_run: bool, as_json: bool) -> None:
+    """Remove old runs from FOLDER: folders in it that have a run.json; nothing else is touched.
+
+    \b
+    Examples:
+      recmill clean runs --older-than 30 --keep 5 --dry-run
+      recmill clean /runs --older-than 14
+    """
+    from recmill.tracking.retention import choose_old_runs, find_runs, remove_run
+
+    found = find_runs(folder)
+    old = choose_old_runs(found, older_than_s=days * 86_400, keep=keep)
+    if not dry_run:
+        for run in old:
+            remove_run(run)
+    freed = sum(run.num_bytes for run in old)
+    done = "would be removed" if dry_run else "removed"
+    lines = [
+        f"{run.path}: last written to {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.written_at))}" for run in old
+    ]
+    lines.append(f"{len(old)} of {len(found)} runs {done}, {format_bytes(freed)}")
+    names = [run.path.name for run in old]
+    emit({"removed": names, "kept": len(found) - len(old), "bytes": freed, "dry_run": dry_run}, lines, as_json=as_json)

@@ -148,6 +148,12 @@ def evaluate(
 @click.option("--nproc", default=1, help="Processes on this machine; each holds the model.")
 @click.option("--rows-per-part", default=262_144, help="Least rows per file of scores; whole row groups.")
 @click.option(
+    "--share",
+    default="",
+    metavar="INDEX/COUNT",
+    help="Score one of COUNT shares, INDEX from 0: several machines fill one OUT, the last one writes scores.json.",
+)
+@click.option(
     "--dedup",
     type=click.Choice(["auto", "off"]),
     default="auto",
@@ -156,7 +162,15 @@ def evaluate(
 @verify_option
 @json_option
 def predict(
-    model: str, data: str, out: str, split: str | None, nproc: int, rows_per_part: int, dedup: str, as_json: bool
+    model: str,
+    data: str,
+    out: str,
+    split: str | None,
+    nproc: int,
+    rows_per_part: int,
+    dedup: str,
+    share: str,
+    as_json: bool,
 ) -> None:
     """Score every row of DATA with MODEL, each exactly once.
 
@@ -183,11 +197,18 @@ def predict(
             nproc=nproc,
             rows_per_part=rows_per_part,
             dedup=dedup,
+            share=share,
             progress=progress_for(as_json),
         )
     except PredictionFailed as error:
         click.echo(f"recmill: error: {error}", err=True)
         sys.exit(1)
+    if result.get("missing"):
+        line = (
+            f"share {share}: {result['num_rows']:,} rows scored in {out}; {result['missing']} file(s) of other shares"
+        )
+        emit({"path": out, **result}, [f"{line} are missing"], as_json=as_json)
+        return
     lines = [
         f"{result['num_rows']:,} rows scored in {out}: {len(result['parts'])} file(s), {', '.join(result['columns'])}"
     ]

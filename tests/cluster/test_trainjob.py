@@ -20,6 +20,7 @@ from tests.cluster.tasks import PipelineRun
 from tests.cluster.trainings import SETTINGS, STEPS, losses, result_of, train_command
 
 CHOSEN = ("tiers=true", "hot_batches=false", "dedup=true", "tuning=false")  # nothing depends on a trial's timings
+HOT = ("tiers=true", "hot_batches=true", "dedup=true", "tuning=false", "max_steps=120")
 KINDS = ("trainjobs", "jobsets", "jobs", "services", "configmaps")
 SOON_S = 60  # by then a user reads why
 
@@ -32,12 +33,12 @@ class NodeTraining:
     package: Path
     paths: dict[str, str]  # of the step's inputs
 
-    def start(self, run_id: str, **placement: Any) -> str:
+    def start(self, run_id: str, *, settings: tuple[str, ...] = CHOSEN, plan: str = "plan", **placement: Any) -> str:
         """Start the step as a Job; `placement` changes that of train_model, or the image of its pods."""
         arguments = {
             "workdir": f"/runs/{run_id}",
             "num_nodes": 2,
-            "settings": json.dumps(dict(setting.split("=") for setting in (*SETTINGS, *CHOSEN))),
+            "settings": json.dumps(dict(setting.split("=") for setting in (*SETTINGS, *settings))),
         }
         self.run = PipelineRun.load(self.package, site=self.site, run_id=run_id, arguments=arguments)
         inputs = self.run.find("train-model")["inputs"]  # as the steps before would have passed them on
@@ -48,7 +49,8 @@ class NodeTraining:
         for name, source in inputs["artifacts"].items():
             made = source["taskOutputArtifact"]
             outputs = self.run.artifacts.setdefault(made["producerTask"], {})
-            outputs[made["outputArtifactKey"]] = {"name": name, "metadata": {"path": self.paths[name]}}
+            path = self.paths[plan if name == "plan" else name]
+            outputs[made["outputArtifactKey"]] = {"name": name, "metadata": {"path": path}}
         executor = self.run.spec["deploymentSpec"]["executors"]["exec-train-model"]["container"]
         (variable,) = [entry for entry in executor["env"] if entry["name"] == "RECMILL_PLACEMENT"]
         body = json.loads(variable["value"])
@@ -110,13 +112,14 @@ def nodes(site: TestSite, dataset: str, tmp_path_factory: pytest.TempPathFactory
         "nodes-data",
         f"cd {work}; printf 'nodes: 2\\nranks_per_node: 1\\n' > /tmp/topology.yml\n"
         "recmill profile dataset --out profile --json\n"
-        "recmill plan profile --topology /tmp/topology.yml --memory-budget 1MiB --batch-size 256 --out plan --json\n"
+        'plan="recmill plan profile --topology /tmp/topology.yml --memory-budget 1MiB --batch-size 256 --json"\n'
+        "$plan --out plan; $plan --hot-budget 256KiB --out hot_plan\n"
         "recmill tune dataset --seconds 2 --out allocation --json",
     )
     return NodeTraining(
         site=site,
         package=folder / "recmill.yaml",
-        paths={name: f"{work}/{name}" for name in ("dataset", "plan", "allocation")},
+        paths={name: f"{work}/{name}" for name in ("dataset", "plan", "hot_plan", "allocation")},
     )
 
 
@@ -156,6 +159,25 @@ def test_two_nodes_train_like_one_process_and_show_their_progress(
     assert {metric["name"] for metric in seen[-1]["metrics"]} == {"step", "num_steps", "loss"}
     first = {metric["name"]: float(metric["value"]) for metric in seen[0]["metrics"]}
     assert first["loss"] == pytest.approx(undisturbed[int(first["step"]) - 1], rel=1e-4)
+
+
+def test_two_nodes_train_hot_batches_like_two_ranks_in_one_pod(
+    site: TestSite, dataset: str, nodes: NodeTraining
+) -> None:
+    flags = (f"--plan {nodes.paths['hot_plan']}", f"--allocation {nodes.paths['allocation']}", "--nproc 2")
+    site.shell("hot", " ".join((train_command(dataset, "/runs/training/hot", *HOT), *flags)))
+    here = result_of(site, "hot-result", "/runs/training/hot")
+    assert here["hot"]["batches"]["hot"] > 0
+    assert here["hot"]["batches"]["cold"] > 0
+    site.cluster.finish_job(
+        nodes.start("hot-pair", settings=HOT, plan="hot_plan"), namespace=site.namespace, timeout_s=400
+    )
+    nodes.assert_clean()
+    there = result_of(site, "hot-pair-result", "/runs/hot-pair/train")
+    assert there["world_size"] == 2
+    assert losses(there) == losses(here)
+    assert there["hot"] == here["hot"]
+    assert there["metrics"]["auc"] == here["metrics"]["auc"]
 
 
 def test_a_deleted_pod_resumes_with_the_same_losses(

@@ -1,7 +1,8 @@
 """Batch prediction as a command: `recmill predict MODEL DATA --out scores/`.
 
 Parts are divided among processes before they start; the first process is this one. A part that is on disk is done, so
-the same call again scores only what is missing, on any number of processes.
+the same call again scores only what is missing, on any number of processes. Calls on several machines that share a
+folder score a share of the parts each (`share`); the one that finds all parts complete writes the manifest.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from recmill.data.known_rows import KnownRows, NewReads, find_known_rows
 from recmill.progress import Progress, no_progress
 from recmill.training.prediction.rows import DatasetRows, LogRows, ScorePart, cut_parts, open_rows, read_batches
 from recmill.training.prediction.scorer import ModelFolder
-from recmill.training.prediction.scores import JOB, MANIFEST, find_written, finish, write_part
+from recmill.training.prediction.scores import JOB, MANIFEST, find_written, finish, remove_leftovers, write_part
 from recmill.training.processes import die_with_parent, hold_folder, rank_environment, threads_of
 from recmill.training.rank.dedup import DedupChoice, choose_lists
 
@@ -55,9 +56,13 @@ def predict_scores(
     nproc: int = 1,
     rows_per_part: int = ROWS_PER_PART,
     dedup: str = "auto",
+    share: str = "",
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Score every row of a dataset, of one of its splits, or of a raw log; returns the content of OUT/scores.json.
+
+    `share` "1/4" scores the second of four shares of the parts. While others are missing, the result has "missing",
+    their number, and no manifest is written.
 
     `model` is a checkpoint or an exported model. With `dedup="auto"`, a checkpoint computes lists that repeat inside a
     batch once. The same call again resumes: parts that were written stay as they are.
@@ -69,8 +74,10 @@ def predict_scores(
             raise InputError(f"{name} is {count}, expected 1 or more")
     if dedup not in DEDUP:
         raise InputError(f"dedup is {dedup!r}, expected one of {', '.join(DEDUP)}")
+    index, count = read_share(share)
     folder, work = Path(out).absolute(), ScoringWork.open(model, data, split)
     parts = cut_parts(work.rows.groups, rows_per_part)
+    own = parts[index::count]
     identity = {"model": work.model.content_hash, "data": work.rows.content_hash, "split": split or ALL_ROWS}
     job: dict[str, Any] = {
         "format_version": 1,
@@ -85,19 +92,43 @@ def predict_scores(
         refuse_foreign_folder(folder, JOB)
     with explain_write_errors(out):
         folder.mkdir(parents=True, exist_ok=True)
-    with hold_folder(str(folder), what="prediction"):
+    with hold_folder(str(_locked(folder, share)), what="prediction"):
         _refuse_other_job(folder, job)
         if (folder / MANIFEST).exists():
             return read_checked_json(folder / MANIFEST, kind="scores")
         write_text_atomically(folder / JOB, dump_record(job))
-        written = find_written(folder, parts, job["identity"])
-        missing = [part.number for part in parts if part.number not in written]
+        remove_leftovers(folder, own)
+        written = find_written(folder, own, job["identity"])
+        missing = [part.number for part in own if part.number not in written]
         nproc = max(1, min(nproc, len(missing)))
         told = {**job, "out": str(folder), "rows_per_part": rows_per_part, "dedup": dedup}
         told["threads"] = threads_of(0, nproc)
         with _helpers(told, [missing[rank::nproc] for rank in range(1, nproc)]):
             score_parts(work, told, parts, missing[::nproc], progress)
+        num_missing = len(parts) - len(find_written(folder, parts, job["identity"])) if share else 0
+        if num_missing:
+            rows = sum(part.num_rows for part in own)
+            return {**job, "share": share, "num_rows": rows, "num_parts": len(own), "missing": num_missing}
         return finish(folder, parts, job)
+
+
+def read_share(share: str) -> tuple[int, int]:
+    """(index, count) of a share "1/4"; "" is all."""
+    if not share:
+        return 0, 1
+    index, slash, count = share.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise InputError(f"--share is {share!r}, expected INDEX/COUNT with an index from 0 to COUNT - 1, such as 0/4")
+    return int(index), int(count)
+
+
+def _locked(folder: Path, share: str) -> Path:
+    """The folder whose lock keeps others away: that of the scores, or one per share."""
+    if not share:
+        return folder
+    own = folder / f".share-{share.replace('/', '-of-')}"
+    own.mkdir(exist_ok=True)
+    return own
 
 
 def _refuse_other_job(folder: Path, job: Mapping[str, Any]) -> None:

@@ -50,10 +50,15 @@ def write_part(
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path, parts: Sequence[ScorePart]) -> None:
+    """Remove what a run that was killed has left of these parts; others may be writing theirs."""
+    for part in parts:
+        for leftover in folder.glob(f".{part.file}.*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+
 def find_written(folder: Path, parts: Sequence[ScorePart], identity: str) -> dict[int, pq.FileMetaData]:
-    """The footers of the parts that are complete; leftovers of a run that was killed are removed."""
-    for leftover in folder.glob(".part-*.tmp"):
-        leftover.unlink(missing_ok=True)
+    """The footers of the parts that are complete."""
     found = {}
     for part in parts:
         with suppress(OSError, pa.ArrowException):

@@ -177,6 +177,24 @@ def test_two_processes_give_the_scores_of_one(work, tmp_path):
     np.testing.assert_allclose([row[2] for row in one.values()], [row[2] for row in two.values()], atol=1e-6)
 
 
+def test_shares_fill_one_folder_and_the_last_one_says_that_it_is_complete(work, tmp_path, expected):
+    out, flags = tmp_path / "scores", ["--rows-per-part", "330", "--json"]
+    command = ["predict", str(work / "run/checkpoint"), str(work / "session"), "--out", str(out), *flags]
+    (tmp_path / "scores").mkdir()
+    (out / ".part-00001.parquet.7.tmp").write_bytes(b"PAR1")  # what the other share is writing
+    first = CliRunner().invoke(cli, [*command, "--share", "0/2"], catch_exceptions=False)
+    told = json.loads(first.stdout)
+    assert 0 < told["missing"] < len(expected)
+    assert (out / ".part-00001.parquet.7.tmp").exists()
+    assert not (out / "scores.json").exists()
+    second = CliRunner().invoke(cli, [*command, "--share", "1/2"], catch_exceptions=False)
+    assert json.loads(second.stdout)["num_rows"] == len(expected) > told["num_rows"]
+    assert by_key(read_scores(out)).keys() == expected.keys()
+    for wrong in ("2/2", "1", "a/b"):
+        with pytest.raises(InputError, match="expected INDEX/COUNT"):
+            predict_scores(work / "run/checkpoint", work / "session", out=tmp_path / "other", share=wrong)
+
+
 def test_what_does_not_fit_is_one_sentence(work, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("dear")
