@@ -112,3 +112,13 @@ def test_the_default_run_does_not_lose_on_real_clicks(tmp_path: Path) -> None:
     result, printed = run_grid(tmp_path, "--quick", "--seconds-per-cell", "60", "--cell", "frappe-dlrm-2048")
     assert result["skipped"] == {}
     assert result["metrics"]["lost_cells"]["ours"] == 0, printed
+
+
+@pytest.mark.slow
+def test_serving_is_measured_and_what_is_missing_is_skipped(tmp_path: Path) -> None:
+    result, printed = run_benchmark("serving", tmp_path)
+    check_result(result, printed, "serving", may_be_zero=frozenset({"score_difference"}))
+    shapes = {f"recd_{name}_{count}" for name in ("transformer", "pooled") for count in (1, 20, 100, 500)}
+    assert shapes | {"score_difference", "recd_pooled_100_int8", "large_table_resident"} <= result["metrics"].keys()
+    assert result["metrics"]["score_difference"]["ours"] < 1e-5
+    assert {"globo", "loopback", "recd_pooled_100_vs_onnxruntime"} <= result["skipped"].keys()
