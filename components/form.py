@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from recmill.artifacts import InputError, join_path
+from recmill.artifacts import Checkpoint, InputError, join_path
 from recmill.data.sources.presets import PRESETS, training_settings
 from recmill.data.sources.raw_log import check_settings, is_log_yaml
 from recmill.sizes import parse_bytes
@@ -34,6 +34,7 @@ RARE = {
     "master": "none",  # of Spark
     "strict": False,  # a warning of the checks of a log.yaml's data ends the run
     "compress": "none",  # tables share parameters: auto, a factor or a size
+    "from": "none",  # checkpoint of a trained model that goes on; a log.yaml extends its vocabulary
 }
 
 
@@ -84,7 +85,7 @@ FIELDS = {
     ),
     "settings": Field(
         about='Rare settings as JSON, e.g. {"epochs": 2}. Keys: settings of training (recmill train --help), of the '
-        "data (data.sessions), layout, eval_fraction, engine, master, strict, compress.",
+        "data (data.sessions), layout, eval_fraction, engine, master, strict, compress, from.",
         default="{}",
         flag=False,
     ),
@@ -108,6 +109,7 @@ class RunForm:
     memory_budget_bytes: int
     compress: str
     settings: str  # of training; JSON
+    start_from: str  # checkpoint that goes on, and its hash; JSON
 
 
 def read_form(
@@ -122,8 +124,12 @@ def read_form(
     hot_budget: str = "auto",
     settings: str = "{}",
     default_compress: str = "none",
+    start: Mapping[str, Any] | None = None,
 ) -> RunForm:
-    """What the steps are told; InputError that names the field where a value is wrong."""
+    """What the steps are told; InputError that names the field where a value is wrong.
+
+    `start` is what `read_start` found, where the checkpoint can be read.
+    """
     preset = _one_of("preset", preset, FIELDS["preset"].choices)
     if preset == "auto":
         preset = "parquet" if data else "tiny"
@@ -135,7 +141,8 @@ def read_form(
     read_hot_budget(hot_budget)
     given = _read_settings(settings)
     rare = {name: given.pop(name, default) for name, default in RARE.items()}
-    training, of_data = _training_settings(preset, given, switches or {})
+    start = start or ({} if rare["from"] in ("", "none") else {"checkpoint": str(rare["from"]), "settings": {}})
+    training, of_data = _training_settings(preset, start.get("settings", {}) | given, switches or {})
     if labels:
         of_data["labels"] = labels
     if _read_flag("strict", rare["strict"]):
@@ -156,7 +163,24 @@ def read_form(
         memory_budget_bytes=_read_size("memory_budget", memory_budget),
         compress=compress,
         settings=json.dumps(training),
+        start_from=json.dumps({name: start[name] for name in ("checkpoint", "hash") if name in start}),
     )
+
+
+def read_start(settings: str) -> dict[str, Any]:
+    """Folder, hash and settings of the trained model that `settings` name under "from"; {} if there is none.
+
+    A run that goes on with it has its settings unless the form says otherwise; switches are the form's.
+    """
+    path = str(_read_settings(settings).get("from") or "none")
+    if path == "none":
+        return {}
+    from recmill.training.trainer import settings_of_checkpoint
+
+    before, default = settings_of_checkpoint(path).to_json(), TrainConfig().to_json()
+    switches = {switch.value for switch in Switch}
+    changed = {n: _as_text(own) for n, own in before.items() if own != default[n] and n not in switches}
+    return {"checkpoint": path, "hash": Checkpoint.load(path).content_hash, "settings": changed}
 
 
 def _training_settings(

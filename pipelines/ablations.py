@@ -51,7 +51,11 @@ def build_ablations(site: Site = LOCAL) -> BaseComponent:
             with dsl.ParallelFor(ablations, name="ablations", parallelism=2) as variant:
                 inputs = {"dataset": dataset, "plan": planned["plan"], "allocation": planned["allocation"]}
                 own = {"variant": field_of(variant, "settings"), "subfolder": field_of(variant, "name")}
-                folder = {"settings": told["settings"], "workdir": told["loop_workdir"]}
+                folder = {
+                    "settings": told["settings"],
+                    "workdir": told["loop_workdir"],
+                    "start_from": told["start_from"],
+                }
                 trained = site.place("train_model", train_model(**inputs, **own, **folder, **ranks))
             models = dsl.Collected(trained.outputs["model"])
             site.place("compare_runs", compare_runs(models=models, workdir=told["workdir"]))

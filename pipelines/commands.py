@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from components.form import FIELDS
+from components.form import FIELDS, read_start
 from pipelines.options import (
     PIPELINES,
     check_form,
@@ -52,6 +52,7 @@ def run(
       recmill run --preset demo --nproc 2
       recmill run --data my_log/ --out runs/mine --set epochs=2 --set model=dcn --nproc 2
       recmill run --data log.yaml --out runs/shop
+      recmill run --data tuesday/log.yaml --from runs/monday/train/checkpoint --out runs/tuesday
       recmill run --preset small --nproc 2 --no-baseline --hot-batches off --compress 10
     """
     from pipelines.local import StepFailed
@@ -65,6 +66,7 @@ def run(
     arguments = defaults | given | {"preset": preset, "workdir": _absolute(out)}
     if arguments["data"]:
         arguments["data"] = _absolute(arguments["data"])
+    arguments["settings"] = _with_absolute_start(arguments["settings"])
     variants = {
         "with_baseline": with_baseline,
         "with_sharing": with_sharing,
@@ -78,6 +80,12 @@ def run(
     from pipelines.results import describe_results
 
     emit(results, describe_results(results), as_json=as_json)
+
+
+def _with_absolute_start(settings: str) -> str:
+    """The settings with the path of the model that goes on, if there is one, checked and absolute."""
+    start = read_start(settings)
+    return json.dumps(json.loads(settings) | {"from": _absolute(start["checkpoint"])}) if start else settings
 
 
 def _absolute(path: str) -> str:

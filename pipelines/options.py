@@ -25,6 +25,7 @@ ABOUT_RARE = {
     "layout": "Layout in which the dataset is stored; auto: what suits how much lists repeat inside sessions.",
     "eval_fraction": "Share of sessions held out for evaluation.",
     "strict": "Fail if a check of the data that a log.yaml describes warns.",
+    "from": "Checkpoint of a trained model to go on with; the vocabulary of a log.yaml extends the model's.",
     "compress": "Let tables share parameters: auto, a factor (10) or a size (64MiB).",
 }
 

@@ -33,6 +33,7 @@ PARAMETERS = {
     "status": "How the tasks before it ended.",
     "data_settings": "Settings of the preset's data, as JSON.",
     "data_version": "Changes with the files of a log.yaml, and with it Kubeflow's cache key.",
+    "start_from": "Checkpoint of a trained model that goes on, and its hash, as JSON; {} for none.",
     "layout": "Layout in which the dataset is stored; auto: what suits the data.",
     "eval_fraction": "Share of sessions held out for evaluation.",
     "engine": "Engine that prepares the log and clusters sessions: duckdb or spark.",

@@ -129,7 +129,7 @@ def build_partitioned_pipeline(site: Site = LOCAL) -> BaseComponent:
 
 def prepared(site: Site, data: Any, told: Mapping[str, Any]) -> dict[str, Any]:
     """The input of generate_data that a step in front of it makes of a log.yaml."""
-    names = ("workdir", "preset", "data_settings", "data_version", "engine", "master")
+    names = ("workdir", "preset", "data_settings", "data_version", "engine", "master", "start_from")
     task = prepare_log(data=data, **{name: told[name] for name in names})
     return {"raw_log": site.place("prepare_log", task).outputs["raw_log"]}
 
@@ -137,7 +137,7 @@ def prepared(site: Site, data: Any, told: Mapping[str, Any]) -> dict[str, Any]:
 def told_of_data(told: Mapping[str, Any]) -> dict[str, Any]:
     """What generate_data is told by open_run."""
     names = ("workdir", "preset", "data_settings", "layout", "eval_fraction", "engine", "master", "data_version")
-    return {name: told[name] for name in names}
+    return {name: told[name] for name in (*names, "start_from")}
 
 
 def steps_before_training(
@@ -165,7 +165,8 @@ def steps_after_data(
 ) -> None:
     """Profile, plan, tune, train and report on a dataset; with `baseline_data`, train the baseline on it before."""
     made = steps_before_training(site, dataset, told, ranks, hot_budget)
-    profile, how = made["profile"], {"settings": told["settings"], "workdir": told["workdir"], **ranks}
+    profile = made["profile"]
+    how = {"settings": told["settings"], "workdir": told["workdir"], "start_from": told["start_from"], **ranks}
     memory = {"memory_budget_bytes": told["memory_budget_bytes"]}
     inputs = {"dataset": dataset, "allocation": made["allocation"]}
     trained = site.place("train_model", train_model(plan=made["plan"], **inputs, **how))

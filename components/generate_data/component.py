@@ -22,6 +22,7 @@ def generate_data(
     with_baseline: bool = False,
     subfolder: str = "",
     data_version: str = "none",
+    start_from: str = "{}",
     raw_log: Optional[Input[Artifact]] = None,  # noqa: UP045
 ) -> None:
     """Make, read or prepare a raw log and store it in the layout that suits it; for a baseline, in time order too."""
@@ -45,8 +46,8 @@ def generate_data(
         inputs=inputs,
         subfolder=subfolder,
     ) as step:
-        settings = json.loads(data_settings)
-        source = {"data": data or None, "overrides": settings, "engine": engine}
+        known = {"vocabulary": json.loads(start_from).get("checkpoint")}
+        source = {"data": data or None, "overrides": json.loads(data_settings), "engine": engine, **known}
         with spark_session(spark_settings(master, step="generate_data")):
             raw = make_raw_log(preset, out=step.path("raw"), progress=step.progress, **source)
             store = partial(cluster_sessions, raw, engine=engine, eval_fraction=eval_fraction, progress=step.progress)

@@ -39,13 +39,14 @@ def open_run(
         ("memory_budget_bytes", int),
         ("compress", str),
         ("settings", str),
+        ("start_from", str),
         ("data_version", str),
     ],
 ):
     """Check the form of a run before anything is computed, and choose the run's folder."""
     from dataclasses import asdict
 
-    from components.form import check_partitions, folder_of_run, read_form
+    from components.form import check_partitions, folder_of_run, read_form, read_start
     from components.versions import version_of
     from recmill.artifacts import join_path
     from recmill.tracking import step_run
@@ -58,6 +59,6 @@ def open_run(
     form: dict = {**source, **ranks, **budgets, "settings": settings}
     with step_run("open_run", workdir=folder, inputs=form | switches):
         check_partitions(partitions)
-        told = read_form(**form, switches=switches, default_compress=default_compress)
+        told = read_form(**form, switches=switches, default_compress=default_compress, start=read_start(settings))
         version = version_of(told.preset, data)
     return (folder, join_path(folder, loop) if loop else folder, *asdict(told).values(), version)

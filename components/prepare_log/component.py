@@ -16,6 +16,7 @@ def prepare_log(
     workdir: str,
     engine: str = "duckdb",
     master: str = "none",
+    start_from: str = "{}",
 ) -> None:
     """Make a raw log of the events and side tables that a log.yaml describes, and check the data."""
     import json
@@ -30,11 +31,12 @@ def prepare_log(
     from recmill.data.sources import is_log_yaml, make_raw_log
     from recmill.tracking import step_run
 
-    inputs = {"data": data, "data_version": data_version, "engine": engine}
+    inputs = {"data": data, "data_version": data_version, "engine": engine, "start_from": start_from}
     with step_run("prepare_log", workdir=workdir, inputs=inputs) as step:
         if preset != "parquet" or not is_log_yaml(data):
             raise InputError(f"data is {data!r}, preset {preset!r}: this pipeline was compiled for a log.yaml")
-        source = {"data": data, "overrides": json.loads(data_settings), "engine": engine}
+        known = {"vocabulary": json.loads(start_from).get("checkpoint")}
+        source = {"data": data, "overrides": json.loads(data_settings), "engine": engine, **known}
         with spark_session(spark_settings(master, step="prepare_log")):
             log = RawLog.open(make_raw_log(preset, out=step.path("raw"), progress=step.progress, **source))
         info = log.schema.info

@@ -16,6 +16,7 @@ def train_baseline(
     settings: str,
     workdir: str,
     num_nodes: int = 1,
+    start_from: str = "{}",
 ) -> None:
     """Train the same model with every switch off, on data in time order, placed by TorchRec's own planner."""
     import json
@@ -28,7 +29,7 @@ def train_baseline(
     with step_run(
         "train_baseline",
         workdir=workdir,
-        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes},
+        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes, "start_from": start_from},
     ) as step:
         result, checkpoint = train_beside(
             step,
@@ -36,6 +37,7 @@ def train_baseline(
             inputs,
             nproc=nproc,
             num_nodes=num_nodes,
+            start_from=start_from,
             settings=json.loads(settings) | BASELINE,
             memory_budget_bytes=memory_budget_bytes,
             strategy="torchrec",

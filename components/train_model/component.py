@@ -18,6 +18,7 @@ def train_model(
     num_nodes: int = 1,
     variant: dict = {},  # noqa: B006
     subfolder: str = "",
+    start_from: str = "{}",
 ) -> None:
     """Train with torchrun in this pod or on several nodes, evaluate on held-out sessions, register the model."""
     import json
@@ -31,12 +32,18 @@ def train_model(
     with step_run(
         "train_model",
         workdir=workdir,
-        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes} | variant,
+        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes, "start_from": start_from} | variant,
         subfolder=subfolder,
     ) as step:
         chosen = json.loads(settings) | variant
         result = run_training(
-            step, inputs, settings=chosen, nproc=nproc, num_nodes=num_nodes, export=step.path("model")
+            step,
+            inputs,
+            settings=chosen,
+            nproc=nproc,
+            num_nodes=num_nodes,
+            export=step.path("model"),
+            start_from=start_from,
         )
         checkpoint = Checkpoint.load(step.path("train/checkpoint"))
         export_model(step, checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -37,11 +38,12 @@ def run_training(
     num_nodes: int,
     folder: str = "",
     export: str = "",
+    start_from: str = "{}",
 ) -> dict[str, Any]:
     """Train in this pod or on several nodes, in RUN/folder/train; record and log what came out.
 
     `inputs` are the paths of dataset, plan and, if there is one, allocation. The first rank writes the servable model
-    to `export`.
+    to `export`. `start_from` names the checkpoint that goes on, as JSON.
     """
     if num_nodes > 1 and is_remote(step.path("train")):
         raise InputError(f"{step.path('train')}: training on several nodes writes to a mounted folder, not to a URL")
@@ -60,6 +62,7 @@ def run_training(
             allocation=inputs.get("allocation"),
             nproc=num_nodes * nproc,
             config=TrainConfig.from_overrides(settings),
+            start_from=json.loads(start_from).get("checkpoint"),
             launcher=launcher if num_nodes > 1 else None,
             export=export,
             progress=step.progress,
@@ -79,6 +82,7 @@ def train_beside(
     settings: Mapping[str, str],
     nproc: int,
     num_nodes: int,
+    start_from: str = "{}",
     **plan_options: Any,
 ) -> tuple[dict[str, Any], Checkpoint]:
     """Plan (from inputs["profile"]) and train a variant in RUN/folder; the result and the checkpoint."""
@@ -101,7 +105,9 @@ def train_beside(
             text = f"the variant {folder!r} cannot be planned: {error}; leave it out of the pipeline"
             raise InputError(text) from error
         parts = {**inputs, "plan": planned.path}
-        result = run_training(step, parts, settings=settings, nproc=nproc, num_nodes=num_nodes, folder=folder)
+        result = run_training(
+            step, parts, settings=settings, nproc=nproc, num_nodes=num_nodes, folder=folder, start_from=start_from
+        )
     return result, Checkpoint.load(step.path(f"{folder}/train/checkpoint"))
 
 

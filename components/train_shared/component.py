@@ -19,6 +19,7 @@ def train_shared(
     settings: str,
     workdir: str,
     num_nodes: int = 1,
+    start_from: str = "{}",
 ) -> None:
     """Train the variant whose tables share parameters: a smaller model, compressed as `compress` says."""
     import json
@@ -32,7 +33,7 @@ def train_shared(
     with step_run(
         "train_shared",
         workdir=workdir,
-        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes, "compress": compress},
+        inputs=inputs | {"nproc": nproc, "num_nodes": num_nodes, "start_from": start_from, "compress": compress},
     ) as step:
         result, checkpoint = train_beside(
             step,
@@ -40,6 +41,7 @@ def train_shared(
             inputs,
             nproc=nproc,
             num_nodes=num_nodes,
+            start_from=start_from,
             settings=json.loads(settings) | {"sharing": "true"},
             memory_budget_bytes=memory_budget_bytes,
             hot_budget_bytes=read_hot_budget(hot_budget),

@@ -11,7 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from recmill.artifacts import Checkpoint
 from recmill.data.schema import Schema
+from recmill.data.vocabulary import Vocabulary, VocabularyMap
 
 TAOBAO = Path(os.environ.get("RECMILL_DATA_DIR", "")) / "taobao" / "behavior.parquet"
 LOG_YAML = """
@@ -60,3 +62,46 @@ def test_taobao_goes_from_its_original_file_to_a_report(tmp_path):
     assert raw.info["num_samples"] * raw.info["base_rate"] == pytest.approx(positives)  # every positive once
     assert (raw.user, raw.item) == ("user", "item")
     assert pq.read_table(out / "raw/vocabulary/category.parquet").num_rows == raw.feature("category").num_rows - 1
+
+
+SHOP = """
+format_version: 1
+sources: {events: {path: events.csv}}
+events: {source: events, user: user, item: item, time: {column: at, unit: s}, session: {gap: 30min}}
+labels: [{name: bought, where: [{column: kind, equals: buy}]}]
+features:
+- {name: user, column: user, kind: sparse, dim: 4}
+- {name: item, column: item, kind: sparse, dim: 4}
+"""
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_model_of_the_day_before(tmp_path):
+    """The vocabulary of the new log.yaml extends the model's; another log is refused."""
+    for day, items in ((1, "abca"), (2, "adeb")):
+        folder = tmp_path / f"day{day}"
+        folder.mkdir()
+        events = [
+            f"{n % 40},{item},{day * 86_400 + 60 * n},{'buy' if n % 3 else 'view'}" for n, item in enumerate(items * 60)
+        ]
+        (folder / "events.csv").write_text("\n".join(["user,item,at,kind", *events]) + "\n")
+        (folder / "log.yaml").write_text(SHOP)
+
+    def run(day, *more):
+        command = [sys.executable, "-m", "recmill", "run", "--data", f"day{day}/log.yaml", "--out", f"run{day}"]
+        command += ["--no-baseline", "--no-tracking", "--json", "--set", "max_steps=3", *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
+
+    first = run(1, "--set", "batch_size=32", "--set", "top_layers=8")
+    assert first.returncode == 0, first.stderr
+    second = run(2, "--from", "run1/train/checkpoint")
+    assert second.returncode == 0, second.stderr
+    before, now = (Checkpoint.load(tmp_path / f"run{day}/train/checkpoint") for day in (1, 2))
+    assert now.inputs["start_from"] == before.content_hash
+    assert (now.config["batch_size"], now.config["top_layers"]) == (32, [8])
+    old, new = (VocabularyMap.load(tmp_path / f"run{day}/raw") for day in (1, 2))
+    assert new.version == 2
+    assert new.extends(old)
+    assert Vocabulary.load(tmp_path / "run2/train/checkpoint", "item").rows("abcde").tolist() == [1, 2, 3, 4, 5]
+    missing = run(3, "--from", "nowhere")
+    assert (missing.returncode, "nowhere: no such folder" in missing.stderr) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from components.form import FIELDS, RARE, check_partitions, folder_of_run, read_form
+from components.form import FIELDS, RARE, check_partitions, folder_of_run, read_form, read_start
 from pipelines.commands import compile_pipeline
 from pipelines.options import PIPELINES
-from recmill.artifacts import InputError
+from recmill.artifacts import Checkpoint, InputError
+from recmill.training.config import TrainConfig
+from tests.datasets import ranking_schema
 
 SWITCHES = {"dedup", "tiers", "hot_batches", "sharing", "tuning"}
 
@@ -138,3 +141,25 @@ def test_a_run_without_a_folder_gets_one_named_after_it(monkeypatch: pytest.Monk
 
 def test_the_description_of_settings_names_every_rare_key() -> None:
     assert all(name in FIELDS["settings"].about for name in RARE)
+
+
+def test_a_run_from_a_checkpoint_has_its_settings_unless_the_form_says_otherwise(tmp_path: Path) -> None:
+    config = replace(TrainConfig(), batch_size=512, top_layers=(8,), sharing="true", dropout=0.5).to_json()
+    schema = ranking_schema().to_json()
+    body = {"step": 1, "config": config, "schema": schema, "sharing": None, "world_size": 1}
+    Checkpoint.of_json(body).seal(tmp_path)
+    settings = json.dumps({"from": str(tmp_path), "dropout": 0.1})
+    start = read_start(settings)
+    told = read_form(settings=settings, start=start)
+    saved = {"checkpoint": str(tmp_path), "hash": Checkpoint.load(tmp_path).content_hash}
+    assert json.loads(told.start_from) == saved
+    own = json.loads(told.settings)
+    assert (own["batch_size"], own["top_layers"], own["dropout"]) == ("512", "8", "0.1")
+    assert "sharing" not in own
+    assert read_start("{}") == {}
+    assert json.loads(read_form().start_from) == {}
+    assert json.loads(read_form(settings='{"from": "/runs/monday/train/checkpoint"}').start_from) == {
+        "checkpoint": "/runs/monday/train/checkpoint"  # on a cluster's volume: open_run reads it
+    }
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        read_start('{"from": "nowhere"}')

@@ -49,12 +49,13 @@ def make_raw_log(
     data: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     engine: str = "duckdb",
+    vocabulary: str | Path | None = None,
     progress: Progress = no_progress,
 ) -> str | Path:
     """The path of a raw log: written to `out` for a preset, the user's own `data` unchanged for "parquet".
 
     If that `data` is a log.yaml, the log it describes is prepared with `engine` and written to `out`; the override
-    "strict" refuses it if a check of the data warns.
+    "strict" refuses it if a check of the data warns, and its vocabulary extends that of the folder `vocabulary`.
     `data` is where a real data set lies, if not in RECMILL_DATA_DIR. `overrides` change settings of a preset.
     """
     if source == "parquet":
@@ -63,7 +64,8 @@ def make_raw_log(
             from recmill.data.preparation.prepared_log import prepare_log
 
             strict = settings.get("strict", False)
-            return prepare_log(str(data), out=out, engine=engine, is_strict=strict, progress=progress)
+            how = {"engine": engine, "is_strict": strict, "vocabulary": vocabulary}
+            return prepare_log(str(data), out=out, progress=progress, **how)
         return _locate_log(data)
     if source not in PRESETS:
         raise InputError(f"unknown preset {source!r}; expected one of {', '.join((*PRESETS, 'parquet'))}")
