@@ -63,14 +63,17 @@ def entropy(base_rate: float) -> float:
 
 
 def roc_points(scores_N: np.ndarray, labels_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(false positive rate, true positive rate, threshold) at every distinct score, from (0, 0) to (1, 1)."""
+    """(false positive rate, true positive rate, threshold) at every distinct score, from (0, 0) to (1, 1).
+
+    The rate of a class that has no sample is 0.
+    """
     order = np.argsort(-scores_N, kind="stable")
     scores, labels = scores_N[order], labels_N[order]
     is_last_of_ties = np.append(scores[1:] != scores[:-1], True)
     hits = np.cumsum(labels)[is_last_of_ties]
     misses = np.cumsum(1 - labels)[is_last_of_ties]
-    fpr = np.concatenate([[0.0], misses / max(misses[-1], 1e-300)])
-    tpr = np.concatenate([[0.0], hits / max(hits[-1], 1e-300)])
+    fpr = np.concatenate([[0.0], misses / (misses[-1] or 1)])
+    tpr = np.concatenate([[0.0], hits / (hits[-1] or 1)])
     return fpr, tpr, np.concatenate([[scores[0]], scores[is_last_of_ties]])
 
 

@@ -39,3 +39,9 @@ def test_thinned_roc_curve_keeps_its_ends():
     assert len(fpr) == 200
     assert (fpr[0], tpr[0]) == (0, 0)
     assert (fpr[-1], tpr[-1]) == (1, 1)
+
+
+def test_a_curve_of_one_class_has_finite_points():
+    for label in (0, 1):
+        fpr, tpr, _ = roc_points(np.arange(3.0), np.full(3, label, np.float32))
+        assert (fpr[-1], tpr[-1]) == (1 - label, label)
