@@ -76,7 +76,7 @@ class LoadedGroup:
     keys: pa.Table  # session_id, timestamp
 
 
-class RowSource(Protocol):
+class ScorableRows(Protocol):
     """Where rows come from."""
 
     path: str
@@ -197,12 +197,12 @@ class PartBatch:
     keys: pa.Table | None = None  # session_id, timestamp, file, row
 
 
-def read_batches(source: RowSource, parts: Sequence[ScorePart], *, batch_size: int) -> Iterator[PartBatch]:
+def read_batches(source: ScorableRows, parts: Sequence[ScorePart], *, batch_size: int) -> Iterator[PartBatch]:
     """The batches of the parts in their order, made ahead by threads."""
     return _ahead(_cut_batches(source, parts, batch_size), AHEAD_BATCHES)
 
 
-def _cut_batches(source: RowSource, parts: Sequence[ScorePart], batch_size: int) -> Iterator[PartBatch]:
+def _cut_batches(source: ScorableRows, parts: Sequence[ScorePart], batch_size: int) -> Iterator[PartBatch]:
     loaded = _load_ahead(source, [group for part in parts for group in part.groups])
     for part in parts:
         keys, slices, num_waiting, num_left = [], [], 0, part.num_rows
@@ -231,7 +231,7 @@ def _with_place(keys: pa.Table, group: StoredGroup, first_row: int) -> pa.Table:
     return keys.append_column("file", file).append_column("row", pa.array(rows))
 
 
-def _load_ahead(source: RowSource, groups: Sequence[StoredGroup]) -> Iterator[LoadedGroup]:
+def _load_ahead(source: ScorableRows, groups: Sequence[StoredGroup]) -> Iterator[LoadedGroup]:
     """Row groups in order, while the next ones are read."""
     waiting: deque[tuple[int, Future[LoadedGroup]]] = deque()
     with ThreadPoolExecutor(READERS) as pool:
