@@ -33,6 +33,7 @@ RARE = {
     "engine": "duckdb",  # that clusters sessions
     "master": "none",  # of Spark
     "strict": False,  # a warning of the checks of a log.yaml's data ends the run
+    "deploy": "none",  # folder that servers watch, or JSON with folder, url, gains and floors
     "compress": "none",  # tables share parameters: auto, a factor or a size
     "from": "none",  # checkpoint of a trained model that goes on; a log.yaml extends its vocabulary
 }
@@ -85,7 +86,7 @@ FIELDS = {
     ),
     "settings": Field(
         about='Rare settings as JSON, e.g. {"epochs": 2}. Keys: settings of training (recmill train --help), of the '
-        "data (data.sessions), layout, eval_fraction, engine, master, strict, compress, from.",
+        "data (data.sessions), layout, eval_fraction, engine, master, strict, compress, from, deploy.",
         default="{}",
         flag=False,
     ),
@@ -110,6 +111,7 @@ class RunForm:
     compress: str
     settings: str  # of training; JSON
     start_from: str  # checkpoint that goes on, and its hash; JSON
+    deploy: str  # folder, JSON, or none
 
 
 def read_form(
@@ -164,6 +166,7 @@ def read_form(
         compress=compress,
         settings=json.dumps(training),
         start_from=json.dumps({name: start[name] for name in ("checkpoint", "hash") if name in start}),
+        deploy=_read_deploy(rare["deploy"]),
     )
 
 
@@ -228,6 +231,16 @@ def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 def _read_flag(name: str, value: Any) -> bool:
     return _one_of(name, _as_text(value), ("true", "false")) == "true"
+
+
+def _read_deploy(value: Any) -> str:
+    """The setting as text, checked."""
+    text = json.dumps(value) if isinstance(value, dict) else str(value or "none")
+    if text != "none":
+        from recmill.serving.rollout import RolloutPlan  # loads torch
+
+        RolloutPlan.from_settings(text)
+    return text
 
 
 def _read_size(name: str, text: str) -> int:

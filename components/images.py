@@ -13,7 +13,8 @@ from recmill.artifacts import InputError
 
 DATA = "recmill/data"
 TRAINER = "recmill/trainer"
-MLFLOW = "recmill/mlflow"  # the server; steps run in the other two
+MLFLOW = "recmill/mlflow"  # the server of MLflow; steps run in the other two
+SERVER = "recmill/server"  # recmill serve
 TAG = recmill.__version__
 CUDA_SUFFIX = "-cuda"  # of the tag of the trainer's variant for GPUs
 IMAGES = {
@@ -28,6 +29,7 @@ IMAGES = {
     "train_model": TRAINER,
     "train_shared": TRAINER,
     "report": TRAINER,
+    "deploy_model": TRAINER,
     "compare_runs": TRAINER,
     "close_run": DATA,
 }

@@ -123,6 +123,7 @@ LAPTOP: dict[str, StepPlacement] = {
         cpu="2", memory="6Gi", process_memory_request="512Mi", shm="1Gi", timeout_s=24 * 3600, retries=3
     ),
     "report": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
+    "deploy_model": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
     "compare_runs": StepPlacement(cpu="1", memory="2Gi", memory_request="512Mi", timeout_s=1800),
     "close_run": StepPlacement(cpu="1", memory="1Gi", cpu_request="100m", memory_request="256Mi", timeout_s=600),
 }

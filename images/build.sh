@@ -19,7 +19,7 @@ while [ $# -gt 0 ] && [[ $1 == --* ]]; do
   shift 2
 done
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(data trainer mlflow)
+[ ${#names[@]} -gt 0 ] || names=(data trainer mlflow server)
 [ -n "$tag" ] || tag=$(images/tag.sh)
 builder=${BUILDER:-$(command -v docker >/dev/null && echo docker || echo buildah)}
 read -ra flags <<<"${BUILDAH_FLAGS:-}"

@@ -17,7 +17,8 @@ kind export kubeconfig --name "$cluster" # for this script only; the user's own 
 apply() { "$kubectl" apply --server-side --force-conflicts "$@"; }
 
 images/build.sh --tag "$tag"
-kind load docker-image --name "$cluster" "recmill/data:$tag" "recmill/trainer:$tag" "recmill/mlflow:$tag"
+kind load docker-image --name "$cluster" "recmill/data:$tag" "recmill/trainer:$tag" "recmill/mlflow:$tag" \
+  "recmill/server:$tag"
 
 apply -k manifests/kubeflow/pipelines-crds
 "$kubectl" wait --for condition=established --timeout 120s crd/applications.app.k8s.io

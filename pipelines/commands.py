@@ -19,6 +19,7 @@ from pipelines.options import (
     PIPELINES,
     check_form,
     form_options,
+    is_deployed,
     is_prepared,
     package_options,
     read_options,
@@ -71,6 +72,7 @@ def run(
         "with_baseline": with_baseline,
         "with_sharing": with_sharing,
         "with_preparation": is_prepared(arguments),
+        "with_deployment": is_deployed(arguments),
     }
     try:
         results = _run_tracked(arguments, variants, no_tracking, as_json)
@@ -195,7 +197,8 @@ def compile_pipeline(out: str, as_json: bool, **options: Any) -> None:
 
     given = read_options(options)
     check_form(given)
-    package: dict[str, Any] = {"with_preparation": is_prepared(given), "nproc": given.get("nproc", 1)}
+    package: dict[str, Any] = {"with_preparation": is_prepared(given), "with_deployment": is_deployed(given)}
+    package["nproc"] = given.get("nproc", 1)
     path = _compile_to(Path(out), given, **package, **options)
     asked = PipelineRequests.load(path, num_nodes=given.get("num_nodes", 1)).describe()
     result = {"path": str(path), "sha256": hash_file(path), "bytes": path.stat().st_size, "requests": asked}
@@ -216,6 +219,7 @@ def _compile_to(
     with_baseline: bool,
     with_sharing: bool,
     with_preparation: bool,
+    with_deployment: bool,
     nproc: int,
 ) -> Path:
     from kfp import compiler
@@ -232,6 +236,7 @@ def _compile_to(
             with_baseline=with_baseline,
             with_sharing=with_sharing,
             with_preparation=with_preparation,
+            with_deployment=with_deployment,
         ),
         "partitions": build_partitioned_pipeline,
         "ablations": build_ablations,
@@ -318,7 +323,8 @@ def submit(
     given = read_options(options)
     server = open_server(host, namespace=namespace, token=token)
     with tempfile.TemporaryDirectory(prefix="recmill-") as scratch:
-        package: dict[str, Any] = {"with_preparation": is_prepared(given), "nproc": proposed_nproc(params, given)}
+        package: dict[str, Any] = {"with_preparation": is_prepared(given), "with_deployment": is_deployed(given)}
+        package["nproc"] = proposed_nproc(params, given)
         path = _compile_to(Path(scratch), {}, **package, **options)
         parameters = parse_parameters(params, given, path)
         check_form(parameters)

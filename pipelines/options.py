@@ -26,6 +26,8 @@ ABOUT_RARE = {
     "eval_fraction": "Share of sessions held out for evaluation.",
     "strict": "Fail if a check of the data that a log.yaml describes warns.",
     "from": "Checkpoint of a trained model to go on with; the vocabulary of a log.yaml extends the model's.",
+    "deploy": "Serve the model if it beats the one that serves: a folder that recmill serve watches, or JSON "
+    "(docs/serving.md).",
     "compress": "Let tables share parameters: auto, a factor (10) or a size (64MiB).",
 }
 
@@ -71,6 +73,12 @@ def read_options(options: dict[str, Any]) -> dict[str, Any]:
 def is_prepared(parameters: Mapping[str, Any]) -> bool:
     """Whether the run's data is a log.yaml, so that the pipeline begins with prepare_log."""
     return parameters.get("preset", "auto") in ("auto", "parquet") and is_log_yaml(parameters.get("data"))
+
+
+def is_deployed(parameters: Mapping[str, Any]) -> bool:
+    """Whether the settings name a folder that servers watch, so that the pipeline ends with deploy_model."""
+    settings = json.loads(parameters.get("settings") or "{}")
+    return settings.get("deploy", RARE["deploy"]) not in ("", RARE["deploy"])
 
 
 def check_form(parameters: Mapping[str, Any]) -> RunForm:

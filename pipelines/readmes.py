@@ -22,6 +22,7 @@ CATEGORIES = {
     **dict.fromkeys(("prepare_log", "generate_data", "merge_data", "profile_access"), "data-processing"),
     **dict.fromkeys(("plan_shards", "tune_ingest", "train_baseline", "train_model", "train_shared"), "training"),
     **dict.fromkeys(("report", "compare_runs"), "evaluation"),
+    "deploy_model": "deployment",
     **dict.fromkeys(("open_run", "close_run"), "run-lifecycle"),
 }
 PARAMETERS = {
@@ -40,6 +41,7 @@ PARAMETERS = {
     "master": "Master of Spark; none without Spark.",
     "with_baseline": "Store the data in time order too.",
     "memory_budget_bytes": "Embedding memory per process.",
+    "deploy": "Folder that servers watch, or JSON with folder, url, gains and floors; none: nothing is deployed.",
     "compress": "How far tables share parameters: auto, a factor, a size, or none.",
     "default_compress": "`compress` where the settings do not say.",
     "settings": "Settings of training, as JSON.",

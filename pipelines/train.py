@@ -1,12 +1,13 @@
 """The pipeline: which step feeds which.
 
 open_run ── prepare_log ── generate_data ─┬─ profile_access ── plan_shards ─┬─ train_model ── train_shared ── report
-                                          └─ tune_ingest ── train_baseline ─┘
+                                          └─ tune_ingest ── train_baseline ─┘                                  │
+                                                                                                        deploy_model
 
-open_run checks the form of the run and tells the steps what to do. prepare_log, train_baseline and train_shared are
-optional. The graph is fixed before a form is filled in: without prepare_log, generate_data prepares a log.yaml itself.
-Trainings run one after the other: on one machine they would slow each other down, and their speeds are compared. With
-partitions, generate_data runs once per partition, in parallel, and merge_data joins the datasets.
+open_run checks the form of the run and tells the steps what to do. prepare_log, train_baseline, train_shared and
+deploy_model are optional. The graph is fixed before a form is filled in: without prepare_log, generate_data prepares a
+log.yaml itself. Trainings run one after the other: on one machine they would slow each other down, and their speeds are
+compared. With partitions, generate_data runs once per partition, in parallel, and merge_data joins the datasets.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
+from components.deploy_model.component import deploy_model
 from components.form import COMPRESS
 from components.generate_data.component import generate_data
 from components.merge_data.component import merge_data
@@ -35,21 +37,31 @@ STEPS = ("open_run", *REPORTED)
 NAME = "recmill"
 
 
-def steps_of(*, with_baseline: bool, with_sharing: bool, with_preparation: bool = False) -> tuple[str, ...]:
+def steps_of(
+    *, with_baseline: bool, with_sharing: bool, with_preparation: bool = False, with_deployment: bool = False
+) -> tuple[str, ...]:
     """The steps of the training pipeline in the order in which they run."""
-    optional = dict(zip(OPTIONAL_STEPS, (with_preparation, with_baseline, with_sharing), strict=True))
+    variants = (with_preparation, with_baseline, with_sharing, with_deployment)
+    optional = dict(zip(OPTIONAL_STEPS, variants, strict=True))
     return tuple(step for step in STEPS if optional.get(step, True))
 
 
 def build_pipeline(
-    site: Site = LOCAL, *, with_baseline: bool = True, with_sharing: bool = False, with_preparation: bool = False
+    site: Site = LOCAL,
+    *,
+    with_baseline: bool = True,
+    with_sharing: bool = False,
+    with_preparation: bool = False,
+    with_deployment: bool = False,
 ) -> BaseComponent:
     """The training pipeline, its steps running in the images of that tag; on a cluster, placed there.
 
     `with_baseline` trains a baseline first, `with_sharing` a variant with shared parameters last.
-    `with_preparation` is for `data` that is a log.yaml: a step of its own prepares the log.
+    `with_preparation` is for `data` that is a log.yaml: a step of its own prepares the log. `with_deployment` is for
+    settings that say where to deploy the model.
     """
-    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing, with_preparation=with_preparation)
+    optional = {"with_preparation": with_preparation, "with_deployment": with_deployment}
+    steps = steps_of(with_baseline=with_baseline, with_sharing=with_sharing, **optional)
 
     @dsl.pipeline(name=NAME, description="Raw interaction logs in; a trained, sharded recommendation model out.")
     def train(
@@ -85,6 +97,7 @@ def build_pipeline(
                 hot_budget,
                 baseline_data=generated["baseline_data"] if with_baseline else None,
                 with_sharing=with_sharing,
+                with_deployment=with_deployment,
             )
 
     return with_fields(train)
@@ -162,6 +175,7 @@ def steps_after_data(
     *,
     baseline_data: Any = None,
     with_sharing: bool = False,
+    with_deployment: bool = False,
 ) -> None:
     """Profile, plan, tune, train and report on a dataset; with `baseline_data`, train the baseline on it before."""
     made = steps_before_training(site, dataset, told, ranks, hot_budget)
@@ -179,4 +193,8 @@ def steps_after_data(
         budgets = {**memory, "hot_budget": hot_budget, "compress": COMPRESS}
         last = site.place("train_shared", train_shared(profile=profile, **inputs, **budgets, **how)).after(trained)
     written = report(**made, model=trained.outputs["model"], workdir=told["workdir"])
-    site.place("report", written).after(last)
+    reported = site.place("report", written).after(last)
+    if with_deployment:
+        rollout = deploy_model(model=trained.outputs["model"], deploy=told["deploy"], workdir=told["workdir"])
+        # Never taken from Kubeflow's cache: what serves may have changed.
+        site.place("deploy_model", rollout).set_caching_options(False).after(reported)

@@ -40,6 +40,7 @@ def open_run(
         ("compress", str),
         ("settings", str),
         ("start_from", str),
+        ("deploy", str),
         ("data_version", str),
     ],
 ):

@@ -25,6 +25,7 @@ from recmill.cli.output import emit, json_option
 from recmill.sizes import format_bytes
 
 PACKAGES = ("torchrec", "kfp", "mlflow", "duckdb", "ibis-framework", "pyarrow", "stable-baselines3")
+SERVER_PACKAGES = ("kserve", "pyarrow", "numpy", "click", "fsspec")
 CHECKOUT = Path(__file__).parents[2]  # the repository, or where the wheel was installed
 MIN_FREE_BYTES = 5 * 10**9
 CLUSTER_TIMEOUT_S = 3
@@ -52,7 +53,7 @@ def optional(name: str, is_ok: bool, found: str, remedy: str = "") -> Finding:
 @click.command()
 @click.option(
     "--image",
-    type=click.Choice(["data", "trainer"]),
+    type=click.Choice(["data", "trainer", "server"]),
     help="Check a container image instead of a machine: it has what its steps need and nothing that does not belong.",
 )
 @json_option
@@ -205,7 +206,16 @@ def check_data() -> Finding:
 
 
 def check_image(name: str) -> list[Finding]:
-    """What a step's image must contain, and what it must not."""
+    """What an image must contain, and what it must not."""
+    if name == "server":
+        return [
+            check_python(),
+            check_torch(),
+            check_kernels(),
+            *(check_package(package) for package in SERVER_PACKAGES),
+            *(check_absent(package) for package in ("torchrec", "mlflow", "kfp")),
+            *(check_user(), check_no_compiler(), check_no_caches()),
+        ]
     findings = [
         check_python(),
         check_torch(),
@@ -216,6 +226,18 @@ def check_image(name: str) -> list[Finding]:
     if name == "data":
         findings += [check_package("pyspark"), replace(check_java(), is_required=True)]
     return [*findings, check_user(), check_no_compiler(), check_no_caches()]
+
+
+def check_absent(name: str) -> Finding:
+    return required(f"no {name}", not _is_installed(name), "installed" if _is_installed(name) else "none", "remove it")
+
+
+def check_server() -> Finding:
+    """Whether `recmill serve` has its environment; recmill/serving/server/environment.py finds it."""
+    named = os.environ.get("RECMILL_SERVER_PYTHON") or str(CHECKOUT / ".venv-server/bin/python")
+    is_there = _is_installed("kserve") or os.access(named, os.X_OK)
+    remedy = "make setup-server, or in an installed recmill the command that recmill serve prints; only needed to serve"
+    return optional("server", is_there, named if is_there else "no environment", remedy)
 
 
 def check_user() -> Finding:
@@ -277,6 +299,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_java,
     check_chromium,
     check_cluster,
+    check_server,
     check_disk,
     check_data,
 )

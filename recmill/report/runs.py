@@ -25,9 +25,9 @@ from recmill.artifacts.manifest import check_manifest
 # Steps of a training pipeline that a page shows, in the order in which they run; pipelines/train.py builds on them.
 STEPS = (
     *("prepare_log", "generate_data", "profile_access", "plan_shards", "tune_ingest"),
-    *("train_baseline", "train_model", "train_shared", "report"),
+    *("train_baseline", "train_model", "train_shared", "report", "deploy_model"),
 )
-OPTIONAL_STEPS = ("prepare_log", "train_baseline", "train_shared")
+OPTIONAL_STEPS = ("prepare_log", "train_baseline", "train_shared", "deploy_model")
 INGEST_STAGES = ("read", "decode", "transform", "batch")
 # Each part with its file, and what the page cannot show without it; that is listed in the notes.
 PARTS = {

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from recmill.artifacts import InputError
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.vocabulary import Vocabulary
 from recmill.tracking.server import load_mlflow
 
+STAGE_TAG = "recmill.stage"  # of a registered version: serving, retired, refused or rolled_back
+SERVING = "serving"
+REGISTERED_WITHIN_S = 120.0
 CODE = Path(__file__).with_name("pyfunc.py")
 
 
@@ -96,3 +101,30 @@ def _register(client: Any, name: str, *, source: str, run_id: str) -> str:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     return str(client.create_model_version(name, source, run_id, model_id=source.removeprefix("models:/")).version)
+
+
+def find_version(client: Any, name: str, *, parent_run_id: str) -> str:
+    """The version that a step of a pipeline run registered; waits for a step whose journal is still being replayed."""
+    deadline_s = time.monotonic() + REGISTERED_WITHIN_S
+    while True:
+        for version in client.search_model_versions(f"name = '{name}'"):
+            parent = client.get_run(version.run_id).data.tags.get("mlflow.parentRunId") if version.run_id else None
+            if parent == parent_run_id:
+                return str(version.version)
+        if time.monotonic() > deadline_s:
+            raise InputError(f"MLflow: the run {parent_run_id} registered no version of {name}")
+        time.sleep(1)
+
+
+def mark_version(client: Any, name: str, version: str, *, stage: str, reason: str, replaces: str = "") -> None:
+    """Tag a version with its stage and why; the one that serves has the alias `serving`, the one before `previous`."""
+    client.set_model_version_tag(name, version, STAGE_TAG, stage)
+    client.set_model_version_tag(name, version, f"{STAGE_TAG}_reason", reason)
+    if stage != SERVING:
+        return
+    aliases = client.get_registered_model(name).aliases
+    replaces = replaces or str(aliases.get(SERVING, ""))
+    client.set_registered_model_alias(name, SERVING, version)
+    if replaces and replaces != version:
+        client.set_registered_model_alias(name, "previous", replaces)
+        client.set_model_version_tag(name, replaces, STAGE_TAG, "retired")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recmill.tracking.models import log_model
+from recmill.tracking.models import find_version, log_model, mark_version
 from recmill.tracking.server import (
     TAG_RUN_ID,
     Point,
@@ -51,6 +51,9 @@ class Journal:
     def model(self, *, folder: str, name: str, quality: Mapping[str, float]) -> dict[str, str]:
         self._write("model", folder=folder, name=name, quality=dict(quality))
         return {}  # MLflow has not named the model yet
+
+    def stage(self, *, name: str, version: str, stage: str, reason: str, replaces: str) -> None:
+        self._write("stage", name=name, version=version, stage=stage, reason=reason, replaces=replaces)
 
     def leave(self, *, status: str, metrics: Mapping[str, float]) -> None:
         self._write("leave", status=status, metrics=dict(metrics))
@@ -113,6 +116,10 @@ class MlflowRecorder:
 
     def model(self, *, folder: str, name: str, quality: Mapping[str, float]) -> dict[str, str]:
         return log_model(folder, name=name, quality=quality)
+
+    def stage(self, *, name: str, version: str, stage: str, reason: str, replaces: str) -> None:
+        found = version or find_version(self._client, name, parent_run_id=self.parent_run_id)
+        mark_version(self._client, name, found, stage=stage, reason=reason, replaces=replaces)
 
     def leave(self, *, status: str, metrics: Mapping[str, float]) -> None:
         import mlflow

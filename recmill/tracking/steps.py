@@ -121,6 +121,13 @@ class StepRun:
         quality = {key: value for key, value in self.metrics.items() if key in HEADLINE}
         return self.recorder.model(folder=str(folder), name=name, quality=quality)
 
+    def mark_model(
+        self, version: str, *, stage: str, reason: str, replaces: str = "", name: str = REGISTERED_MODEL
+    ) -> None:
+        """Mark the registered version of this run ("": the pipeline's process finds it) with its stage, and why."""
+        if self.recorder:
+            self.recorder.stage(name=name, version=version, stage=stage, reason=reason, replaces=replaces)
+
 
 @contextmanager
 def step_run(

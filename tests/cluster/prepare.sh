@@ -18,12 +18,12 @@ if [[ $context == kind-* ]]; then
   BUILDER=docker images/build.sh --tag "$tag"
   base=$(sed -n 's/^ARG BASE_IMAGE=//p' images/Dockerfile)
   docker build --build-arg "BASE_IMAGE=$base" --file tests/cluster/postgres/Dockerfile --tag "recmill/postgres:$postgres" .
-  kind load docker-image --name "${context#kind-}" "recmill/"{data,trainer,mlflow}":$tag" "recmill/postgres:$postgres"
+  kind load docker-image --name "${context#kind-}" "recmill/"{data,trainer,mlflow,server}":$tag" "recmill/postgres:$postgres"
 elif [ "$context" = klab ] && [ -f "$state/run/node-init.pid" ] && [ -x "$kit/load.sh" ]; then
   on_node() { nsenter -t "$(cat "$state/run/node-init.pid")" -m -n -p ctr -n k8s.io images "$@"; }
   loaded=$(on_node ls -q)
   missing=()
-  for image in "postgres:$postgres" "mlflow:$tag" "trainer:$tag" "data:$tag"; do
+  for image in "postgres:$postgres" "mlflow:$tag" "trainer:$tag" "data:$tag" "server:$tag"; do
     grep -qx "docker.io/recmill/$image" <<<"$loaded" || missing+=("${image%%:*}")
   done
   if [ ${#missing[@]} -gt 0 ]; then
@@ -60,7 +60,7 @@ elif [ "$context" = klab ] && [ -f "$state/run/node-init.pid" ] && [ -x "$kit/lo
     done < <(grep -E '^(docker.io|localhost)/recmill/' <<<"$loaded" | grep -vE ":($tag|$postgres)$")
   fi
 else
-  echo "prepare.sh: how to load images into the cluster '$context' is not known: push recmill/{data,trainer,mlflow}:$tag"
+  echo "prepare.sh: how to load images into the cluster '$context' is not known: push recmill/{data,trainer,mlflow,server}:$tag"
   echo "and recmill/postgres:$postgres where its nodes find them and set RECMILL_TEST_TAG=$tag"
   exit 1
 fi

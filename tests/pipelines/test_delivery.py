@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from components.images import CUDA_SUFFIX, DATA, MLFLOW, TRAINER
+from components.images import CUDA_SUFFIX, DATA, MLFLOW, SERVER, TRAINER
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("data", "trainer", "mlflow")
+TARGETS = ("data", "trainer", "mlflow", "server")
 
 
 def read_stages() -> dict[str, str]:
@@ -75,7 +75,7 @@ def test_a_variant_installs_one_build_of_fbgemm_and_the_same_torch(variant: str,
 
 
 def test_skaffold_kustomize_and_components_name_the_same_images() -> None:
-    named = {DATA, TRAINER, MLFLOW}
+    named = {DATA, TRAINER, MLFLOW, SERVER}
     assert {artifact["image"] for artifact in skaffold()["build"]["artifacts"]} == named
     for overlay in ("kind", "cluster"):
         path = ROOT / "manifests/overlays" / overlay / "kustomization.yaml"
@@ -90,7 +90,7 @@ def test_skaffold_builds_checks_and_deploys_existing_files() -> None:
         assert artifact["docker"]["dockerfile"] == "images/Dockerfile"
         assert artifact["image"] == f"recmill/{artifact['docker']['target']}"
         assert artifact["docker"]["target"] in read_stages()
-    assert {entry["image"] for entry in body["test"]} == {DATA, TRAINER, MLFLOW}
+    assert {entry["image"] for entry in body["test"]} == {DATA, TRAINER, MLFLOW, SERVER}
     profiles = {profile["name"]: profile for profile in body["profiles"]}
     assert set(profiles) == {"kind", "gpu"}
     for manifests in (body["manifests"], profiles["kind"]["manifests"]):
