@@ -237,7 +237,7 @@ def _read_deploy(value: Any) -> str:
     """The setting as text, checked."""
     text = json.dumps(value) if isinstance(value, dict) else str(value or "none")
     if text != "none":
-        from recmill.serving.rollout import RolloutPlan  # loads torch
+        from recmill.serving.server.rollout import RolloutPlan  # loads torch
 
         RolloutPlan.from_settings(text)
     return text

@@ -6,7 +6,7 @@
       -> `batcher`   waits for the scorer with others, in a bounded queue
       -> `versions`  the model that is served now; a new one is loaded beside it
 
-`process` wires it up and runs in an environment of its own (`environment`), because KServe's pins of pandas and psutil
-do not fit those of the rest; it needs torch, numpy, pyarrow, KServe and this project. Only `protocol` imports KServe:
-all other modules run, and are tested, without it.
+`rollout` puts versions into the folder that servers watch. `process` wires the server up; it runs in an environment of
+its own (`environment`), because KServe's pins of pandas and psutil do not fit those of the rest. Only `protocol`
+imports KServe: all other modules run, and are tested, without it.
 """

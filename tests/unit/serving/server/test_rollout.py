@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recmill.artifacts import InputError
-from recmill.serving.rollout import RolloutPlan, roll_out
+from recmill.serving.server.rollout import RolloutPlan, roll_out
 from recmill.serving.server.versions import load_version, model_folder
 from tests.unit.serving.server.served_models import write_served_model
 
