@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,14 @@ from click.testing import CliRunner
 from pipelines.commands import compile_pipeline
 from tests.cluster.deployment import TestSite
 from tests.cluster.tasks import PipelineRun
+from tests.event_logs import Options, Shop
 
 SETTINGS = {"batch_size": "256", "max_steps": "12", "checkpoint_every": "4", "bottom_layers": "16", "top_layers": "16"}
 DATA = {"data.sessions": "300"}
-TASKS = ("open-run", "generate-data", "profile-access", "plan-shards", "tune-ingest", "train-model", "report")
+TASKS = (
+    *("open-run", "generate-data", "profile-access", "plan-shards", "tune-ingest", "train-baseline", "train-model"),
+    "report",
+)
 
 
 @pytest.fixture(scope="session")
@@ -114,3 +121,29 @@ print('RUNS ' + json.dumps([dict(id=r.info.run_id, name=r.info.run_name, status=
     (line,) = [text for text in said.splitlines() if text.startswith("RUNS ")]
     found: list[dict[str, Any]] = json.loads(line.removeprefix("RUNS "))
     return found
+
+
+def test_a_log_yaml_is_prepared_in_a_step_of_its_own(site: TestSite, tmp_path: Path) -> None:
+    """And the model that is trained on it goes on training from its checkpoint."""
+    log = Shop.random(3, 60).write(tmp_path / "shop", Options())
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(log.parent, arcname="shop")
+    text = base64.b64encode(packed.getvalue()).decode()
+    data = f"/runs/shop/{log.name}"
+    site.shell("shop-data", f"echo {text} | base64 -d | tar -xz -C /runs")
+    outcome = CliRunner().invoke(compile_pipeline, ["--out", str(tmp_path), "--image-tag", site.tag, "--data", data])
+    assert outcome.exit_code == 0, outcome.output
+    arguments = {"workdir": "/runs/shop-run", "settings": json.dumps(SETTINGS)}
+    run = PipelineRun.load(tmp_path / "recmill.yaml", site=site, run_id="shop", arguments=arguments)
+    for task in ("open-run", "prepare-log", "generate-data"):
+        run.run(task)
+    assert run.artifacts["prepare-log"]["raw_log"]["metadata"]["path"] == "/runs/shop-run/raw"
+    assert "vocabulary" in site.shell("shop-look", "ls /runs/shop-run/raw /runs/shop-run/dataset")
+    small = "--set batch_size=64 --set bottom_layers=16 --set top_layers=16 --set max_steps=4 --set threads=1"
+    site.shell(
+        "shop-train",
+        f"cd /runs/shop-run; recmill train dataset --out first --json {small}\n"
+        "recmill train dataset --from first/checkpoint --out second --json --set threads=1 --set epochs=2\n"
+        "find second/checkpoint -name '*.safetensors' | grep -q rank",
+    )

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from components.images import CUDA_SUFFIX, DATA, MLFLOW, SERVER, TRAINER
+from recmill.cli import cli
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("data", "trainer", "mlflow", "server")
@@ -121,3 +123,23 @@ def test_the_build_context_holds_only_what_images_contain() -> None:
     copied = re.findall(r"^COPY (?!--from)(?:--\S+ )*(.+) \S+$", "".join(read_stages().values()), re.M)
     for source in {word for line in copied for word in line.split()}:
         assert f"!{source}" in rules
+
+
+@pytest.mark.parametrize(
+    ("file", "place"), [("retention/cronjob", "jobTemplate.spec.template"), ("scoring/job", "template")]
+)
+def test_jobs_of_components_call_commands_that_exist_and_ask_for_no_privileges(file: str, place: str) -> None:
+    pod = yaml.safe_load((ROOT / f"manifests/components/{file}.yaml").read_text(encoding="utf-8"))["spec"]
+    for key in place.split("."):
+        pod = pod[key]
+    (container,) = pod["spec"]["containers"]
+    program, name, *words = container["command"]
+    command = cli.get_command(click.Context(cli), name)
+    assert program == "recmill"
+    assert command is not None
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    values = {entry["name"] for entry in container.get("env", [])}
+    assert set(re.findall(r"\$\((\w+)\)", " ".join(words))) == values
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
