@@ -43,10 +43,6 @@ class RequestBatch:
     def num_candidates(self) -> int:
         return int(self.counts_R.sum())
 
-    @property
-    def num_ids(self) -> int:
-        return sum(len(values) for side in (self.user_ids, self.candidate_ids) for values, _ in side.values())
-
     @classmethod
     def of_lists(
         cls,

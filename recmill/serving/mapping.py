@@ -20,16 +20,16 @@ class MappedFiles:
     """Opens arrays. `is_mapped=False` reads them whole.
 
     The first bytes of a file, `hot_bytes`, are read when it is opened. All other pages of mapped files come into memory
-    with the rows that are looked up. If their number may exceed `limit_bytes`, they are given back all at once: the
-    operating system's cache keeps what it has room for, so that most of them return without a disk. Without a limit,
-    the operating system takes pages back when it needs memory.
+    with the rows that are looked up. If mapped files then take `limit_bytes` more than at first, these pages are given
+    back all at once: the operating system's cache keeps what it has room for, so that most of them return without a
+    disk. Without a limit, the operating system takes pages back when it needs memory.
     """
 
     def __init__(self, *, is_mapped: bool, limit_bytes: int | None = None) -> None:
         self.is_mapped, self.limit_bytes = is_mapped, limit_bytes
         self.num_released = 0
         self._maps: list[tuple[mmap.mmap, int, int]] = []  # start and length of the part that is not hot
-        self._touched_bytes = 0
+        self._first_bytes: int | None = None
 
     def open(self, path: Path, dtype: Any, shape: tuple[int, ...], *, hot_bytes: int = 0) -> Tensor:
         try:
@@ -53,13 +53,16 @@ class MappedFiles:
         """Bytes of mapped files that are read when they are needed."""
         return sum(length for _, _, length in self._maps)
 
-    def count_rows(self, num_rows: int) -> None:
-        """Note that so many rows were looked up, each of which may have brought two pages and a page of its order."""
+    def keep_limit(self) -> None:
+        """Give pages back if they take more than the limit.
+
+        Counting rows does not tell: with one row Linux maps the cached pages around it, here 50 on average.
+        """
         if self.limit_bytes is None or self.cold_bytes <= self.limit_bytes:
             return
-        self._touched_bytes += 3 * PAGE_BYTES * num_rows
-        if self._touched_bytes > self.limit_bytes:
-            self._touched_bytes = 0
+        if self._first_bytes is None:
+            self._first_bytes = mapped_bytes()
+        elif mapped_bytes() - self._first_bytes > self.limit_bytes:
             self.release()
 
     def release(self) -> None:
@@ -67,3 +70,9 @@ class MappedFiles:
         self.num_released += 1
         for pages, start, length in self._maps:
             pages.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def mapped_bytes() -> int:
+    """Bytes of files, libraries included, that are in this process's memory."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[2]) * PAGE_BYTES

@@ -73,6 +73,7 @@ class RequestModel:
         scorer = RequestScorer(
             ranker, tables, signature=manifest.signature, limit=config.max_sequence_length, is_split=is_split
         )
+        files.keep_limit()  # what is in memory now does not count
         return cls(manifest, scorer, files)
 
     def score(self, batch: RequestBatch, *, check: bool = True) -> npt.NDArray[np.float32]:
@@ -87,7 +88,7 @@ class RequestModel:
             return np.zeros((0,) if num_labels == 1 else (0, num_labels), dtype=np.float32)
         with torch.inference_mode():
             found: npt.NDArray[np.float32] = torch.sigmoid_(self._scorer(batch)).numpy()
-        self.files.count_rows(batch.num_ids)
+        self.files.keep_limit()
         return found[:, 0] if found.shape[1] == 1 else found
 
 
