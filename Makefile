@@ -6,6 +6,7 @@ STAMP := $(VENV)/.ready
 OUT ?= runs/demo
 BENCHMARKS := recd flexshard fae fae_order pss intune together dedup_kernel generate profile_scale
 PRESET ?= demo
+MINUTES ?= 120
 # Index of CPU-only builds of torch, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # Linters of images and manifests have their own environment: checkov needs older versions of shared packages.
@@ -22,7 +23,7 @@ IMAGE_TAG ?= $(shell images/tag.sh)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-server demo test test-all check check-deployment format bench results images kind-up kind-down test-cluster clean
+.PHONY: help setup setup-server demo test test-all test-faults soak check check-deployment format bench results images kind-up kind-down test-cluster clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -57,6 +58,12 @@ test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
 
 test-all: $(STAMP) ## Run every test, including the slow ones
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --ignore tests/cluster
+
+test-faults: $(STAMP) ## Disturb every command: kills, full disks, lost networks, failing stores (short form; as root)
+	$(BIN)/python -m tests.faults.campaign --short --json build/faults.json
+
+soak: $(STAMP) ## Train for MINUTES (120) under changing CPU quotas, memory limits and workers; every row read once
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json build/soak.json
 
 check: $(STAMP) ## Lint, types and import rules
 	$(BIN)/ruff check .

@@ -11,7 +11,6 @@ import io
 import os
 import re
 import signal
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -21,7 +20,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, held_folder
 
 Follow = Callable[[str, str], None]  # step, text of its line
 SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")  # a line of a step, also in the log of its pod
@@ -90,7 +89,7 @@ def run_locally(
     from kfp.local import config
 
     with (
-        tempfile.TemporaryDirectory(prefix="recmill-kfp-") as scratch,
+        held_folder(purpose="kfp") as scratch,
         open(log_path, "w", encoding="utf-8") as file,
         changed_environment(environment),
         steps_stopped_by_sigterm(),
@@ -99,7 +98,7 @@ def run_locally(
     ):
         warnings.simplefilter("ignore")  # that our image is not called python
         # Both folders are temporary: kfp deletes workspace_root after every run.
-        root, workspace = Path(scratch, "root"), Path(scratch, "workspace")
+        root, workspace = scratch / "root", scratch / "workspace"
         workspace.mkdir()
         log = StepLog(file, steps=steps, follow=follow)
         original_print = builtins.print

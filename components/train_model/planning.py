@@ -8,13 +8,12 @@ reads the plan, raises its error    <-     leaves error.json beside the request
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError, ShardPlan, dump_json, read_json
+from recmill.artifacts import InputError, ShardPlan, dump_json, held_folder, read_json
 from recmill.planning.planner import Topology, plan_shards
 from recmill.progress import Progress
 from recmill.training.preload import start_module
@@ -29,8 +28,8 @@ def plan_apart(
 ) -> ShardPlan:
     """The same as `plan_shards`, whose `options` must have a JSON form; `threads` are those of the ranks, if here."""
     request = {"profile": profile, "out": out, "topology": asdict(topology), **options}
-    with tempfile.TemporaryDirectory(prefix="recmill-plan-") as scratch:
-        path = Path(scratch, "request.json")
+    with held_folder(purpose="plan") as scratch:
+        path = scratch / "request.json"
         path.write_text(dump_json(request), encoding="utf-8")
         process = start_module(__name__, [str(path)], environment=rank_environment(threads), stderr=sys.stderr)
         follow_output(process, sys.stderr, progress)

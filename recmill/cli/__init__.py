@@ -16,6 +16,7 @@ import click
 
 import recmill
 from recmill.artifacts import InputError
+from recmill.artifacts.places.failures import describe_failure
 
 COMMANDS = {
     "init": "recmill.cli.init:init",
@@ -69,4 +70,9 @@ def main(args: list[str] | None = None) -> Any:
         return cli.main(args=args, standalone_mode=True)
     except InputError as error:
         click.echo(f"recmill: error: {error}", err=True)
+        sys.exit(2)
+    except Exception as error:
+        if (reason := describe_failure(error)) is None:
+            raise  # a mistake of ours: the traceback is what a report needs
+        click.echo(f"recmill: error: {reason}", err=True)
         sys.exit(2)

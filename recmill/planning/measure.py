@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, held_folder
 from recmill.artifacts.topology import COLLECTIVES, LEVELS, Link, Topology
 from recmill.progress import Progress, no_progress
 
@@ -39,8 +37,8 @@ def measure_topology(topology: Topology, *, progress: Progress = no_progress) ->
     if topology.world_size == 1:
         return topology  # nothing to measure
     progress("time collectives", 0, len(COLLECTIVES))
-    with tempfile.TemporaryDirectory(prefix="recmill-measure-") as scratch:
-        out = Path(scratch) / "topology.yaml"
+    with held_folder(purpose="measure") as scratch:
+        out = scratch / "topology.yaml"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         command += [str(topology.world_size), "-m", "recmill.planning.measure", str(out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

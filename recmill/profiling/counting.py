@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernels import count_rows
+from recmill.artifacts import held_folder
 
 COUNT_SCHEMA = pa.schema([pa.field("row", pa.int64()), pa.field("count", pa.int64())])
 ROWS_PER_GROUP = 1 << 20
@@ -77,8 +77,8 @@ def query_out_of_core(
     """The answer to a query over these batches as table `log`; DuckDB spills to disk what memory cannot hold."""
     from recmill.data.cluster.duckdb_engine import connect  # imports Ibis, which few profiles need
 
-    with tempfile.TemporaryDirectory(prefix=".recmill-spill-", dir=spill_parent) as spill:
-        connection: Any = connect(memory_limit_bytes=SPILL_MEMORY_BYTES, spill_folder=spill)
+    with held_folder(purpose="spill", beside=spill_parent) as spill:
+        connection: Any = connect(memory_limit_bytes=SPILL_MEMORY_BYTES, spill_folder=str(spill))
         try:
             connection.con.register("log", pa.RecordBatchReader.from_batches(schema, batches))
             yield from connection.con.sql(query).to_arrow_reader(rows_per_batch)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError, dump_json
+from recmill.artifacts import InputError, dump_json, held_folder
 from recmill.tracking.recorder import JOURNAL_FOLDER, REFERENCE, MlflowRecorder
 from recmill.tracking.server import RunReference, close_run, load_mlflow, open_run
 
@@ -31,8 +31,8 @@ class Replayer:
         """Start to open the run, with the `description` that `open_run` takes; wait for a server, which may be down."""
         self.tracking_uri = tracking_uri
         self._pipeline_run_id = pipeline_run_id
-        self._scratch = tempfile.TemporaryDirectory(prefix="recmill-journals-")
-        self._folder = Path(self._scratch.name)
+        self._scratch = ExitStack()
+        self._folder = self._scratch.enter_context(held_folder(purpose="journals"))
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="mlflow")
         self._opened: Future[RunReference] = self._pool.submit(
@@ -67,7 +67,7 @@ class Replayer:
     def _end(self) -> None:
         self._stop.set()
         self._pool.shutdown()
-        self._scratch.cleanup()
+        self._scratch.close()
 
     def _open(self, **description: Any) -> RunReference:
         load_mlflow()

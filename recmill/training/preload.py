@@ -22,7 +22,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from recmill.artifacts import held_folder
 from recmill.training.agent import forks_ranks, load_worker
 from recmill.training.processes import die_with_parent, rank_environment
 
@@ -55,7 +55,8 @@ def preloaded_ranks(threads: int) -> Iterator[None]:
 @contextmanager
 def forking_server(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A server that `command` runs, given the descriptor of its socket, while the block runs."""
-    with tempfile.TemporaryDirectory(prefix="recmill-preload-") as folder:
+    with held_folder(purpose="preload") as scratch:
+        folder = str(scratch)
         # The socket exists before the server does: requests wait in its queue, and are refused once the server is gone.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(_address(folder, environment)))

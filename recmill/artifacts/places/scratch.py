@@ -33,15 +33,16 @@ def held_folder(make: Path | None = None, *, purpose: str = "", beside: Path | N
 
     Leftovers of the same name are removed first.
     """
+    prefix = ""
     if make is not None:
         parent, pattern = make.parent, _leftovers_of(make.name)
     else:
         parent = beside or Path(tempfile.gettempdir())
-        pattern = re.compile(rf"{re.escape(PREFIX + purpose)}-[0-9a-f]{{8}}")
+        prefix = f"{'.' if beside else ''}{PREFIX}{purpose}-"
+        pattern = re.compile(rf"{re.escape(prefix)}[0-9a-f]{{8}}")
     remove_leftovers(parent, pattern)
     while True:
-        name = f"{PREFIX}{purpose}-{uuid.uuid4().hex[:8]}"
-        folder = temporary_name(make) if make is not None else parent / name
+        folder = temporary_name(make) if make is not None else parent / f"{prefix}{uuid.uuid4().hex[:8]}"
         folder.mkdir(mode=0o700 if make is None else 0o777)
         if (held := _hold(folder)) is not None:
             break

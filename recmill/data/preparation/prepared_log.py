@@ -8,14 +8,13 @@ DuckDB runs this here, out of core; Spark on executors. Both pass whole users to
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError, dump_json, is_remote
+from recmill.artifacts import InputError, dump_json, held_folder, is_remote
 from recmill.data.checks.events import check_events
 from recmill.data.checks.findings import LogFindings
 from recmill.data.checks.samples import check_samples
@@ -101,8 +100,8 @@ def check_log(
     files = find_sources(spec, where)
     with (
         LeanArrow(),
-        tempfile.TemporaryDirectory(prefix=".recmill-check-") as folder,
-        closing(DuckDBQueries(Path(folder), memory_limit_bytes=memory_limit_bytes)) as queries,
+        held_folder(purpose="check") as folder,
+        closing(DuckDBQueries(folder, memory_limit_bytes=memory_limit_bytes)) as queries,
     ):
         progress("open the sources", 0, 0)
         tables = open_tables(spec, where, files, queries)
@@ -122,8 +121,8 @@ def _scratch(out: str | Path) -> Iterator[Path]:
     if not is_remote(out):
         beside = Path(out).absolute().parent
         beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".recmill-prepare-", dir=beside) as folder:
-        yield Path(folder)
+    with held_folder(purpose="prepare", beside=beside) as folder:
+        yield folder
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from recmill.artifacts import InputError, explain_write_errors, is_remote, write_text_atomically
 from recmill.artifacts.places.stores import read_bytes
+
+COLUMNS = {"step": "q", "samples": "q", "seconds": "d", "loss": "d"}  # of metrics.jsonl
 
 
 @dataclass(kw_only=True)
@@ -42,13 +45,22 @@ class LossCurve:
     """
 
     def __init__(self, path: str, *, writes: bool) -> None:
-        self.entries: list[dict[str, Any]] = []
+        self._columns = {name: array(code) for name, code in COLUMNS.items()}  # 32 bytes per step, a dictionary 400
         self.crc32 = 0  # of all lines
         self._path, self._writes = path, writes
 
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        rows = zip(*self._columns.values(), strict=True)
+        return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+    def _append(self, new: Sequence[Mapping[str, Any]]) -> None:
+        for name, column in self._columns.items():
+            column.extend([entry[name] for entry in new])
+
     def add(self, new: Sequence[dict[str, Any]]) -> None:
         lines = curve_lines(new)
-        self.entries += new
+        self._append(new)
         self.crc32 = zlib.crc32(lines.encode(), self.crc32)
         if self._writes and not is_remote(self._path):
             with explain_write_errors(self._path), open(self._path, "a", encoding="utf-8") as file:
@@ -64,8 +76,8 @@ class LossCurve:
     def restore(self, step: int, crc32: int | None) -> None:
         """Go back to `step`: later losses are logged again."""
         if self._writes:
-            self.entries = read_curve(self._path, step, crc32)
-            text = curve_lines(self.entries)
+            self._append(found := read_curve(self._path, step, crc32))
+            text = curve_lines(found)
             self.crc32 = zlib.crc32(text.encode())
             write_text_atomically(self._path, text)
 

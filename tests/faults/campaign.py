@@ -1,0 +1,240 @@
+"""Faults at random moments of every command: python -m tests.faults.campaign [--short] [--seed N] [--faults N]
+
+After each fault a command has given the right result or one clear sentence; the same command again gives the right
+result; and nothing is left behind: no process, no temporary file, no half-written output that is read as whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.faults.commands import Command, Process, load_everything, make_inputs, output_file, start, survivors
+from tests.faults.faults import FAULTS, MISSED, ONLY, Baseline, control_group, obstacle, peak_bytes, signature
+
+SHORT = {"kill": 100, "stop": 13, "disk full": 13, "read-only disk": 12, "memory limit": 10, "clock jump": 6}
+RARE = {"network lost": 1, "object store": 8, "MLflow database": 1, "MLflow server": 1}
+MAX_MISSES = 8
+LONG = 5  # times as many in the long form
+FINE = ("right result", "one sentence", "killed")
+
+
+@dataclass(frozen=True)
+class Case:
+    number: int
+    fault: str
+    command: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: Case
+    what: str  # was done
+    outcome: str
+    rerun: str
+    problem: str = ""
+    said: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_fine(self) -> bool:
+        return self.outcome in FINE and self.rerun in ("", "right result") and not self.problem
+
+
+def measure(command: Command, folder: Path) -> Baseline:
+    """Run a command undisturbed."""
+    name, changes, disk_bytes, last = f"recmill-faults-{os.getpid()}-{folder.name}", 0, 0, frozenset[str]()
+    has_groups = not obstacle("memory limit")
+    with control_group(name) if has_groups else contextlib.nullcontext(lambda: None) as join:
+        process = start(command, folder, before=join)
+        while process.poll() is None and time.monotonic() < process.started + 300:
+            names, num_bytes = signature(folder)
+            disk_bytes, changes, last = max(disk_bytes, num_bytes), changes + (names != last), names
+            time.sleep(0.005)
+        seconds = time.monotonic() - process.started
+        memory_bytes = peak_bytes(name) if has_groups else 0
+    assert process.status == 0, (command.name, process.status, process.said())
+    result = command.result(str(folder / "out"), process.said("stdout"))
+    return Baseline(result=result, seconds=seconds, changes=changes, disk_bytes=disk_bytes, memory_bytes=memory_bytes)
+
+
+def judge(process: Process, command: Command, baseline: Baseline, out: str) -> tuple[str, str]:
+    code, said = process.status, process.said().strip()
+    if code is None:
+        return "hangs", said
+    if code == 0:
+        try:
+            found = command.result(out, process.said("stdout"))
+        except Exception as error:  # noqa: BLE001  whatever cannot be read
+            return f"exit 0, but {type(error).__name__}: {error}", said
+        return ("right result" if json.dumps(found) == json.dumps(baseline.result) else "another result"), said
+    if code == -signal.SIGKILL:
+        return "killed", said
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("recmill:")]
+    if code in (1, 2) and len(errors) == 1 and lines[-1:] == errors and "Traceback" not in said:
+        return "one sentence", said
+    return f"exit {code}", said
+
+
+def run_case(case: Case, command: Command, baseline: Baseline, folder: Path) -> Outcome:
+    started, draw = time.monotonic(), random.Random(case.seed)
+    limit = 10 * baseline.seconds + 120
+    with FAULTS[case.fault](folder, baseline, draw) as setting:
+        out = setting.out or str(folder / "out")
+        options: dict[str, Any] = {"out": setting.out, "environment": setting.environment}
+        process = start(command, folder, prefix=setting.prefix, before=setting.before, **options)
+        what = setting.disturb(process)
+        process.wait(limit)
+        outcome, said = judge(process, command, baseline, out)
+        problem = end_family(process) if process.status is None else wait_for_end(process)
+        setting.heal()
+        rerun = ""
+        if outcome != "right result":
+            again = start(command, folder, **(options if setting.out else {}))
+            again.wait(limit)
+            rerun, said_again = judge(again, command, baseline, out)
+            problem = problem or (end_family(again) if again.status is None else wait_for_end(again))
+            said += f"\n-- again: {said_again}" if rerun != "right result" else ""
+        problem = problem or left_behind(folder)
+    return Outcome(case, what, outcome, rerun, problem, said[-3000:], time.monotonic() - started)
+
+
+def end_family(process: Process) -> str:
+    for other in [*process.family(), *survivors(process)]:
+        with contextlib.suppress(Exception):
+            other.kill()
+    process.wait(10)
+    return "did not end"
+
+
+def wait_for_end(process: Process) -> str:
+    """ "" once no process of the case is left."""
+    deadline = time.monotonic() + 25
+    while left := survivors(process):
+        if time.monotonic() > deadline:
+            shown = ", ".join(" ".join(other.cmdline())[:200] for other in left)
+            for other in left:
+                other.kill()
+            return f"process left behind: {shown}"
+        time.sleep(0.05)
+    return ""
+
+
+def left_behind(folder: Path) -> str:
+    """Names of temporary files and folders that nobody uses any more."""
+    names = [path for path in signature(folder)[0] if Path(path).name.startswith((".", "recmill-tmp"))]
+    left = [path for path in names if path.endswith((".tmp", ".old")) or "recmill-tmp" in Path(path).name]
+    return f"left behind: {', '.join(sorted(left)[:5])}" if left else ""
+
+
+def draw_cases(commands: dict[str, Command], counts: dict[str, int], seed: int) -> list[Case]:
+    """So many faults of each kind, over all commands that they are about."""
+    draw, cases = random.Random(seed), []
+    for fault, count in counts.items():
+        names = [name for name in commands if name in ONLY.get(fault, commands)]
+        if fault == "kill":
+            names = [name for name in names for _ in range(commands[name].kills)]
+        elif fault not in ONLY:
+            names = [name for name in names if name not in ("run", "export")] or names  # slow, and made of the others
+        if names:
+            chosen = [names[number * len(names) // count % len(names)] for number in range(count)]
+            cases += [(fault, name, draw.randrange(10**9)) for name in chosen]
+    draw.shuffle(cases)
+    return [Case(number, *case) for number, case in enumerate(cases)]
+
+
+def run_campaign(work: Path, counts: dict[str, int], *, seed: int, commands: Sequence[str] = ()) -> Iterator[Outcome]:
+    """The outcome of every fault, one after the other."""
+    known = make_inputs(work / "inputs")
+    chosen = {name: known[name] for name in commands or known}
+    cases = draw_cases(chosen, {fault: n for fault, n in counts.items() if n and not obstacle(fault)}, seed)
+    load_everything()
+    baselines: dict[str, Baseline] = {}
+    for case in cases:
+        if case.command not in baselines:
+            baselines[case.command] = measure(chosen[case.command], work / f"baseline-{case.command.replace(' ', '-')}")
+        for attempt in range(MAX_MISSES):  # a command may end before the moment comes
+            folder = work / f"case-{case.number:04d}-{attempt}"
+            outcome = run_case(case, chosen[case.command], baselines[case.command], folder)
+            if not outcome.what.endswith(MISSED):
+                break
+            case = replace(case, seed=case.seed + 1)
+        if outcome.is_fine:
+            shutil.rmtree(folder, ignore_errors=True)
+            for name in ("stdout", "stderr"):
+                output_file(folder, name).unlink(missing_ok=True)
+        yield outcome
+
+
+def table(outcomes: Sequence[Outcome], skipped: dict[str, str]) -> list[str]:
+    """One line per fault: how often, and how it ended."""
+    lines = [f"{'fault':18}{'injected':>10}" + "".join(f"{name:>15}" for name in (*FINE, "rerun right", "wrong"))]
+    for fault in dict.fromkeys(own.case.fault for own in outcomes):
+        own = [entry for entry in outcomes if entry.case.fault == fault]
+        counts = Counter(entry.outcome for entry in own if entry.is_fine)
+        numbers = [*(counts[name] for name in FINE), sum(entry.rerun == "right result" for entry in own)]
+        numbers.append(sum(not entry.is_fine for entry in own))
+        lines.append(f"{fault:18}{len(own):>10}" + "".join(f"{number:>15}" for number in numbers))
+    return [*lines, *(f"{fault:18}skipped: {why}" for fault, why in skipped.items())]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="The short form: 100 kills and 65 other faults.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=int, help="So many faults in all, in the proportions of the short form.")
+    parser.add_argument("--kinds", nargs="*", choices=list(FAULTS), default=list(FAULTS))
+    parser.add_argument("--commands", nargs="*", default=[])
+    parser.add_argument("--json", default="build/faults.json", help="Where the table and all cases are written.")
+    parser.add_argument("--verbose", action="store_true", help="Print every case, not only the wrong ones.")
+    options = parser.parse_args()
+    counts = {kind: count for kind, count in {**SHORT, **RARE}.items() if kind in options.kinds}
+    if options.faults:
+        scale = options.faults / sum(counts.values())
+        counts = {kind: max(1, round(count * scale)) for kind, count in counts.items()}
+    elif not options.short:
+        counts = {kind: LONG * count for kind, count in counts.items()}
+    skipped = {kind: obstacle(kind) for kind in counts if obstacle(kind)}
+    started, outcomes = time.monotonic(), []
+    work = Path(tempfile.mkdtemp(prefix="recmill-faults-"))
+    for outcome in run_campaign(work, counts, seed=options.seed, commands=options.commands):
+        outcomes.append(outcome)
+        if options.verbose or not outcome.is_fine:
+            case = outcome.case
+            words = [f"{case.number}: {case.fault}, {case.command}: {outcome.what}: {outcome.outcome}"]
+            words += [f"again: {outcome.rerun}"] * bool(outcome.rerun) + [outcome.problem] * bool(outcome.problem)
+            words += [f"seed {case.seed}", f"{outcome.seconds:.0f} s"]
+            print("; ".join(words), flush=True)
+            if not outcome.is_fine:
+                print(outcome.said, flush=True)
+    lines = table(outcomes, skipped)
+    minutes = (time.monotonic() - started) / 60
+    print("\n".join(lines), f"\n{len(outcomes)} faults in {minutes:.1f} minutes", sep="\n")
+    is_green = all(outcome.is_fine for outcome in outcomes)
+    document = {"seed": options.seed, "minutes": minutes, "table": lines, "skipped": skipped, "is_green": is_green}
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps({**document, "cases": [asdict(own) for own in outcomes]}, indent=1))
+    if is_green:
+        shutil.rmtree(work, ignore_errors=True)
+    else:
+        print(f"what the wrong cases left is in {work}", file=sys.stderr)
+    return 0 if is_green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,378 @@
+"""Faults: what happens to a command while it runs, and what is needed to make it happen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.faults.commands import Process
+
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+CGROUPS = Path("/sys/fs/cgroup")
+NETWORK_LOSS_S = 30
+MISSED = "it had ended"
+
+
+@dataclass(kw_only=True)
+class Baseline:
+    """An undisturbed run: its result, and how long, how many changes of files, how many bytes it took."""
+
+    result: object
+    seconds: float
+    changes: int
+    disk_bytes: int
+    memory_bytes: int
+
+
+@dataclass(kw_only=True)
+class Setting:
+    """How a command is started under a fault, and what is done to it. `heal` makes the machine well again."""
+
+    disturb: Callable[[Process], str] = lambda process: ""
+    heal: Callable[[], None] = lambda: None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prefix: Sequence[str] = ()
+    before: Callable[[], None] = lambda: None
+    out: str = ""
+
+
+def signature(folder: Path) -> tuple[frozenset[str], int]:
+    """Names and bytes of everything below a folder."""
+    names, total = [], 0
+    for root, folders, files in os.walk(folder):
+        names += [os.path.join(root, name) for name in (*folders, *files)]
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return frozenset(names), total
+
+
+def wait_for_moment(process: Process, baseline: Baseline, draw: random.Random) -> str:
+    """Wait for a random time, or for a random change among the files; says which it was."""
+    if draw.random() < 0.4 or not baseline.changes:
+        moment = draw.uniform(0, baseline.seconds)
+        process.wait(max(0.0, process.started + moment - time.monotonic()))
+        return f"after {moment:.2f} s"
+    count, seen, last = draw.randint(1, baseline.changes), 0, signature(process.folder)[0]
+    deadline = time.monotonic() + 3 * baseline.seconds + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        now = signature(process.folder)[0]
+        if now != last:
+            last, seen = now, seen + 1
+            if seen >= count:
+                break
+        time.sleep(0.002)
+    time.sleep(draw.choice([0, 0, 0.003, 0.02]))
+    return f"at change {count} of files"
+
+
+@contextmanager
+def kill(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    def disturb(process: Process) -> str:
+        when = wait_for_moment(process, baseline, draw)
+        family = process.family()
+        if not family:
+            return f"{when}: {MISSED}"
+        number = draw.randrange(len(family))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family[number].kill()
+        return f"{when}: process {number + 1} of {len(family)}"
+
+    yield Setting(disturb=disturb)
+
+
+@contextmanager
+def stop(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """SIGSTOP a process for a while."""
+
+    def disturb(process: Process) -> str:
+        when = wait_for_moment(process, baseline, draw)
+        seconds, family = draw.uniform(0.2, 4), process.family()
+        if not family:
+            return f"{when}: {MISSED}"
+        number = draw.randrange(len(family))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family[number].suspend()
+            time.sleep(seconds)
+        for other in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other.resume()
+        return f"{when}: process {number + 1} of {len(family)} for {seconds:.1f} s"
+
+    yield Setting(disturb=disturb)
+
+
+@contextmanager
+def full_disk(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """Output and temporary files on a file system that is too small."""
+    size = max(32 * 1024, int(baseline.disk_bytes * draw.uniform(0.02, 0.98)))
+    with mounted(folder, f"size={size // 4096 * 4096}"):
+        yield Setting(
+            disturb=lambda _: f"{size:,} of {baseline.disk_bytes:,} bytes",
+            heal=lambda: _run("mount", "-o", "remount,size=4g", str(folder)),
+        )
+
+
+@contextmanager
+def read_only_disk(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """A file system that becomes read-only."""
+
+    def disturb(process: Process) -> str:
+        when = wait_for_moment(process, baseline, draw)
+        while process.poll() is None:  # refused while a file is open for writing
+            if subprocess.run(["mount", "-o", "remount,ro", str(folder)], capture_output=True).returncode == 0:
+                return when
+            time.sleep(0.001)
+        return f"{when}: {MISSED}"
+
+    with mounted(folder, "size=4g"):
+        yield Setting(disturb=disturb, heal=lambda: _run("mount", "-o", "remount,rw", str(folder)))
+
+
+@contextmanager
+def little_memory(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """A control group that allows less memory than the command needs."""
+    limit = int(baseline.memory_bytes * draw.uniform(0.3, 0.9))
+    with control_group(f"recmill-faults-{os.getpid()}-{folder.name}", limit) as join:
+        yield Setting(disturb=lambda _: f"{limit:,} of {baseline.memory_bytes:,} bytes", before=join)
+
+
+@contextmanager
+def clock_jump(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """The wall clock jumps, by libfaketime; the monotonic clock does not, as on a real machine."""
+    clock = folder.with_name(f"{folder.name}.clock")
+    clock.write_text("+0")
+    jump = draw.choice(["+1h", "-1h", "+400d", "-400d"])
+
+    def disturb(process: Process) -> str:
+        when = wait_for_moment(process, baseline, draw)
+        clock.write_text(jump)
+        return f"{when}: {jump}"
+
+    yield Setting(
+        disturb=disturb,
+        environment={
+            "LD_PRELOAD": str(FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(clock),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        },
+    )
+
+
+@contextmanager
+def lost_network(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """Ranks in a network namespace whose interface is down for 30 s."""
+    name = f"recmill-{os.getpid()}-{draw.randrange(10**6)}"
+    _run("ip", "netns", "add", name)
+    try:
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+
+        def disturb(process: Process) -> str:
+            deadline = time.monotonic() + 60
+            while process.poll() is None and time.monotonic() < deadline:
+                if any((folder / "out" / "checkpoints").glob("step-*")):
+                    break
+                time.sleep(0.005)
+            _run("ip", "-n", name, "link", "set", "lo", "down")
+            time.sleep(NETWORK_LOSS_S)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            return f"{NETWORK_LOSS_S} s, after the first checkpoint"
+
+        yield Setting(disturb=disturb, prefix=["ip", "netns", "exec", name])
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@contextmanager
+def failing_store(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """An S3 server that answers late, with errors and with half of the bytes, and may be away for a while."""
+    import s3fs
+
+    from tests.faults.store import serve_apart
+
+    kind = draw.choice(["errors", "slow", "short reads", "away"])
+    with serve_apart(folder.with_name(f"{folder.name}.port"), kind=kind, seed=draw.randrange(10**6)) as address:
+        environment = {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        os.environ.update(environment)  # results are read in this process
+        s3fs.S3FileSystem.clear_instance_cache()
+        _say(address, "begin")
+
+        def disturb(process: Process) -> str:
+            if kind == "away":
+                process.wait(draw.uniform(0, baseline.seconds))
+                _say(address, "leave")
+            return kind
+
+        yield Setting(
+            disturb=disturb,
+            heal=lambda: _say(address, "end"),
+            environment=environment,
+            out=f"s3://faults/{folder.name}",
+        )
+
+
+@contextmanager
+def lost_database(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """MLflow's database is replaced by something else, or cannot be opened, in the middle of a run."""
+
+    def disturb(process: Process) -> str:
+        when = wait_for_moment(process, baseline, draw)
+        database = folder / "mlflow.db"
+        if draw.random() < 0.5:
+            database.unlink(missing_ok=True)
+            return f"{when}: deleted"
+        with contextlib.suppress(OSError):
+            database.write_bytes(b"not a database" * 1000)
+        return f"{when}: overwritten"
+
+    yield Setting(
+        disturb=disturb,
+        heal=lambda: [path.unlink() for path in folder.glob("mlflow.db*")] and None,
+        environment={"RECMILL_TRACKING": "on"},
+    )
+
+
+@contextmanager
+def lost_tracking_server(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """An MLflow server that is killed in the middle of a run."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = folder.with_name(f"{folder.name}.mlflow")
+    place.mkdir(exist_ok=True)
+    command = ["-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--port", str(port)]
+    server = subprocess.Popen(
+        [sys.executable, *command, "--workers", "1", "--artifacts-destination", str(place)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # type: ignore[call-overload]
+    )
+    address = f"http://127.0.0.1:{port}"
+
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+    def disturb(process: Process) -> str:
+        when = wait_for_moment(process, baseline, draw)
+        end()
+        return when
+
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=1):
+                break
+            time.sleep(0.1)
+        yield Setting(disturb=disturb, environment={"RECMILL_TRACKING": "on", "MLFLOW_TRACKING_URI": address})
+    finally:
+        end()
+
+
+FAULTS = {
+    "kill": kill,
+    "stop": stop,
+    "disk full": full_disk,
+    "read-only disk": read_only_disk,
+    "memory limit": little_memory,
+    "clock jump": clock_jump,
+    "network lost": lost_network,
+    "object store": failing_store,
+    "MLflow database": lost_database,
+    "MLflow server": lost_tracking_server,
+}
+# Commands that a fault is about, where it is not about all of them.
+ONLY = {
+    "network lost": ("train 2 ranks",),
+    "object store": ("cluster", "profile", "plan", "train"),
+    "MLflow database": ("run",),
+    "MLflow server": ("run",),
+}
+
+
+def obstacle(fault: str) -> str:
+    """Why a fault cannot be made on this machine, or ""."""
+    if fault in ("disk full", "read-only disk", "memory limit", "network lost") and os.getuid() != 0:
+        return "needs root"
+    if fault == "clock jump" and not FAKETIME:
+        return "needs libfaketime (Debian: apt install libfaketime)"
+    if fault == "network lost" and not shutil.which("ip"):
+        return "needs ip (iproute2)"
+    if fault == "memory limit" and not _memory_controller():
+        return "needs a writable memory controller in /sys/fs/cgroup"
+    return ""
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", options, "recmill-faults", str(folder))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+def _memory_controller() -> Path | None:
+    for root, limit in ((CGROUPS / "memory", "memory.limit_in_bytes"), (CGROUPS, "memory.max")):
+        if os.access(root, os.W_OK) and (root / limit.replace("memory.max", "cgroup.controllers")).exists():
+            return root
+    return None
+
+
+@contextmanager
+def control_group(name: str, limit: int | None = None) -> Iterator[Callable[[], None]]:
+    """A memory control group of version 1 or 2; gives the function by which a process joins it."""
+    root = _memory_controller()
+    assert root is not None
+    group, is_old = root / name, (root / "memory.limit_in_bytes").exists()
+    group.mkdir()
+    try:
+        if limit is not None:
+            (group / ("memory.limit_in_bytes" if is_old else "memory.max")).write_text(str(limit))
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+    finally:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.05)
+
+
+def peak_bytes(name: str) -> int:
+    root = _memory_controller()
+    assert root is not None
+    for file in ("memory.max_usage_in_bytes", "memory.peak"):
+        if (root / name / file).exists():
+            return int((root / name / file).read_text())
+    return 0
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _say(address: str, what: str) -> None:
+    with urllib.request.urlopen(f"{address}/-/{what}", timeout=20):
+        pass
