@@ -23,7 +23,7 @@ IMAGE_TAG ?= $(shell images/tag.sh)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-server demo test test-all test-faults soak check check-deployment format bench results images kind-up kind-down test-cluster clean
+.PHONY: help setup setup-server demo test test-all test-faults soak check check-deployment format bench results results-quick images kind-up kind-down test-cluster clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -97,8 +97,11 @@ format: $(STAMP) ## Format the code
 bench: $(STAMP) ## Run every benchmark in its quick form
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --quick || exit 1; done
 
-results: $(STAMP) ## Run the benchmarks behind docs/results.md and rewrite its table (nothing else may run meanwhile)
+results: $(STAMP) ## Run the full benchmarks behind docs/results.md and rewrite its table (hours; nothing else may run meanwhile)
 	$(BIN)/python benchmarks/results.py --run
+
+results-quick: $(STAMP) ## The same in quick forms, for development: prints the table, changes no page
+	$(BIN)/python benchmarks/results.py --run --quick
 
 images: ## Build the images with docker or buildah; make images IMAGE_TAG=...
 	images/build.sh --tag $(IMAGE_TAG)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from auto_data import cut_log, make_log, names
-from harness import Metric, Options, compare_pairs, finish, plain_value, say, warn_if_busy
+from harness import Metric, Options, compare, finish, plain_value, say, warn_if_busy
 
 from recmill.artifacts import AccessProfile, Dataset, InputError, ShardPlan
 from recmill.data.cluster import cluster_sessions
@@ -203,7 +203,7 @@ class CellResult:
     def rate(self) -> Metric:
         rates = [[run["samples_per_s"] for run in side] for side in (self.baseline, self.ours)]
         note = f"on: {self.on}; {len(self.ours)} pairs of {self.ours[0]['num_steps']} steps"
-        return compare_pairs(*rates, unit="samples/s", note=f"{note}; trial {self.trial_s:.1f} s")
+        return compare(*rates, unit="samples/s", note=f"{note}; trial {self.trial_s:.1f} s")
 
     @property
     def on(self) -> str:
@@ -230,7 +230,7 @@ class CellResult:
             return None
         note = f"reached in {len(reached)} of {len(self.ours)} pairs"
         theirs, ours = zip(*reached, strict=True)
-        return compare_pairs(theirs, ours, unit="s", note=note, less_is_better=True)
+        return compare(theirs, ours, unit="s", note=note, less_is_better=True)
 
     @property
     def is_lost(self) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from harness import Metric, Options, compare, finish, in_turns, parse_options, say, warn_if_busy
+from harness import Metric, Options, compare, compare_counts, finish, in_turns, parse_options, say, warn_if_busy
 from session_logs import why_no_globo
 
 from kernels.decode_pages import GroupDecoder
@@ -124,8 +124,7 @@ def measure(rows: pa.Table, schema: Schema, folder: Path, name: str, repeats: in
 
 
 def compare_bytes(without: int, ours: Stored, *, note: str) -> Metric:
-    sides = [[without / ours.num_rows], [ours.num_bytes / ours.num_rows]]
-    return compare(*sides, unit="bytes/row", note=note, less_is_better=True)
+    return compare_counts(without / ours.num_rows, ours.num_bytes / ours.num_rows, unit="bytes/row", note=note)
 
 
 def compare_speed(without: Callable[[], float], ours: Callable[[], float], log: Stored, repeats: int) -> Metric:

@@ -24,7 +24,18 @@ from typing import Any
 import numpy as np
 from flexshard_simulation import calibrate, simulate
 from flexshard_workloads import Table, Workload, globo_workload, save_batches, write_profile, zipf_law, zipf_workload
-from harness import Metric, Options, compare, finish, parse_options, plain_value, say, warn_if_busy
+from harness import (
+    Metric,
+    Options,
+    compare,
+    compare_counts,
+    finish,
+    parse_options,
+    plain_count,
+    say,
+    warn_if_busy,
+    without_network,
+)
 from shaped_network import run_on_nodes
 
 from recmill.artifacts import ShardPlan
@@ -57,7 +68,7 @@ SIZES = {
         num_rows=100_000, dim=32, samples=1024, globo_samples=2048, num_steps=3, inter_mbit=400, num_instances=5
     ),
     "full": Size(
-        num_rows=400_000, dim=64, samples=2048, globo_samples=4096, num_steps=5, inter_mbit=500, num_instances=20
+        num_rows=400_000, dim=64, samples=2048, globo_samples=4096, num_steps=10, inter_mbit=500, num_instances=20
     ),
 }
 
@@ -176,27 +187,25 @@ class Side:
         )
 
 
-def case_metrics(name: str, sides: Mapping[str, Side], network: str) -> dict[str, Metric]:
+def case_metrics(name: str, sides: Mapping[str, Side]) -> dict[str, Metric]:
     """The metrics of one workload against TorchRec row-wise and against row-wise + id dedup."""
     base, dedup, ours = sides["row_wise"], sides["dedup"], sides["tiers"]
     narrow = dedup.total * (1 - dedup.ids / 2 / dedup.payload) if dedup.payload else dedup.total
-    where = "on the shaped network" if network == "namespaces" else "over loopback, nothing shaped"
+    where = "on the shaped network"
     metrics = {}
     if name in ("zipf12", "globo"):
-        metrics[f"alltoall_bytes_{name}"] = compare(
-            [base.all_to_all],
-            [ours.all_to_all],
+        metrics[f"alltoall_bytes_{name}"] = compare_counts(
+            base.all_to_all,
+            ours.all_to_all,
             unit="bytes/step",
-            less_is_better=True,
             note=f"TorchRec row-wise; {1 - ours.all_to_all / base.all_to_all:.1%} less; less by "
             f"{base.total / ours.total:.2f}x in total, {_ratio(base.inter_node, ours.inter_node)} between nodes, "
             f"{base.largest_rank / ours.largest_rank:.2f}x at the largest rank",
         )
-        metrics[f"total_vs_dedup_{name}"] = compare(
-            [dedup.total],
-            [ours.total],
+        metrics[f"total_vs_dedup_{name}"] = compare_counts(
+            dedup.total,
+            ours.total,
             unit="bytes/step",
-            less_is_better=True,
             note=f"row-wise + id dedup, 8-byte ids; {narrow / ours.total:.4f}x if it sent 4-byte ids as we do; less by "
             f"{_ratio(dedup.inter_node, ours.inter_node)} between nodes, "
             f"{dedup.all_to_all / ours.all_to_all:.2f}x in the all-to-all",
@@ -228,7 +237,7 @@ def prediction_error(plans: Mapping[str, ShardPlan], cases: Mapping[str, Mapping
     """Relative error of the plans' bytes against the interfaces: the worst workload; the note has all."""
     errors = {name: abs(plans[name].prediction.bytes.total / sides["tiers"].total - 1) for name, sides in cases.items()}
     note = "predicted total bytes of a step against measured; " + ", ".join(f"{n} {e:.1%}" for n, e in errors.items())
-    return plain_value([max(errors.values())], unit="share", note=note)
+    return plain_count(max(errors.values()), unit="share", note=note)
 
 
 def planner_gap(folder: Path, *, count: int, seed: int) -> Metric:
@@ -270,7 +279,7 @@ def planner_gap(folder: Path, *, count: int, seed: int) -> Metric:
         )
         gaps.append(plan.objective / plan.bound - 1 if plan.bound else 0.0)
     note = f"objective over proven bound, less 1, of {count} random problems: worst {max(gaps):.2%}"
-    return plain_value(gaps, unit="share", note=note) | {"ours": max(gaps)}
+    return plain_count(max(gaps), unit="share", note=note)
 
 
 def print_bytes(cases: Mapping[str, Mapping[str, Side]]) -> None:
@@ -314,8 +323,9 @@ def run(options: Options, folder: Path) -> None:
     print_bytes(cases)
     metrics: dict[str, Metric] = {}
     for name, sides in cases.items():
-        metrics |= case_metrics(name, sides, found["network"])
+        metrics |= case_metrics(name, sides)
     metrics["predicted_bytes_error"] = prediction_error(plans, cases)
+    metrics, unshaped = without_network(metrics, list(metrics), kind=found["network"], note=found["note"])
     metrics["planner_gap"] = planner_gap(folder, count=size.num_instances, seed=options.seed)
     calibration = calibrate(cases, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
     simulated = simulate(workloads, calibration, folder)
@@ -335,7 +345,7 @@ def run(options: Options, folder: Path) -> None:
         },
         "simulation": simulated,
     }
-    finish(options, metrics, skipped=skipped, extra=extra)
+    finish(options, metrics, skipped=skipped | unshaped, extra=extra)
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """Shared by all benchmarks: arguments, measuring in turns, the printed table and the JSON.
 
-A result is one object with benchmark, quick, commit, date, machine, metrics and skipped. Each metric has `baseline`,
-`ours`, `ratio` (above 1 means better), `spread` (lowest and highest of each side, and of the ratio over neighbouring
-turns), `unit` and `note`; a plain value is stored in `ours` and has no ratio. With enough pairs the ratio is the mean
-of their logarithms, and `spread` has its 95% interval (`compare_pairs`).
+A result is one object with benchmark, size, quick, commit, code, date, machine, metrics and skipped. `code` has a hash
+of each part of the code that the benchmark measures (measured_code.py): results.py marks rows as stale by it. Each
+metric has `baseline`, `ours`, `ratio` (above 1 means better), `pairs` (how many pairs of neighbouring turns, or runs
+of a value without a baseline), `is_exact`, `spread`, `unit` and `note`; a plain value is stored in `ours` and has no
+ratio. `spread` has the lowest and highest of each side and of the pairs' ratios, and the 95% bootstrap `interval` of
+the mean over pairs, None for fewer than two. A count that every run repeats (bytes stored or sent) is exact.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,11 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from measured_code import hash_code
 
 from recmill.report.ablation import bootstrap_interval
 from recmill.training.processes import frozen_objects
 
 Metric = dict[str, Any]
+MIN_PAIRS = 9  # of a full form: with fewer, no row is met
 STARTED = time.perf_counter()
 
 
@@ -108,50 +112,56 @@ def fresh_processes(*sizes: int) -> Iterator[Iterator[ProcessPoolExecutor]]:
 def compare(
     baseline: Sequence[float], ours: Sequence[float], *, unit: str, note: str = "", less_is_better: bool = False
 ) -> Metric:
-    """The metric of two sides that were measured in turns.
+    """The metric of two sides that were measured in pairs: the geometric mean of the pairs' ratios and its interval.
 
-    The ratio is the median over pairs of neighbouring turns, since the machine is slower in some turns than in others
-    and a pair shares that slowness. `baseline` and `ours` are the median pair at the median speed, so that their ratio
-    is `ratio`. The spreads are of the raw measurements.
-    """
-    ratios = [b / o if less_is_better else o / b for b, o in zip(baseline, ours, strict=True)]
-    ratio = statistics.median(ratios)
-    speed = statistics.median(math.sqrt(b * o) for b, o in zip(baseline, ours, strict=True))
-    sides = speed / math.sqrt(ratio), speed * math.sqrt(ratio)
-    return {
-        "baseline": sides[1] if less_is_better else sides[0],
-        "ours": sides[0] if less_is_better else sides[1],
-        "ratio": ratio,
-        "spread": {"baseline": _range(baseline), "ours": _range(ours), "ratio": _range(ratios)},
-        "unit": unit,
-        "note": note,
-    }
-
-
-def compare_pairs(
-    baseline: Sequence[float], ours: Sequence[float], *, unit: str, note: str = "", less_is_better: bool = False
-) -> Metric:
-    """The metric of two sides that were measured in pairs: the geometric mean of the pairs' ratios.
-
-    `spread` also has `interval`, the 95% bootstrap interval of the ratio over pairs.
+    A pair shares the slowness of the machine at that time, so ratios of pairs vary less than speeds.
     """
     logs = [math.log(b / o if less_is_better else o / b) for b, o in zip(baseline, ours, strict=True)]
     sides = [math.exp(statistics.fmean(map(math.log, side))) for side in (baseline, ours)]
-    spreads = {"baseline": _range(baseline), "ours": _range(ours), "ratio": _range([math.exp(log) for log in logs])}
+    spread = {"baseline": _range(baseline), "ours": _range(ours), "ratio": _range([math.exp(log) for log in logs])}
+    interval = _interval(logs)
     return {
         "baseline": sides[0],
         "ours": sides[1],
         "ratio": math.exp(statistics.fmean(logs)),
-        "spread": {**spreads, "interval": [math.exp(end) for end in bootstrap_interval(logs)]},
+        "pairs": len(logs),
+        "is_exact": False,
+        "spread": {**spread, "interval": [math.exp(end) for end in interval] if interval else None},
         "unit": unit,
         "note": note,
     }
 
 
+def compare_counts(baseline: float, ours: float, *, unit: str, note: str = "") -> Metric:
+    """The metric of two counts that every run repeats, such as bytes on disk: fewer is better, nothing is random."""
+    metric = compare([baseline], [ours], unit=unit, note=note, less_is_better=True)
+    return {**metric, "is_exact": True, "spread": {**metric["spread"], "interval": [metric["ratio"]] * 2}}
+
+
 def plain_value(values: Sequence[float], *, unit: str, note: str = "") -> Metric:
-    """A metric that has no baseline: the median and the spread."""
-    shared: Metric = {"baseline": None, "ratio": None, "unit": unit, "note": note}
-    return {**shared, "ours": statistics.median(values), "spread": {"ours": _range(values)}}
+    """A metric without a baseline, or a difference over pairs: the mean over runs and its interval."""
+    spread = {"ours": _range(values), "interval": _interval(values)}
+    shared: Metric = {"baseline": None, "ratio": None, "pairs": len(values), "is_exact": False}
+    return {**shared, "ours": statistics.fmean(values), "spread": spread, "unit": unit, "note": note}
+
+
+def plain_count(value: float, *, unit: str, note: str = "") -> Metric:
+    """A value that every run repeats."""
+    metric = plain_value([value], unit=unit, note=note)
+    return {**metric, "is_exact": True, "spread": {**metric["spread"], "interval": [value, value]}}
+
+
+def _interval(values: Sequence[float]) -> list[float] | None:
+    return list(bootstrap_interval(values)) if len(values) > 1 else None
+
+
+def without_network(
+    metrics: Mapping[str, Metric], names: Iterable[str], *, kind: str, note: str
+) -> tuple[dict[str, Metric], dict[str, str]]:
+    """(metrics, skipped): over loopback the named metrics say nothing about a network and are skipped."""
+    left_out = set() if kind == "namespaces" else set(names) & set(metrics)
+    kept = {name: metric for name, metric in metrics.items() if name not in left_out}
+    return kept, dict.fromkeys(sorted(left_out), f"no network namespaces: {note}")
 
 
 def _range(values: Sequence[float]) -> list[float]:
@@ -176,8 +186,10 @@ def finish(
         return
     result = {
         "benchmark": options.benchmark,
+        "size": options.size,
         "quick": options.quick,
         "commit": describe_commit(),
+        "code": hash_code(options.benchmark),
         "date": date.today().isoformat(),
         "machine": describe_machine(),
         "metrics": dict(metrics),
@@ -193,13 +205,16 @@ def finish(
 
 def print_table(metrics: Mapping[str, Metric], skipped: Mapping[str, str], *, file: Any) -> None:
     width = max(len(name) for name in (*metrics, *skipped))
-    print(f"{'':{width}}{'baseline':>14}{'ours':>14}  {'unit':14}{'ratio':>8}  {'lowest to highest':18}", file=file)
+    print(
+        f"{'':{width}}{'baseline':>14}{'ours':>14}  {'unit':14}{'ratio':>8}  {'95% interval':18}{'pairs':>6}", file=file
+    )
     for name, metric in metrics.items():
         baseline = "" if metric["baseline"] is None else _number(metric["baseline"])
         line = f"{name:{width}}{baseline:>14}{_number(metric['ours']):>14}  {metric['unit']:14}"
         if metric["ratio"] is not None:
-            lowest, highest = metric["spread"]["ratio"]
-            line += f"{metric['ratio']:7.2f}x  {f'{lowest:.2f} to {highest:.2f}':18}"
+            ends = metric["spread"]["interval"]
+            interval = "exact" if metric["is_exact"] else f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "one run"
+            line += f"{metric['ratio']:7.2f}x  {interval:18}{metric['pairs']:6}"
         print(line.rstrip(), file=file)
     for name, metric in metrics.items():
         if metric["note"]:

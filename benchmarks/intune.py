@@ -6,7 +6,7 @@
 with the best worker count tried, same rows (checked by hash), same work. (b) reads that take 50 ms: tuned at run time,
 against one worker per stage. (c) two stages of 0.17 and 0.21 s on 126 slots: tuned from one worker per stage, against
 hand-set workers. (d) events during a run. (e) the simulator, calibrated on (a), at 32, 64 and 128 cores
-over five seeds: `sim_oracle_share` is the agent's share of the oracle's rows, `sim_vs_lp` the agent against the linear
+over nine seeds: `sim_oracle_share` is the agent's share of the oracle's rows, `sim_vs_lp` the agent against the linear
 programme solved again every interval, `sim_oom` out-of-memory kills (baseline: AUTOTUNE-like without the guard).
 Missing peers are listed under `skipped` with the prefix "peer: "; no metric depends on them.
 """
@@ -29,9 +29,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # As in `recmill train`, for all loaders: pages of one run are reused by the next instead of being faulted in again.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
 
-import numpy as np
 import torch
-from harness import Metric, Options, compare, finish, parse_options, say, warn_if_busy
+from harness import Metric, Options, compare, finish, parse_options, plain_count, plain_value, say, warn_if_busy
 from intune_calibration import POINTS, Calibration, calibrate
 from intune_controllers import Controller, TunedByAgent, baselines
 from intune_data import hash_rows, write_dataset
@@ -45,7 +44,7 @@ from recmill.tuning.allocation import tune_ingest
 from recmill.tuning.cores import available_cores
 from recmill.tuning.simulation.stage_times import measure_stages
 
-NUM_SEEDS = 5
+NUM_SEEDS = 9
 CORES = (32, 64, 128)
 # Measured on a quiet machine; used, with a note, if other work spoils the calibration of a run.
 STORED_CALIBRATION = Path(__file__).with_name("intune_calibration.json")
@@ -58,6 +57,7 @@ class Sizes:
     groups: int  # row groups of 8,192 rows
     epochs: int  # per run; threads start and queues fill once per run, for ours and the peers
     turns: int
+    pairs: int  # of (b) and (c)
     worlds: int  # per seed, a multiple of 48: every kind of world with every event and number of cores
     late_s: float
     two_stage_epochs: int
@@ -68,13 +68,40 @@ class Sizes:
 
 SIZES = {
     "tiny": Sizes(
-        groups=3, epochs=1, turns=1, worlds=48, late_s=2, two_stage_epochs=1, phase_s=0.5, tune_s=1.4, calibrate_s=0.6
+        groups=3,
+        epochs=1,
+        turns=1,
+        pairs=1,
+        worlds=48,
+        late_s=2,
+        two_stage_epochs=1,
+        phase_s=0.5,
+        tune_s=1.4,
+        calibrate_s=0.6,
     ),
     "quick": Sizes(
-        groups=16, epochs=4, turns=2, worlds=96, late_s=6, two_stage_epochs=14, phase_s=0.8, tune_s=5.6, calibrate_s=2.4
+        groups=16,
+        epochs=4,
+        turns=2,
+        pairs=1,
+        worlds=96,
+        late_s=6,
+        two_stage_epochs=14,
+        phase_s=0.8,
+        tune_s=5.6,
+        calibrate_s=2.4,
     ),
     "full": Sizes(
-        groups=48, epochs=4, turns=5, worlds=480, late_s=24, two_stage_epochs=60, phase_s=6, tune_s=14, calibrate_s=6
+        groups=48,
+        epochs=4,
+        turns=9,
+        pairs=9,
+        worlds=480,
+        late_s=24,
+        two_stage_epochs=60,
+        phase_s=6,
+        tune_s=14,
+        calibrate_s=6,
     ),
 }
 BATCH_SIZE = 4096
@@ -168,23 +195,32 @@ def peer_rate(loader: Loader, dataset: Dataset, count: int, sizes: Sizes, *, dec
 
 
 def against_late_reads(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric, dict[str, Any]]:
-    say("(b) reads that take 50 ms")
-    found = late_reads(dataset, agent, delay_s=0.05, seconds=sizes.late_s, interval_s=min(0.5, sizes.late_s / 20))
+    runs = []
+    for turn in range(sizes.pairs):
+        say(f"(b) reads that take 50 ms, turn {turn + 1} of {sizes.pairs}")
+        shape = {"delay_s": 0.05, "seconds": sizes.late_s, "interval_s": min(0.5, sizes.late_s / 20)}
+        runs.append(late_reads(dataset, agent, **shape))
+    found = runs[0]
     reached = found["seconds_to_10x"]
     when = "10x not reached" if reached is None else f"10x after {reached:.1f} s"
     note = f"{when}; workers at the end: {found['history'][-1]['workers'] if found['history'] else 'none'}"
-    return compare([found["one_worker"]], [found["tuned"]], unit="rows/s", note=note), found
+    sides = [[run[name] for run in runs] for name in ("one_worker", "tuned")]
+    return compare(*sides, unit="rows/s", note=note), found
 
 
 def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric, dict[str, Any]]:
-    say("(c) two stages of 0.17 and 0.21 s on 126 slots")
     settings = {"epochs": sizes.two_stage_epochs, "slots": 126, "interval_s": 0.25}
-    preset = two_stages(dataset, None, **settings)
-    tuned = two_stages(dataset, agent, **settings)
-    assert preset["rows"] == tuned["rows"]
+    seconds: list[list[float]] = [[], []]
+    for turn in range(sizes.pairs):
+        say(f"(c) two stages of 0.17 and 0.21 s on 126 slots, turn {turn + 1} of {sizes.pairs}")
+        preset = two_stages(dataset, None, **settings)
+        tuned = two_stages(dataset, agent, **settings)
+        assert preset["rows"] == tuned["rows"]
+        for side, run in zip(seconds, (preset, tuned), strict=True):
+            side.append(run["seconds"])
     items = 128 * sizes.two_stage_epochs
     note = f"{items} row groups; hand-set {preset['workers']}, tuned from one worker per stage to {tuned['workers']}"
-    metric = compare([preset["seconds"]], [tuned["seconds"]], unit="s", less_is_better=True, note=note)
+    metric = compare(*seconds, unit="s", less_is_better=True, note=note)
     return metric, {"preset": preset, "tuned": tuned}
 
 
@@ -237,38 +273,20 @@ def in_simulation(
     where = f"{NUM_SEEDS} seeds x {sizes.worlds} worlds at 32, 64 and 128 cores{refused}"
     kinds = ", ".join(f"{kind} {ours['by_kind'][kind] / programme['by_kind'][kind]:.3f}" for kind in ours["by_kind"])
     metrics = {
-        "sim_oracle_share": _share(ours["seeds"], f"{where}; p10 {ours['p10']:.3f}; 95% {_text(ours['interval_95'])}"),
-        "sim_after_event": _share(
-            ours["after_seeds"], f"cores, storage, trainer or memory changed; LP {programme['after']:.3f}"
+        "sim_oracle_share": plain_value(ours["seeds"], unit="of oracle", note=f"{where}; p10 {ours['p10']:.3f}"),
+        "sim_after_event": plain_value(
+            ours["after_seeds"],
+            unit="of oracle",
+            note=f"cores, storage, trainer or memory changed; LP {programme['after']:.3f}",
         ),
         "sim_vs_lp": compare(programme["seeds"], ours["seeds"], unit="oracle share", note=f"ratio by kind: {kinds}"),
         "sim_vs_even": compare(even["seeds"], ours["seeds"], unit="oracle share", note=where),
         "sim_oom": {
+            **plain_count(ours["ooms"], unit="kills", note=f"{where}; baseline: AUTOTUNE-like, no guard, no credits"),
             "baseline": unguarded["ooms"],
-            "ours": ours["ooms"],
-            "ratio": None,
-            "spread": {"ours": [ours["ooms"], ours["ooms"]]},
-            "unit": "kills",
-            "note": "baseline: AUTOTUNE-like without guard and credits",
         },
     }
     return metrics, {"calibration": record_json(calibration), "controllers": found}
-
-
-def _share(seeds: list[float], note: str) -> Metric:
-    spread = {"ours": [min(seeds), max(seeds)]}
-    return {
-        "baseline": None,
-        "ratio": None,
-        "unit": "of oracle",
-        "ours": float(np.mean(seeds)),
-        "spread": spread,
-        "note": note,
-    }
-
-
-def _text(interval: list[float]) -> str:
-    return f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 if __name__ == "__main__":

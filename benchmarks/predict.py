@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from harness import Metric, compare_pairs, finish, in_turns, parse_options, say, warn_if_busy
+from harness import Metric, compare, finish, in_turns, parse_options, say, warn_if_busy
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.ingest import IngestPipeline
@@ -70,7 +70,7 @@ def measure(folder: Path, case: str, size: str, seed: int) -> Metric:
     theirs, ours = in_turns(evaluate, predict, repeats=PAIRS[size], warm_ups=0 if size == "tiny" else 1)
     say(f"{case}: evaluate {theirs[-1]:,.0f}, predict {ours[-1]:,.0f} rows/s")
     note = f"preset {preset}, {num_rows:,} rows; baseline: reading and scoring of recmill evaluate"
-    return compare_pairs(theirs, ours, unit="rows/s", note=note)
+    return compare(theirs, ours, unit="rows/s", note=note)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import compare_pairs, finish, in_turns, parse_options, plain_value, say, warn_if_busy
+from harness import compare, finish, in_turns, parse_options, plain_value, say, warn_if_busy
 from prepare_rivals import measure, write_shop
 
 # Events of our rate, turns of it, events of the comparisons with each rival, pairs of these.
@@ -75,7 +75,7 @@ def main() -> None:
                 theirs, ours = in_turns(*sides, repeats=pairs)
                 about = f"{number:,} events, against {'plain DuckDB SQL' if rival == 'duckdb' else 'pandas'}"
                 name = f"rate_vs_{rival}" + (f"_{number}" if len(sizes) > 1 else "")
-                metrics[name] = compare_pairs(theirs, ours, unit="samples/s", note=about)
+                metrics[name] = compare(theirs, ours, unit="samples/s", note=about)
     finish(options, metrics)
 
 

@@ -4,10 +4,10 @@
 
 Steps are forward, backward and SGD of one table of 4M rows, in turns with FBGEMM's full table and with PSS in plain
 torch. AUC is that of the test split at the best validation epoch, for all methods of shrinking tables in one harness
-(pss_quality.py), three or more seeds; bytes include weights, optimiser state and the ids of exact rows. The full table
-is trained by Adam and by row-wise Adagrad; the better one on the validation split counts. 10x is ten times smaller than
-the latter, which has a third of the former's bytes. `curves` of the JSON has the whole curve. --quick trains on a sixth
-of frappe, full tables and 10x for seven epochs, 100x for three: compare methods, not values.
+(pss_quality.py), three seeds, nine in the full form; bytes include weights, optimiser state and the ids of exact rows.
+The full table is trained by Adam and by row-wise Adagrad; the better one on the validation split counts. 10x is ten
+times smaller than the latter, which has a third of the former's bytes. `curves` of the JSON has the whole curve.
+--quick trains on a sixth of frappe, full tables and 10x for seven epochs, 100x for three: compare methods, not values.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from harness import Metric, Options, finish, parse_options, plain_value, say, warn_if_busy
+from harness import MIN_PAIRS, Metric, Options, finish, parse_options, plain_value, say, warn_if_busy
 from pss_curve import PEERS, SHARED, Training, Way, all_ways, measure_curve
 from pss_data import why_no
 from pss_memory import measure_resident
 from pss_quality import Exact
 from pss_speed import measure_steps
 
-FRAPPE_METRICS = ("frappe_auc_full", "frappe_auc_10x", "frappe_auc_100x", "frappe_auc_100x_hot", "best_peer_auc_100x")
+FRAPPE_METRICS = (
+    "frappe_auc_full",
+    "frappe_auc_10x",
+    "frappe_auc_10x_difference",
+    "frappe_auc_100x",
+    "frappe_auc_100x_hot",
+    "frappe_auc_100x_difference",
+    "best_peer_auc_100x",
+)
 LR = 0.03  # of the rows, in --quick: better on validation than 0.01 and 0.1 for full tables and hot (one seed each)
 ADAGRAD_LR = 0.2  # better on validation than 0.1, 0.15, 0.25, 0.3 and 0.5 for full tables (three seeds or six)
 FULL = ("full", "full adagrad")
@@ -66,20 +74,27 @@ def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metri
         planned = Exact.planned(compression)
         return f"; exact rows of {planned.width} take {planned.share:.0%} of the bytes"
 
+    def difference(ours: tuple[str, float], theirs: tuple[str, float]) -> Metric:
+        """Of the test AUC with the same seeds."""
+        pairs = zip(found[ours]["best"], found[theirs]["best"], strict=True)
+        names = f"{ours[0]} {ours[1]:g}x less {theirs[0]} {theirs[1]:g}x"
+        return plain_value([own - other for own, other in pairs], unit="AUC", note=f"{names}; {note}")
+
+    best_peer = best_of(100, *PEERS, by="best")
     return {
+        "frappe_auc_10x_difference": difference(("hot int8", 10), (best_of(1, *FULL), 1)),
+        "frappe_auc_100x_difference": difference(("hot", 100), (best_peer, 100)),
         "frappe_auc_full": value(best_of(1, *FULL), 1, "; the better optimiser on the validation split"),
         "frappe_auc_10x": value("hot int8", 10, "; hot rows exact, all weights in bytes, row-wise Adagrad"),
         "frappe_auc_100x": value(best_of(100, *SHARED), 100, "; chosen on the validation split"),
         "frappe_auc_100x_hot": value("hot", 100, of_exact(100)),
-        "best_peer_auc_100x": value(
-            best_of(100, *PEERS, by="best"), 100, "; the best of all other ways, by its test AUC"
-        ),
+        "best_peer_auc_100x": value(best_peer, 100, "; the best of all other ways, by its test AUC"),
     }
 
 
 def measure_quality(options: Options) -> tuple[dict[str, Metric], list[dict[str, Any]], dict[str, str]]:
     size = options.size
-    seeds = [options.seed + turn for turn in range(1 if size == "tiny" else 3)]
+    seeds = [options.seed + turn for turn in range({"tiny": 1, "quick": 3, "full": 9}[size])]
     curve: list[dict[str, Any]] = []
     metrics: dict[str, Metric] = {}
     skipped: dict[str, str] = {}
@@ -107,12 +122,13 @@ def measure_quality(options: Options) -> tuple[dict[str, Metric], list[dict[str,
 
 def measure_memory(size: str) -> Metric:
     steps = {"tiny": 2, "quick": 10, "full": 100}[size]
-    found = measure_resident(steps)
+    runs = [measure_resident(steps) for _ in range(MIN_PAIRS if size == "full" else 1)]
+    found = runs[0]
     note = (
         f"peak of a process that trains 26 tables of {found['logical_bytes']:,} B for {steps} steps; the tables take "
         f"{found['table_bytes']:,} B; loss {found['first_loss']:.4f} to {found['last_loss']:.4f}"
     )
-    return plain_value([float(found["peak_bytes"])], unit="bytes", note=note)
+    return plain_value([float(run["peak_bytes"]) for run in runs], unit="bytes", note=note)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from harness import Metric, compare, in_turns
+from harness import Metric, compare, compare_counts, in_turns
 from recd_sizes import Sizes
 from session_logs import LAYOUTS, Layouts, with_transforms
 from training_rate import Trainer, check_same_losses, one_rank, open_batches
@@ -44,9 +44,7 @@ def measure_storage(layouts: Layouts, *names: str, thorough: bool = False) -> li
     for layout in names:
         session = "" if layout == "session" else f", session layout {default / stored_bytes(layouts.session):.2f}x"
         per_row = [size / table.num_rows for size in (default, stored_bytes(getattr(layouts, layout)))]
-        metrics.append(
-            compare(*([size] for size in per_row), unit="bytes/row", note=note + session, less_is_better=True)
-        )
+        metrics.append(compare_counts(*per_row, unit="bytes/row", note=note + session))
     return metrics
 
 
@@ -161,8 +159,7 @@ def measure_reader_bytes(layouts: Layouts, sizes: Sizes, seed: int) -> Metric:
     moved = bytes_per_sample(layouts, sizes, seed)
     computed = moved["over_the_wire"]["baseline"] / moved["over_the_wire"]["ours"]
     note = f"batches as the trainer receives them; between ranks they would be {computed:.2f}x (computed)"
-    sides = ([value] for value in moved["reader_to_trainer"].values())
-    return compare(*sides, unit="bytes/sample", note=note, less_is_better=True)
+    return compare_counts(*moved["reader_to_trainer"].values(), unit="bytes/sample", note=note)
 
 
 def _against(values: list[float], baseline: list[float]) -> str:

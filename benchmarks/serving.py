@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from harness import Metric, compare_pairs, finish, in_turns, parse_options, plain_value, say, warn_if_busy
+from harness import Metric, compare, finish, in_turns, parse_options, plain_value, say, warn_if_busy
 from serving_loops import closed_loop, infer_body, measure_apart, open_loop, percentile_ms, served_over_http
 from serving_memory import write_sparse_model
 from serving_models import RIVALS, Case, Scorer, Unavailable, exported_program, largest_difference, make_case
@@ -160,7 +160,7 @@ def measure_case(bench: Bench, data: str, name: str, case: Case) -> None:
             "request": lambda n, requests=requests: model.score(requests[n]),
         }
         rates = bench.loops(key, case, runs, count)
-        bench.metrics[key] = compare_pairs(*rates, unit="candidates/s", note=bench.note(key))
+        bench.metrics[key] = compare(*rates, unit="candidates/s", note=bench.note(key))
         if count == 100:
             measure_open_loop(bench, f"{key}_p99_open", runs, float(np.mean(rates[0])) / count)
             if data == "recd":
@@ -180,7 +180,7 @@ def measure_open_loop(bench: Bench, key: str, runs: dict[str, Callable[[int], ob
             taken = open_loop(run, bench.sizes.num_requests, rate=rate, seconds=seconds, rng=rng)
             side.append(percentile_ms(taken, 0.99))
     note = f"{rate:.0f} requests/s, Poisson arrivals, one server"
-    bench.metrics[key] = compare_pairs(*found, unit="ms", note=note, less_is_better=True)
+    bench.metrics[key] = compare(*found, unit="ms", note=note, less_is_better=True)
 
 
 def measure_rivals(
@@ -200,7 +200,7 @@ def measure_rivals(
             continue
         runs = {rival: lambda n, scorer=scorer: scorer(*inputs[n]), "request": ours}
         rates = bench.loops(name, case, runs, 100)
-        bench.metrics[name] = compare_pairs(*rates, unit="candidates/s", note=bench.note(name))
+        bench.metrics[name] = compare(*rates, unit="candidates/s", note=bench.note(name))
 
 
 def measure_forms(bench: Bench, key: str, case: Case, requests: list[Any]) -> None:
@@ -223,11 +223,11 @@ def measure_forms(bench: Bench, key: str, case: Case, requests: list[Any]) -> No
             form: lambda n, model=model: model.score(requests[n]),
         }
         rates = bench.loops(name, case, runs, 100)
-        bench.metrics[name] = compare_pairs(*rates, unit="candidates/s", note="against float32 tables")
+        bench.metrics[name] = compare(*rates, unit="candidates/s", note="against float32 tables")
         bytes_ = measure_apart(folder, **settings)["model_bytes"]
         pairs = [[base / 2**20] * 2, [bytes_ / 2**20] * 2]
         note = "growth of a process that loads and serves the model, against float32 tables"
-        bench.metrics[f"{name}_memory"] = compare_pairs(*pairs, unit="MiB", note=note, less_is_better=True)
+        bench.metrics[f"{name}_memory"] = compare(*pairs, unit="MiB", note=note, less_is_better=True)
 
 
 def measure_auc(bench: Bench, dataset: Dataset) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from harness import Metric, compare
+from harness import Metric, compare_counts
 from recd_rank import NUM_RANKS, count_on_rank
 from session_logs import Layouts
 from torchrec import KeyedJaggedTensor
@@ -39,7 +39,7 @@ def count_wire_bytes(
     for name in logs:
         counted = [[rank[f"{name}/{side}"] for rank in found] for side in SIDES]
         values = [sum(rank["sent"] for rank in own) / sum(rank["num_samples"] for rank in own) for own in counted]
-        metrics[name] = compare(*([value] for value in values), unit="bytes/sample", note=note, less_is_better=True)
+        metrics[name] = compare_counts(*values, unit="bytes/sample", note=note)
     return metrics
 
 

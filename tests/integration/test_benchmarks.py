@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-FIELDS = {"baseline", "ours", "ratio", "spread", "unit", "note"}
+FIELDS = {"baseline", "ours", "ratio", "pairs", "is_exact", "spread", "unit", "note"}
 RECD = ("storage_session", "storage_deduplicated", "preprocess", "train_sequence", "train_pooled", "train_control")
 RECD_GLOBO = (
     "storage_globo",
@@ -33,14 +33,26 @@ def run_benchmark(name: str, tmp_path: Path, *, data: str = "") -> tuple[dict[st
     return json.loads(out.read_text(encoding="utf-8")), done.stdout
 
 
-def check_result(result: dict[str, Any], printed: str, name: str, *, may_be_zero: frozenset[str] = frozenset()) -> None:
+def check_result(
+    result: dict[str, Any],
+    printed: str,
+    name: str,
+    *,
+    may_be_zero: frozenset[str] = frozenset(),
+    signed: frozenset[str] = frozenset(),
+) -> None:
     assert result["benchmark"] == name
     assert result["quick"] is True
     assert len(result["commit"]) in (0, 40)
     assert result["machine"]
     for metric, entry in result["metrics"].items():
         assert set(entry) == FIELDS, metric
-        assert entry["ours"] > 0 or (entry["ours"] == 0 and metric in may_be_zero), metric
+        assert entry["pairs"] >= 1, metric
+        if entry["spread"]["interval"] is not None:
+            low, high = entry["spread"]["interval"]
+            assert low <= (entry["ratio"] or entry["ours"]) + 1e-12, metric
+            assert high >= (entry["ratio"] or entry["ours"]) - 1e-12, metric
+        assert entry["ours"] > 0 or metric in signed or (entry["ours"] == 0 and metric in may_be_zero), metric
         assert metric in printed
         if entry["baseline"] is None:
             assert entry["ratio"] is None, metric

@@ -1,58 +1,118 @@
-"""The results tables: current, complete, and every ratio names its rival."""
+"""The results tables: current, complete, honest about age and noise, and every ratio names its rival."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import measured_code  # noqa: E402 - a folder of scripts, not a package
+import results  # noqa: E402
+from claims import CLAIMS, Claim  # noqa: E402
+from result_rows import Row, read_rows  # noqa: E402
+
+CLAIM = Claim(text="speed", rival="slow", metric="speed", target=2.0)
 
 
 @pytest.fixture(scope="module")
-def results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["results"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def rows() -> list[Row]:
+    return list(read_rows())
 
 
-def test_the_pages_hold_the_tables_of_the_latest_results(results: ModuleType) -> None:
-    for page, content in ((results.README, results.make_headlines()), (results.PAGE, results.make_table())):
+def make_row(claim: Claim, low: float, high: float, *, pairs: int = 9, quick: bool = False, **more: Any) -> Row:
+    metric = {"ours": low, "ratio": low, "pairs": pairs, "is_exact": False, "unit": ""}
+    metric |= {"spread": {"interval": [low, high]}, **more}
+    result = {"metrics": {"speed": metric}, "skipped": {}, "quick": quick}
+    return Row(claim=claim, benchmark="b", result=result)
+
+
+def test_the_pages_hold_the_tables_of_the_latest_results(rows: list[Row]) -> None:
+    for page, content in ((results.README, results.make_headlines(rows)), (results.PAGE, results.make_table(rows))):
         assert results.update(page, content) == page.read_text(encoding="utf-8"), "run python benchmarks/results.py"
 
 
-def test_every_row_has_its_commit_date_and_machine(results: ModuleType) -> None:
-    header, _, *lines = results.make_table().splitlines()
-    assert header.endswith("| benchmark | commit | date | machine |")
+def test_the_readme_shows_no_stale_row_as_if_it_were_current(rows: list[Row]) -> None:
+    text = results.README.read_text(encoding="utf-8")
+    table = text.partition(results.BEGIN)[2].partition(results.END)[0]
+    shown = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines() if "|" in line}
+    for row in rows:
+        if row.claim.is_headline:
+            (verdict,) = [cells[3] for cells in shown if (cells[0], cells[2]) == (row.claim.text, row.claim.rival)]
+            assert (verdict == "**stale**") == (row.is_stale and not row.why_skipped)
+
+
+def test_every_measured_row_has_its_commit_date_and_machine(rows: list[Row]) -> None:
+    header, _, *lines = results.make_table(rows).splitlines()
+    columns = [cell.strip() for cell in header.strip("|").split("|")]
+    assert {"rival", "interval", "verdict", "pairs", "commit", "date", "machine"} <= set(columns)
     for line in lines:
-        commit, date, machine = (cell.strip() for cell in line.strip("|").split("|")[-3:])
-        assert re.fullmatch(r"[0-9a-f]{10}", commit)
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
-        assert re.fullmatch(r".+, \d+ cores", machine)
+        cells = dict(zip(columns, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
+        if cells["verdict"] != "skipped":
+            assert re.fullmatch(r"[0-9a-f]{10}", cells["commit"])
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", cells["date"])
+            assert re.fullmatch(r".+, \d+ cores", cells["machine"])
 
 
-def test_every_ratio_names_its_rival_and_the_readme_has_eight(results: ModuleType) -> None:
-    claims = [claim for group in results.CLAIMS.values() for claim in group]
-    assert all(claim.rival for claim in claims if not claim.is_value or claim.reference)
+def test_every_ratio_names_its_rival_and_the_readme_has_eight() -> None:
+    claims = [claim for group in CLAIMS.values() for claim in group]
+    assert all(claim.rival for claim in claims if not claim.is_value or claim.is_headline)
     assert sum(claim.is_headline for claim in claims) == 8
 
 
-def test_a_missed_target_is_marked(results: ModuleType) -> None:
-    ratio = {"ours": 2.0, "ratio": 2.0, "spread": {}, "unit": ""}
-    result = {"metrics": {"speed": ratio, "full": {**ratio, "ours": 2.5}}, "skipped": {}}
-    claim = results.Claim(text="speed", rival="slow", metric="speed", target=2.0)
-    row = results.Row(claim=claim, benchmark="b", result=result)
-    assert not row.is_missed
-    assert replace(row, claim=replace(claim, target=2.1)).is_missed
-    assert replace(row, claim=replace(claim, target=1.9, is_below=True, is_value=True)).is_missed
-    assert replace(row, claim=replace(claim, target=0.4, is_value=True, reference="full")).is_missed
-    assert not replace(row, claim=replace(claim, target=0.6, is_value=True, reference="full")).is_missed
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(2.0, 2.4, "met"), (1.9, 2.4, "open"), (1.7, 1.99, "missed")],
+)
+def test_a_target_is_met_by_the_bad_end_of_the_interval(low: float, high: float, verdict: str) -> None:
+    assert make_row(CLAIM, low, high).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(-0.9, 0.5, "met"), (-1.2, 0.5, "open"), (-2.0, -1.1, "missed"), (1.1, 2.0, "missed")],
+)
+def test_an_absolute_value_must_lie_below_its_target_at_both_ends(low: float, high: float, verdict: str) -> None:
+    claim = replace(CLAIM, target=1.0, is_below=True, is_value=True)
+    assert make_row(claim, low, high).verdict == verdict
+
+
+def test_few_pairs_and_quick_forms_are_never_met() -> None:
+    assert make_row(CLAIM, 2.5, 2.6, pairs=8).verdict == "open"
+    assert make_row(CLAIM, 2.5, 2.6, quick=True).verdict == "open"
+    assert make_row(CLAIM, 1.5, 1.6, pairs=3).verdict == "missed"
+    assert make_row(CLAIM, 2.5, 2.5, pairs=1, is_exact=True).verdict == "met"
+
+
+def test_one_run_makes_no_row_and_changed_code_makes_it_stale() -> None:
+    alone = make_row(CLAIM, 2.5, 2.5, pairs=1, spread={"interval": None})
+    assert (alone.verdict, alone.measured) == ("skipped", "skipped: only one run")
+    assert replace(make_row(CLAIM, 2.5, 2.6), changed=("kernels",)).verdict == "stale"
+    assert Row(claim=CLAIM, benchmark="b", result={}).verdict == "skipped"
+
+
+def test_the_hash_of_code_changes_with_code_and_not_with_comments(tmp_path: Path) -> None:
+    texts = ('"""Old."""\nx = {1, 2}  # one\n', '"""New."""\n\nx = {1, 2}\n', "x = 2\n")
+    found = []
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}" / "a.py"
+        path.parent.mkdir()
+        path.write_text(text, encoding="utf-8")
+        found.append(measured_code.code_of(path))
+    assert found[0] == found[1] != found[2]
+
+
+def test_every_benchmark_names_code_that_exists() -> None:
+    assert set(measured_code.CODE) == set(CLAIMS)
+    for parts in measured_code.CODE.values():
+        assert all(measured_code.files_of(part) for part in parts)
+    stored = measured_code.hash_code("pss")
+    assert measured_code.changed_code("pss", stored) == []
+    assert measured_code.changed_code("pss", {**stored, "benchmarks/pss*.py": "0"}) == ["benchmarks/pss*.py"]
+    assert measured_code.changed_code("pss", None) == list(stored)
