@@ -288,3 +288,30 @@ def test_a_server_that_cannot_start_says_why(models: Path, tmp_path: Path) -> No
         )
         assert said.returncode == 2
         assert sentence in said.stderr
+
+
+FIELDS_OF_KSERVE = """
+import sys, yaml
+sys.argv = sys.argv[:1]
+from kserve import V1beta1InferenceService, V1beta1InferenceServiceSpec, V1beta1PredictorSpec
+from kubernetes.client import V1Container
+body = yaml.safe_load(sys.stdin)
+predictor = body["spec"]["predictor"]
+(container,) = predictor["containers"]
+kinds = (V1beta1InferenceService, V1beta1InferenceServiceSpec, V1beta1PredictorSpec, V1Container)
+for kind, given in zip(kinds, (body, body["spec"], predictor, container)):
+    print(*(set(given) - set(kind.attribute_map.values())), end="")
+"""
+
+
+def test_the_inference_service_has_only_fields_that_kserve_knows() -> None:
+    manifest = CHECKOUT / "manifests/components/serving/inference-service.yaml"
+    said = subprocess.run(
+        [PYTHON, "-c", FIELDS_OF_KSERVE],
+        input=manifest.read_text("utf-8"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert said.stdout == ""

@@ -30,6 +30,7 @@ ALLOWED = {
     ),  # what ranks are forked from
     "recmill.tuning.allocation": ("torch", "torchrec", "fbgemm_gpu", "scipy"),
     "recmill.serving, recmill.serving.export": ("torch",),
+    "recmill.serving.server.process, recmill.serving.server.versions, recmill.serving.server.rollout": ("torch",),
     "recmill.report, components.compare_runs.folders": (),
 }
 
