@@ -7,23 +7,32 @@ OUT ?= runs/demo
 BENCHMARKS := recd flexshard fae fae_order pss intune together dedup_kernel generate profile_scale
 PRESET ?= demo
 MINUTES ?= 120
-# Index of CPU-only builds of torch, if the default index has CUDA builds: make setup TORCH_INDEX_URL=...
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+# requirements/*.txt list every package with the hashes of its files (make lock), so nothing else is resolved or installed.
+PIP := -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
+LOCKED := $(PIP) --require-hashes --requirement requirements
+# TORCH_INDEX_URL: index of CPU-only builds of torch, if the default index has CUDA builds.
+# TORCH_BUILD: any other build of the same version, whose hash is not listed, e.g. TORCH_BUILD=torch==2.13.0+cu126.
+TORCH_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+NO_CPU_BUILD := no index offers the locked CPU build of torch: installing the CUDA build, gigabytes (README.md: TORCH_INDEX_URL)
+ifdef TORCH_BUILD
+install_torch = $(1)/bin/python -m pip install --quiet $(TORCH_INDEX) $(TORCH_BUILD)
+else
+install_torch = $(1)/bin/python $(LOCKED)/torch-cpu.txt $(TORCH_INDEX) 2>$(1)/torch.log || { echo "$(NO_CPU_BUILD)" && $(1)/bin/python $(LOCKED)/torch-cuda.txt; }
+endif
 # Linters of images and manifests have their own environment: checkov needs older versions of shared packages.
 LINT := .venv-lint
 LINT_STAMP := $(LINT)/.ready
 # KServe's model server has its own, too: it pins pandas and psutil below what the rest uses.
 SERVER := .venv-server
 SERVER_STAMP := $(SERVER)/.ready
-SERVER_REQUIREMENTS := recmill/serving/server/requirements.txt
 KUBECTL ?= kubectl
 KIND_CLUSTER ?= recmill
 OVERLAYS := $(wildcard manifests/overlays/*)
 IMAGE_TAG ?= $(shell images/tag.sh)
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
+SOURCES := pyproject.toml $(wildcard requirements/*.txt) CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-server demo test test-all test-faults soak check check-deployment format bench results results-quick images kind-up kind-down test-cluster clean
+.PHONY: help setup setup-server lock sbom demo test test-all test-faults soak check check-deployment format bench results results-quick images kind-up kind-down test-cluster clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -31,24 +40,35 @@ help: ## Show this list
 setup: $(STAMP) ## Create .venv with pinned versions (the other targets do this first) and name its torch build
 	@$(BIN)/python -c "from recmill.cli.doctor import check_torch as check; print('torch', found := check().found); 'CUDA' in found and print('for a small CPU build see README.md')"
 
-# torchrec last and without dependencies: it requires fbgemm-gpu, whose files overwrite those of fbgemm-gpu-cpu and break
-# it on a machine without CUDA.
+# build.txt first: the few packages without a wheel need it.
 $(STAMP): $(SOURCES)
 	@echo "Setting up $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) scikit-build-core nanobind cmake ninja wheel  # wheel: iopath is built from source
-	$(PIP) --no-build-isolation --editable ".[cpu,spark,dev]"
-	$(PIP) --no-deps torchrec
+	$(BIN)/python $(LOCKED)/build.txt
+	@$(call install_torch,$(VENV))
+	$(BIN)/python $(LOCKED)/setup.txt
+	$(BIN)/python $(PIP) --editable .
 	@touch $@
 
 setup-server: $(SERVER_STAMP) ## Create .venv-server, the environment of recmill serve
 
-$(SERVER_STAMP): $(SERVER_REQUIREMENTS) $(SOURCES)
+$(SERVER_STAMP): $(SOURCES)
 	@test -x $(SERVER)/bin/python || $(PYTHON) -m venv $(SERVER)
-	$(SERVER)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) --requirement $(SERVER_REQUIREMENTS)
-	$(SERVER)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt scikit-build-core nanobind cmake ninja
-	$(SERVER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --config-settings=build-dir=build/server --editable .
+	$(SERVER)/bin/python $(LOCKED)/build.txt
+	@$(call install_torch,$(SERVER))
+	$(SERVER)/bin/python $(LOCKED)/server.txt
+	$(SERVER)/bin/python $(LOCKED)/kernels.txt
+	$(SERVER)/bin/python $(PIP) --config-settings=build-dir=build/server --editable .
 	@touch $@
+
+lock: $(LINT_STAMP) ## Write requirements/*.txt, versions with hashes, from pyproject.toml and constraints.txt; after a change of torch with TORCH_WHEEL=FILE
+	$(LINT)/bin/python requirements/lock.py $(if $(TORCH_WHEEL),--torch-wheel $(TORCH_WHEEL))
+
+sbom: $(STAMP) ## Write build/sbom: what this environment and the images (docker or buildah) consist of, as CycloneDX
+	@mkdir -p build/sbom
+	$(BIN)/python requirements/sbom.py > build/sbom/environment.cdx.json
+	@if command -v docker >/dev/null || command -v buildah >/dev/null; then images/build.sh --tag $(IMAGE_TAG); \
+	else echo "no docker or buildah: only the environment's is written"; fi
 
 demo: $(STAMP) ## Train baseline, all switches and a compressed variant on synthetic traffic, and show what each gained
 	$(BIN)/recmill run --preset $(PRESET) --nproc 2 --with-sharing --out $(OUT)
@@ -65,14 +85,16 @@ test-faults: $(STAMP) ## Disturb every command: kills, full disks, lost networks
 soak: $(STAMP) ## Train for MINUTES (120) under changing CPU quotas, memory limits and workers; every row read once
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json build/soak.json
 
-check: $(STAMP) ## Lint, types and import rules
+check: $(STAMP) ## Lint, types, import rules and licences
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python requirements/licences.py
 	@$(MAKE) --no-print-directory check-deployment
 
 check-deployment: $(LINT_STAMP) ## Lint images, manifests and scripts
+	$(LINT)/bin/python requirements/licences.py --tools
 	$(LINT)/bin/hadolint images/Dockerfile tests/cluster/*/Dockerfile
 	$(LINT)/bin/shellcheck images/*.sh manifests/*.sh tests/cluster/*.sh tests/cluster/*/*.sh .ci/run
 	$(LINT)/bin/yamllint .
@@ -85,9 +107,9 @@ check-deployment: $(LINT_STAMP) ## Lint images, manifests and scripts
 	done
 	$(LINT)/bin/checkov --quiet --compact --skip-download --framework dockerfile --directory images
 
-$(LINT_STAMP): lint-requirements.txt
+$(LINT_STAMP): requirements/lint.txt
 	@test -x $(LINT)/bin/python || $(PYTHON) -m venv $(LINT)
-	$(LINT)/bin/python -m pip install --quiet --disable-pip-version-check --requirement lint-requirements.txt
+	$(LINT)/bin/python $(LOCKED)/lint.txt
 	@touch $@
 
 format: $(STAMP) ## Format the code

@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 content=("$@")
-[ $# -gt 0 ] || content=(CMakeLists.txt LICENSE constraints.txt pyproject.toml components kernels pipelines recmill
-  images/Dockerfile images/entrypoint.sh images/requirements.py)
+[ $# -gt 0 ] || content=(CMakeLists.txt LICENSE pyproject.toml components kernels pipelines recmill images/Dockerfile images/entrypoint.sh
+  requirements/sbom.py requirements/{build,image-cpu,image-cuda,kernels,mlflow,server,spark,torch-cpu,torch-cuda}.txt)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export GIT_INDEX_FILE=$scratch/index # an index of these files only; the user's own is not touched
