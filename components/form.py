@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from recmill.artifacts import Checkpoint, InputError, join_path
+from recmill.artifacts import Checkpoint, InputError, join_path, refuse_credentials
 from recmill.data.sources.presets import PRESETS, training_settings
 from recmill.data.sources.raw_log import check_settings, is_log_yaml
 from recmill.sizes import parse_bytes
@@ -132,6 +132,7 @@ def read_form(
 
     `start` is what `read_start` found, where the checkpoint can be read.
     """
+    refuse_credentials(data, "data")
     preset = _one_of("preset", preset, FIELDS["preset"].choices)
     if preset == "auto":
         preset = "parquet" if data else "tiny"

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import yaml
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, refuse_credentials
 
 VARIABLE = "RECMILL_PLACEMENT"
 USER = 10001  # of the images
@@ -162,6 +162,9 @@ class ClusterPlacement:
     image: str = ""  # of pods that the step starts: its own
     profile: str = "laptop"  # what steps get unless `steps` says otherwise
     steps: Mapping[str, StepPlacement] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_credentials(self.tracking_uri, "tracking_uri")  # it is part of the pipeline's YAML
 
     def step(self, name: str) -> StepPlacement:
         name = PLACED_LIKE.get(name, name)

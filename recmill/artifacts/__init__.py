@@ -26,6 +26,7 @@ from recmill.artifacts.files import (
 )
 from recmill.artifacts.folders import local_folder, refuse_foreign_folder, write_folder
 from recmill.artifacts.manifest import FORMAT_VERSION, Artifact, FileEntry, check_format_version
+from recmill.artifacts.places.credentials import hide_credentials, refuse_credentials
 from recmill.artifacts.places.scratch import held_folder
 from recmill.artifacts.places.stores import InputError, is_remote, join_path, path_exists
 from recmill.artifacts.plan import ShardPlan, module_name
@@ -50,6 +51,7 @@ __all__ = [
     "hash_file",
     "hash_json",
     "held_folder",
+    "hide_credentials",
     "is_remote",
     "join_path",
     "local_folder",
@@ -59,6 +61,7 @@ __all__ = [
     "read_json",
     "read_record",
     "record_json",
+    "refuse_credentials",
     "refuse_foreign_folder",
     "write_folder",
     "write_text_atomically",

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import recmill
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, refuse_credentials
 from recmill.artifacts.places.failures import describe_failure
 
 COMMANDS = {
@@ -67,6 +67,8 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> Any:
     """Run a command; what the user got wrong ends in one line and exit code 2."""
     try:
+        for argument in sys.argv[1:] if args is None else args:
+            refuse_credentials(argument, "argument")
         return cli.main(args=args, standalone_mode=True)
     except InputError as error:
         click.echo(f"recmill: error: {error}", err=True)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from recmill.artifacts import InputError, is_remote
+from recmill.artifacts import InputError, hide_credentials, is_remote
 
 EXPERIMENT = "recmill"
 # Tag names of Kubeflow Pipelines' own MLflow plugin, so both kinds of run are found the same way.
@@ -35,7 +36,9 @@ class RunReference:
     run_id: str = ""
 
     def to_json(self) -> dict[str, str]:
-        return {"tracking_uri": self.tracking_uri, "experiment_id": self.experiment_id, "run_id": self.run_id}
+        """For records: without the login of a database's URI."""
+        uri = hide_credentials(self.tracking_uri)
+        return {"tracking_uri": uri, "experiment_id": self.experiment_id, "run_id": self.run_id}
 
 
 def is_tracking_off() -> bool:
@@ -45,7 +48,7 @@ def is_tracking_off() -> bool:
 def default_tracking_uri(workdir: str | Path) -> str:
     """MLFLOW_TRACKING_URI, or a SQLite file next to the run's folder, shared by all runs there."""
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
-        return uri
+        return take_login(uri)
     if is_remote(workdir):
         raise InputError(f"{workdir}: remote folders have no default MLflow database; set MLFLOW_TRACKING_URI")
     return f"sqlite:///{Path(workdir).absolute().parent / 'mlflow.db'}"
@@ -59,7 +62,7 @@ def find_server() -> str:
     run of the plugin's is unknown there, unless both use the same server.
     """
     if uri := os.environ.get("MLFLOW_TRACKING_URI"):
-        return uri
+        return take_login(uri)
     uri = os.environ.get(TRACKING_URI, "")
     if uri:
         for name in LOGIN:
@@ -68,6 +71,16 @@ def find_server() -> str:
         if _plugin_endpoint().rstrip("/") != uri.rstrip("/"):
             os.environ.pop("MLFLOW_RUN_ID", None)
     return uri
+
+
+def take_login(uri: str) -> str:
+    """The URI of a server without its login, which moves to MLflow's variables: a URI is written down, they are not."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or parts.password is None:
+        return uri
+    os.environ.update(zip(LOGIN, map(unquote, (parts.username or "", parts.password)), strict=True))
+    os.environ["MLFLOW_TRACKING_URI"] = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return os.environ["MLFLOW_TRACKING_URI"]
 
 
 def _plugin_endpoint() -> str:
@@ -102,11 +115,12 @@ def explain_tracking_errors(tracking_uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, RequestException) as error:
-        reason = " ".join(str(error).split())
+        reason = hide_credentials(" ".join(str(error).split()))
         if "Max retries exceeded" in reason:
             reason = "the server does not answer"
+        where = hide_credentials(tracking_uri)
         raise InputError(
-            f"MLflow at {tracking_uri}: {reason[:300]}; start it, set MLFLOW_TRACKING_URI, or turn tracking off "
+            f"MLflow at {where}: {reason[:300]}; start it, set MLFLOW_TRACKING_URI, or turn tracking off "
             "(--no-tracking or RECMILL_TRACKING=off)"
         ) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import yaml
 
-from recmill.artifacts import InputError, check_format_version, read_record
+from recmill.artifacts import InputError, check_format_version, read_record, refuse_credentials
 from recmill.data.preparation.spec import TIME_ROWS, FeatureSpec, LogSpec, parse_time
 
 
@@ -55,6 +55,8 @@ def parse_spec(text: str, *, where: str) -> LogSpec:
     if not isinstance(loaded, dict):
         raise InputError(f"{where}: expected sources, events and features, found a {type(loaded).__name__}")
     check_format_version(loaded, where)
+    for word in text.split():  # records of the run and the checks repeat what the file says
+        refuse_credentials(word, f"{where}:")
     spec = read_record(LogSpec, loaded, where=where, is_strict=True)
     for fault in _faults(spec):
         raise InputError(f"{where}: {fault}")
