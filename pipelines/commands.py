@@ -112,25 +112,29 @@ def _run_tracked(
     workdir, run_id = arguments["workdir"], str(uuid.uuid4())
     log_path = _prepare_folder(arguments)
     is_off = no_tracking or tracking.is_tracking_off()
+    tracking_uri = "" if is_off else tracking.default_tracking_uri(workdir)
+    record_run = partial(
+        tracking.write_run_record,
+        workdir,
+        preset=arguments["preset"],
+        pipeline_run_id=run_id,
+        mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
+        arguments=arguments,
+    )
+    if not Path(workdir, "run.json").exists():  # a folder that is not empty and has none would be refused next time
+        record_run()
     replayer = None
     if not is_off:
         replayer = tracking.Replayer(
-            tracking.default_tracking_uri(workdir),
+            tracking_uri,
             name=workdir.rstrip("/").rsplit("/", 1)[-1],
             pipeline_run_id=run_id,
             url=Path(workdir, "report.html").as_uri(),
             params=arguments,
         )
-    tracking_uri = replayer.tracking_uri if replayer else ""
     status, metrics = "FAILED", {}
     try:
-        tracking.write_run_record(
-            workdir,
-            preset=arguments["preset"],
-            pipeline_run_id=run_id,
-            mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
-            arguments=arguments,
-        )
+        record_run()
         settings = json.loads(check_form(arguments).settings)
         threads = threads_of(TrainConfig.from_overrides(settings).threads, arguments["nproc"])
         with preloaded_ranks(threads), Follower(steps=steps, is_silent=as_json) as follower:
@@ -167,7 +171,6 @@ def _prepare_folder(arguments: Mapping[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for record in folder.glob("steps/*.json"):
             record.unlink()
-        (folder / "run.log").touch()
     return folder / "run.log"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recmill.artifacts.files import explain_write_errors
-from recmill.artifacts.places.scratch import exchange_paths, held_folder
+from recmill.artifacts.places.scratch import exchange_paths, held_folder, is_leftover
 from recmill.artifacts.places.stores import (
     InputError,
     is_remote,
@@ -57,7 +57,8 @@ def refuse_foreign_folder(target: str | Path, manifest_name: str) -> None:
     try:
         if folder.is_file():
             raise InputError(f"{folder}: exists and is a file; --out must be a folder")
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / manifest_name).exists():
+        names = os.listdir(folder) if folder.is_dir() else []
+        if manifest_name not in names and any(not is_leftover(name) for name in names):
             raise InputError(f"{folder}: {foreign}")
     except PermissionError:
         raise InputError(f"{folder}: cannot be written: permission denied") from None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recmill.artifacts import InputError, dump_record, is_remote, join_path, read_checked_json, write_text_atomically
+from recmill.artifacts.places.scratch import LOCK_FILE
 from recmill.artifacts.places.stores import scratch_folder
 
 LOCK_WAIT_S = 15
@@ -131,7 +132,7 @@ def hold_folder(folder: str, *, what: str = "training") -> Iterator[None]:
     """
     local = scratch_folder(folder, "lock") if is_remote(folder) else Path(folder)
     local.mkdir(exist_ok=True)
-    with open(local / ".lock", "w") as lock:
+    with open(local / LOCK_FILE, "w") as lock:
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:

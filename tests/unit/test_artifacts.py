@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
 import pytest
@@ -24,8 +25,10 @@ from recmill.artifacts import (
     WorkerAllocation,
     dump_json,
     dump_record,
+    held_folder,
     local_folder,
     read_checked_json,
+    refuse_foreign_folder,
     write_folder,
     write_text_atomically,
 )
@@ -337,3 +340,43 @@ def test_text_is_replaced_whole(tmp_path: Path) -> None:
     write_text_atomically(tmp_path / "deep" / "x.json", "two")
     assert (tmp_path / "deep" / "x.json").read_text() == "two"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.json"]
+
+
+def test_what_a_killed_command_left_is_removed_and_what_a_running_one_holds_is_not(tmp_path: Path) -> None:
+    """As after SIGKILL: the lock of the folder is gone, the folder is not."""
+    left, foreign = tmp_path / ".out.0123abcd.tmp", tmp_path / ".other.0123abcd.tmp"
+    for folder in (left, foreign):
+        (folder / "half").mkdir(parents=True)
+    (tmp_path / ".out.json.0123abcd.tmp").write_text("half")
+    with held_folder(tmp_path / "out") as running:
+        assert not left.exists()
+        with write_folder(tmp_path / "out", manifest_name="a.json") as folder:
+            assert running.exists()
+            (folder / "a.json").write_text("{}")
+    write_text_atomically(tmp_path / "out.json", "{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [foreign.name, "out", "out.json"]
+
+
+def test_a_folder_that_was_only_locked_is_not_foreign(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / ".job.json.0123abcd.tmp").touch()
+    refuse_foreign_folder(tmp_path / "run", "job.json")
+    (tmp_path / "run" / ".gitignore").touch()
+    with pytest.raises(InputError, match="is not empty"):
+        refuse_foreign_folder(tmp_path / "run", "job.json")
+
+
+def test_an_upload_that_was_interrupted_is_done_again() -> None:
+    url = "memory://interrupted/out"
+
+    def write() -> None:
+        with write_folder(url, manifest_name="a.json") as folder:
+            (folder / "a.json").write_text("{}")
+
+    with mock.patch("recmill.artifacts.folders.upload_folder", side_effect=KeyboardInterrupt):
+        pytest.raises(KeyboardInterrupt, write)
+    write()
+    assert [path.rsplit("/", 1)[-1] for path in fsspec.filesystem("memory").ls("/interrupted/out", detail=False)] == [
+        "a.json"
+    ]

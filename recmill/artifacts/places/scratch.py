@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "recmill-tmp-"
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")
+LOCK_FILE = ".lock"  # in the folder of a run
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of renameat2(2)
 
 
@@ -64,6 +66,11 @@ def remove_leftovers(parent: Path, pattern: re.Pattern[str]) -> None:
 
 def remove_leftovers_of(target: Path) -> None:
     remove_leftovers(target.parent, _leftovers_of(target.name))
+
+
+def is_leftover(name: str) -> bool:
+    """Whether only a command that was killed right at its start leaves a file of this name alone in a folder."""
+    return name == LOCK_FILE or TEMPORARY.fullmatch(name) is not None
 
 
 def remove_path(path: Path) -> None:
