@@ -374,8 +374,9 @@ def test_an_upload_that_was_interrupted_is_done_again() -> None:
         with write_folder(url, manifest_name="a.json") as folder:
             (folder / "a.json").write_text("{}")
 
-    with mock.patch("recmill.artifacts.folders.upload_folder", side_effect=KeyboardInterrupt):
-        pytest.raises(KeyboardInterrupt, write)
+    interrupted = mock.patch("recmill.artifacts.folders.upload_folder", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        write()
     write()
     assert [path.rsplit("/", 1)[-1] for path in fsspec.filesystem("memory").ls("/interrupted/out", detail=False)] == [
         "a.json"
