@@ -27,6 +27,11 @@ PORT = click.IntRange(0, 65535)
     help="Tables are read from their files as requests need them, or into memory at the start.",
 )
 @click.option(
+    "--table-memory",
+    type=BYTES,
+    help="Memory per process for rows of mapped tables beyond the most read ones, e.g. 1GiB. Default: no limit.",
+)
+@click.option(
     "--latency-budget-ms",
     type=click.FloatRange(min=0),
     default=20.0,
@@ -60,6 +65,7 @@ def serve(
     workers: int,
     threads: int,
     memory: str,
+    table_memory: int | None,
     latency_budget_ms: float,
     max_queue: int,
     max_request_bytes: int,
@@ -93,6 +99,7 @@ def serve(
         workers=workers,
         threads=threads,
         memory="resident" if memory == "resident" else "mapped",
+        cold_bytes=table_memory,
         latency_budget_s=latency_budget_ms / 1000,
         max_queue=max_queue,
         max_request_bytes=max_request_bytes,

@@ -95,7 +95,11 @@ async def _run(settings: ServerSettings, listening: socket.socket) -> None:
             serving = version.name
 
     served = ServedModel(
-        settings.model, max_candidates=settings.max_candidates, memory=settings.memory, reloaded=reloaded
+        settings.model,
+        max_candidates=settings.max_candidates,
+        memory=settings.memory,
+        cold_bytes=settings.cold_bytes,
+        reloaded=reloaded,
     )
     serving = served.version.name
     metrics.serves(serving)

@@ -19,6 +19,7 @@ class ServerSettings:
     workers: int = 1
     threads: int = 0  # of torch, per worker; 0: cores divided by workers
     memory: Literal["mapped", "resident"] = "mapped"  # tables: read as needed, or at the start
+    cold_bytes: int | None = None  # most that mapped tables keep beyond their most read rows; None: no limit
     latency_budget_s: float = 0.02
     max_queue: int = 256  # requests that wait for the scorer
     max_request_bytes: int = 8 << 20

@@ -82,10 +82,12 @@ def identify(folder: Path) -> tuple[Any, ...]:
     return str(folder), found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def load_version(folder: Path, *, max_candidates: int, memory: Memory = "mapped") -> ServedVersion:
+def load_version(
+    folder: Path, *, max_candidates: int, memory: Memory = "mapped", cold_bytes: int | None = None
+) -> ServedVersion:
     """Load a model and score a few made-up requests with it, so that the first caller does not wait."""
     identity = identify(folder)
-    model = RequestModel.load(folder, memory=memory)
+    model = RequestModel.load(folder, memory=memory, cold_bytes=cold_bytes)
     signature = model.signature
     schema = Schema.from_json(model.manifest.schema, where=str(folder))
     reader = RequestReader(
@@ -129,10 +131,11 @@ class ServedModel:
         *,
         max_candidates: int,
         memory: Memory = "mapped",
+        cold_bytes: int | None = None,
         reloaded: Callable[[ServedVersion | None], None] = lambda version: None,
     ) -> None:
         self._model, self._reloaded = model, reloaded
-        self._load = partial(load_version, max_candidates=max_candidates, memory=memory)
+        self._load = partial(load_version, max_candidates=max_candidates, memory=memory, cold_bytes=cold_bytes)
         self._failed: tuple[tuple[Any, ...], float] | None = None
         self.version = self._load(model_folder(model))
 
