@@ -46,11 +46,16 @@ class Shop:
                 "request": draw.randint(0, 9),
                 "channel": draw.choice(["web", "app", None]),
                 "price": draw.choice([None, 0.5, 3.0, -2.0, math.nan]),
+                "tags": draw.choice([None, "a|b", "b", "c| a |b", "b|b"]),
             }
             others = kinds.setdefault(key, others)  # equal in every column, or different in user, time or item
             events.append({"user": key[0], "ts": key[1], "item": key[2], **others})
         known = {events[0]["item"]}.union(item for item in items if draw.random() < 0.8)
-        products = [{"id": item, "brand": draw.choice(["x", "y", None])} for item in sorted(known)]
+        topics = [None, [], [5], [7, 5], [5, 9, 7]]
+        products = [
+            {"id": item, "brand": draw.choice(["x", "y", None]), "topics": draw.choice(topics)}
+            for item in sorted(known)
+        ]
         since = draw.sample(range(-5, 40), k=3)
         customers = [
             {"user": user, "since": BASE_MS + time, "tier": draw.randint(0, 2)}
@@ -67,7 +72,8 @@ class Shop:
         """Parquet files and a log.yaml; returns the path of the log.yaml."""
         folder.mkdir(parents=True, exist_ok=True)
         text, whole = pa.string(), pa.int64()
-        kinds = {"request": whole, "channel": text, "price": pa.float64(), "brand": text}
+        kinds = {"request": whole, "channel": text, "price": pa.float64(), "brand": text, "tags": text}
+        kinds["topics"] = pa.list_(whole)
         for name in ("events", "products", "customers", "purchases"):
             rows = getattr(self, name)
             columns = {column: pa.array([row[column] for row in rows], kinds.get(column)) for column in rows[0]}
@@ -137,6 +143,8 @@ class Options:
                 {"name": "channel", "column": "channel", "kind": "sparse"},
                 {"name": "brand", "column": "products.brand", "kind": "sparse"},
                 {"name": "tier", "column": "customers.tier", "kind": "sparse"},
+                {"name": "tags", "column": "tags", "separator": "|", "kind": "sparse"},
+                {"name": "topics", "column": "products.topics", "kind": "sequence"},
                 {"name": "history", "history": {"of": "item", "last": HISTORY}, "table": "item"},
                 {
                     "name": "viewed",
@@ -164,6 +172,10 @@ def ranked(values: list[Any], *, min_count: int = 1) -> dict[Any, int]:
     counts = Counter(value for value in values if value is not None)
     kept = sorted((value for value in counts if counts[value] >= min_count), key=lambda value: (-counts[value], value))
     return {value: row for row, value in enumerate(kept, start=1)}
+
+
+def tags_of(event: dict[str, Any]) -> list[str]:
+    return [tag.strip() for tag in event["tags"].split("|")] if event["tags"] else []
 
 
 def hashed(value: Any, num_rows: int) -> int:
@@ -229,6 +241,9 @@ class Reference:
         rows_of_tier = {
             tier: n for n, tier in enumerate(sorted((t for t in known if known[t]), key=lambda t: (-known[t], t)), 1)
         }
+        tags = ranked([tag for e in events for tag in tags_of(e)])
+        topics_of = {row["id"]: row["topics"] or [] for row in shop.products}
+        rows_of_topic = ranked([topic for e in events for topic in topics_of.get(e["item"], [])])
         viewed = [e for e in event["before"] if e["behavior"] == "pv"][-VIEWED:]
         hours = event["ts"] // 3_600_000
         price = event["price"] if event["price"] is not None and not math.isnan(event["price"]) else None
@@ -242,6 +257,8 @@ class Reference:
             "channel": [ranked([e["channel"] for e in events]).get(channel, 0)],
             "brand": [rows_of_brand.get(brands.get(item), 0)],
             "tier": [rows_of_tier[tiers[place][1]] if place >= 0 else 0],
+            "tags": [0] if event["tags"] is None else [tags[tag] for tag in tags_of(event)],
+            "topics": [rows_of_topic[topic] for topic in topics_of.get(item, [])],
             "history": [ranked(items)[e["item"]] for e in event["before"][-HISTORY:]],
             "viewed": [rows_of_brand.get(e["brand"], 0) for e in viewed],
             "hour": [hours % 24],

@@ -10,7 +10,7 @@ import numpy as np
 
 from recmill.data.checks.single_values import TELLING, auc_of_values
 from recmill.data.inspection import naming
-from recmill.data.inspection.columns import ColumnFacts, quoted
+from recmill.data.inspection.columns import ColumnFacts, nature_of, quoted
 from recmill.data.inspection.joins import Match
 from recmill.data.inspection.naming import identifier, words
 from recmill.data.inspection.outcomes import LabelRule
@@ -135,7 +135,10 @@ def _of_column(
     else:
         keys = {"column": name, "kind": "sparse", **_rows(column), "dim": width_of(column.num_distinct), **more}
         if column.separator:
-            evidence += f"; texts look like lists with {column.separator!r} between, each is read as one value"
+            keys = {"column": name, "separator": column.separator, **keys}
+            evidence += f"; texts look like lists with {column.separator!r} between"
+        if column.separator or column.nature == "list":
+            evidence += "; if their order matters, write kind: sequence"
         if column.nature == "integer" and column.num_distinct > MANY_NUMBERS:
             evidence += "; whole numbers read as ids: if it is an amount, write kind: dense and no dim"
     return ProposedFeature(name=names.take(column.name, column.table), keys=keys, evidence=evidence)
@@ -144,8 +147,8 @@ def _of_column(
 def _reason_to_leave_out(column: ColumnFacts, *, is_side: bool) -> str:
     if column.nature == "other":
         return f"its type {column.type} is no value; name a field of it in a view"
-    if column.nature == "list":
-        return f"a list of {column.type[:-2]}; lists are not read yet"
+    if column.nature == "list" and nature_of(column.type[:-2]) not in ("integer", "text"):
+        return f"a list of {column.type[:-2]}; only lists of whole numbers or text are read"
     if column.num_known == 0:
         return "all values are null"
     if column.num_distinct == 1:
@@ -154,7 +157,7 @@ def _reason_to_leave_out(column: ColumnFacts, *, is_side: bool) -> str:
         return "a time other than the event's"
     if words(column.name) & naming.SESSION and words(column.name) & naming.AMOUNT:
         return "known only when the session is over"
-    if column.nature == "text" and column.rows_per_value < 1.1:
+    if column.nature == "text" and not column.separator and column.rows_per_value < 1.1:
         what = "key" if is_side else "row"
         return f"nearly every {what} has a text of its own ({column.describe()})"
     if column.nature == "integer" and column.is_unique and words(column.name) & naming.IDENTITY:

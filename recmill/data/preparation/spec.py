@@ -272,6 +272,7 @@ class FeatureSpec:
 
     name: str = about("Column in the log.")
     column: str = about("Column of the events (price) or of a join (products.price).", "")
+    separator: str = about("For text with several values (a|b|c): what separates them. Columns of lists need none.", "")
     history: HistorySpec | None = about("A list of the user's earlier events.", None)
     time: TIME_FEATURES | None = about("A feature of the event's time (UTC); hours_since_last_event is dense.", None)
     kind: Literal["dense", "sparse", "sequence"] | None = about(
@@ -298,8 +299,12 @@ class FeatureSpec:
         where = f"feature {self.name!r}"
         if sum(map(bool, (self.column, self.history, self.time))) != 1:
             raise InputError(f"{where}: expected one of column, history and time")
-        if self.column and self.kind not in ("dense", "sparse"):
-            raise InputError(f"{where}: kind is {self.kind}, expected dense or sparse for a column")
+        if self.column and self.kind is None:
+            raise InputError(
+                f"{where}: kind is {self.kind}, expected dense or sparse for a column, or sequence for lists"
+            )
+        if self.separator and (not self.column or self.kind == "dense"):
+            raise InputError(f"{where}: separator is for a sparse or sequence feature of a column of text")
         if self.history and self.kind == "dense":
             raise InputError(f"{where}: kind is dense, expected sequence or sparse for a history")
         if self.time and self.kind not in (None, self.kind_or_default):

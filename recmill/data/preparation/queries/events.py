@@ -9,7 +9,7 @@ from typing import Any
 import ibis
 
 from recmill.artifacts import InputError
-from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
+from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables, as_text
 from recmill.data.preparation.spec import OutcomeSpec, Where
 
 
@@ -44,7 +44,7 @@ def make_events(tables: SourceTables) -> EventTable:
         "user": tables.id_of(source, events.user, "events.user"),
         "item": tables.id_of(source, events.item, "events.item"),
         "time": tables.time_of(source, events.time, "events.time"),
-        **{name: source[column] for column, name in raw.items()},
+        **{name: as_text(source[column]) for column, name in raw.items()},
     }
     for name, column in (("session", events.session.column), ("request", events.request)):
         if column:

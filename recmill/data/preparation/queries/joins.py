@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from recmill.data.preparation.queries.tables import SourceTables
+from recmill.data.preparation.queries.tables import SourceTables, as_text
 from recmill.data.preparation.spec import FeatureSpec
 
 
@@ -43,7 +43,7 @@ def join_side(tables: SourceTables, number: int, keys: Any, columns: Iterable[st
     tables.check(join.source, wanted)
     side = tables.side(join)
     key = tables.id_of(side, source.key, wanted[source.key])
-    chosen = {"join key": key, **{f"column {name}": side[name] for name in columns}}
+    chosen = {"join key": key, **{f"column {name}": as_text(side[name]) for name in columns}}
     if source.valid_from:
         chosen["valid_from"] = tables.time_of(side, source.valid_from, f"sources.{join.source}.valid_from")
     side = side.select(**chosen)

@@ -21,6 +21,7 @@ from recmill.data.preparation.queries.codes import (
 )
 from recmill.data.preparation.queries.events import EventTable, is_key, make_events
 from recmill.data.preparation.queries.joins import SideTable, join_side
+from recmill.data.preparation.queries.lists import ListColumns, ValueLists
 from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
 from recmill.data.preparation.samples.attributes import KeyTable
 from recmill.data.preparation.samples.blocks import ITEM_COLUMNS, FeaturePlan, SamplePlan, ValuePlan, WindowPlan
@@ -81,6 +82,7 @@ class _Builder:
             join_side(self.tables, number, self.keys[key], self._columns_of_join(number))
             for number, key in enumerate(self.join_keys)
         ]
+        self.lists = ListColumns(self.tables, self.events, self.sides)
         self._make_vocabularies()
         values = {feature.name: self._value_of(feature) for feature in spec.features if not feature.time}
         features = tuple(self._plan_feature(feature, values.get(feature.name)) for feature in spec.features)
@@ -118,21 +120,26 @@ class _Builder:
         origins = [self._origin(feature) for feature in self.tables.spec.features if not feature.time]
         return list(dict.fromkeys(origin.column for origin in origins if origin.join == number))
 
+    def _list_of(self, feature: FeatureSpec) -> ValueLists | None:
+        """The lists of a feature's column; None if it has one value per row."""
+        is_plain = feature.time or feature.kind_or_default == "dense"
+        return None if is_plain else self.lists.of(feature, self._origin(feature))
+
     def _make_vocabularies(self) -> None:
         """One per table, counted over the distinct columns of its features."""
         engine = self.tables.engine
-        origins: dict[str, dict[ColumnOrigin, None]] = {}
+        origins: dict[str, dict[tuple[ColumnOrigin, str], FeatureSpec]] = {}
         rows: dict[str, RowsSpec] = {}
         for feature in self.tables.spec.features:
             if feature.kind_or_default == "dense" or feature.time:
                 continue
-            origins.setdefault(feature.table_or_default, {})[self._origin(feature)] = None
+            origins.setdefault(feature.table_or_default, {})[self._origin(feature), feature.separator] = feature
             rows.setdefault(feature.table_or_default, feature.rows or RowsSpec())
         for name, columns in origins.items():
             if (hashed := rows[name].hash) is not None:
                 self.vocabularies[name], self.num_rows[name] = hashed, hashed
                 continue
-            counted, old = sum_counts([self._counts_of(origin) for origin in columns]), self.previous.get(name)
+            counted, old = sum_counts([self._counts_of(own) for own in columns.values()]), self.previous.get(name)
             if old:
                 check_previous(old, counted, rows[name])
             version = MapVersion(number=self.version, last_ms=self.events.last_ms)
@@ -141,8 +148,11 @@ class _Builder:
             last_row = int(engine.fetch(found.aggregate(n=found.row.max()))["n"][0].as_py() or 0)
             self.num_rows[name] = max(1 + last_row, 1 + rows[name].rare_rows, old.num_rows if old else 0)
 
-    def _counts_of(self, origin: ColumnOrigin) -> Any:
-        """A table `value`, `count` of a column, counted over the events."""
+    def _counts_of(self, feature: FeatureSpec) -> Any:
+        """A table `value`, `count` of a feature's column, counted over the events."""
+        if lists := self._list_of(feature):
+            return lists.counts()
+        origin = self._origin(feature)
         if key := is_key(self.tables, origin):
             return self.keys[key].select("value", "count")
         if origin.join is not None:
@@ -155,6 +165,8 @@ class _Builder:
         origin, table = self._origin(feature), feature.table_or_default
         is_dense = feature.kind_or_default == "dense"
         suffix = "as a number" if is_dense else f"in {table}"
+        if self._list_of(feature):
+            suffix = f"as lists {feature.separator}"
         if (key := is_key(self.tables, origin)) and not is_dense:
             return ValuePlan(column=suffix, table=f"own {key}", key=key)
         if origin.join is not None:
@@ -175,6 +187,11 @@ class _Builder:
         if feature.history:
             window = f"{self.events.filters.get(feature.history.where, '')} {feature.history.last}"
             return FeaturePlan(name=feature.name, kind=feature.kind_or_default, value=value, window=window)
+        if lists := self._list_of(feature):
+            table, kind = feature.table_or_default, feature.kind_or_default
+            known, rare = self.vocabularies[table], self.rare_rows.get(table, 0)
+            rows = lists.fetch(known, rare, self.tables.engine, is_sequence=kind == "sequence")
+            return FeaturePlan(name=feature.name, kind=kind, value=value, lists=rows)
         if feature.kind_or_default != "dense":
             return FeaturePlan(name=feature.name, kind="sparse", value=value, time=feature.time or "")
         plan = FeaturePlan(
@@ -229,6 +246,8 @@ class _Builder:
         for name, (feature, value) in wanted.items():
             if feature.kind_or_default == "dense":
                 table = table.mutate(**{name: self._number(value, feature)})
+            elif lists := self._list_of(feature):
+                table = lists.add_code(table.mutate(**{f"{name} id": value}), name)
             else:
                 table = table.mutate(**{f"{name} id": value})
                 own = feature.table_or_default

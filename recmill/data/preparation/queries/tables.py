@@ -14,6 +14,7 @@ from recmill.artifacts import InputError
 from recmill.data.preparation.sources import SourceFiles, check_columns
 from recmill.data.preparation.spec import Condition, JoinSpec, LogSpec, TimeSpec, Where
 
+SEPARATOR = "\x1f"  # of lists that are held as text while they are counted and joined
 UNITS_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -57,6 +58,11 @@ def cast_of(kind: str) -> str | None:
     if kind in ("float", "real") or kind.startswith("decimal"):
         return "double"
     return "varchar" if kind.startswith(("enum", "uuid", "char")) else None
+
+
+def as_text(column: Any) -> Any:
+    """A column of lists as text, other columns as they are; nulls inside lists are dropped."""
+    return column.cast("array<string>").join(SEPARATOR) if column.type().is_array() else column
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,15 @@ Column = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListTable:
+    """Lists of rows by number: list n is values[starts[n] : starts[n] + lengths[n]]; number 0 stands for a null."""
+
+    starts: Int64s
+    lengths: Ints
+    values: Int64s
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeyTable:
     """Rows sorted by code and, for attributes that change, by when they take effect.
 

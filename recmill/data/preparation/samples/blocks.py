@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kernels.take_rows import take_windows
-from recmill.data.preparation.samples.attributes import Column, KeyTable
+from recmill.data.preparation.samples.attributes import Column, KeyTable, ListTable
 from recmill.data.preparation.samples.negatives import Drawing, Positives, keep_negatives, mixed
 from recmill.data.preparation.samples.timelines import Bools, Int64s, Ints, Timelines, number_repeats, settle_ties
 from recmill.data.schema import Schema
@@ -45,6 +45,7 @@ class FeaturePlan:
     value: ValuePlan | None = None
     time: str = ""
     window: str = ""  # name of the history's window
+    lists: ListTable | None = None  # of a column with several values per row: its values are numbers of lists
     null_value: float | None = None
     transform: tuple[str, ...] = ()
     mean: float = 0.0  # subtracted by standardise
@@ -108,15 +109,20 @@ def list_columns(
     for feature in plan.features:
         if feature.window:
             starts, lengths = windows[feature.window]
-            offsets = offsets_of(lengths)
-            values = take_windows(
-                histories[feature.name], starts, lengths.astype(np.int64), num_values=int(offsets[-1]), num_threads=1
-            )
-            arrays.append(pa.ListArray.from_arrays(plain_column(offsets.astype(np.int32)), plain_column(values)))
+            arrays.append(_lists(histories[feature.name], starts, lengths))
+        elif feature.lists:
+            numbers = samples[feature.name]
+            arrays.append(_lists(feature.lists.values, feature.lists.starts[numbers], feature.lists.lengths[numbers]))
         else:
             column = samples[feature.name]
             arrays.append(plain_column(column) if feature.kind == "dense" else id_column(column))
     return pa.RecordBatch.from_arrays(arrays, schema=plan.schema.arrow_schema())
+
+
+def _lists(values: Any, starts: Int64s, lengths: Ints) -> pa.Array:
+    offsets = offsets_of(lengths)
+    taken = take_windows(values, starts, lengths.astype(np.int64), num_values=int(offsets[-1]), num_threads=1)
+    return pa.ListArray.from_arrays(plain_column(offsets.astype(np.int32)), plain_column(taken))
 
 
 class _Block:

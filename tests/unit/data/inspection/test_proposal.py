@@ -165,6 +165,20 @@ def test_movielens_as_published_is_read_without_a_header(tmp_path: Path) -> None
     assert {source.delimiter for source in spec.sources.values()} == {"::"}
     assert spec.sources["movies"].encoding == "latin-1"
     assert spec.sources["ratings"].names == ("column0", "column1", "column2", "column3")
+    assert {own.column: own.separator for own in spec.features if own.separator} == {"movies.column2": "|"}
+
+
+def test_columns_of_lists_become_features(tmp_path: Path) -> None:
+    write_table(
+        tmp_path / "events.parquet",
+        """SELECT i % 50 AS user_id, i % 70 AS item_id, 1704067200 + i * 60 AS ts, [i % 5, i % 7] AS seen,
+                  [0.5 * i] AS weights, 'click' AS action FROM range(2000) t(i)""",
+    )
+    proposal = propose_log([str(tmp_path)])
+    (seen,) = (own for own in spec_of(proposal, tmp_path).features if own.name == "seen")
+    assert (seen.kind, seen.separator) == ("sparse", "")
+    left_out = {feature.name: feature.left_out for feature in proposal.features if feature.left_out}
+    assert "only lists of whole numbers or text are read" in left_out["weights"]
 
 
 def test_another_delimiter_is_written_down(tmp_path: Path) -> None:

@@ -50,6 +50,25 @@ def event_keys(**changes):
         ),
         ({"features": [{"name": "f", "column": "products.brand", "kind": "dense"}]}, "is string, expected numbers"),
         (
+            {"features": [{"name": "f", "column": "clicks", "kind": "sparse", "separator": "|"}]},
+            "column 'clicks' is int64, expected text for separator '|'",
+        ),
+        (
+            {"features": [{"name": "f", "column": "products.brand", "kind": "sequence"}]},
+            "column 'brand' is string, expected a list for kind sequence; name the separator of text",
+        ),
+        (
+            {
+                "products": {"id": [1, 2], "brand": [["x"], ["y", "x"]]},
+                "features": [{"name": "f", "history": {"of": "products.brand"}}],
+            },
+            "column 'brand' is array<string>: a history is for columns with one value per row",
+        ),
+        (
+            {"products": {"id": [1, 2], "brand": [[0.5], [1.5]]}},
+            "is array<float64>, expected lists of whole numbers or text",
+        ),
+        (
             {"products": {"id": [7, 8], "brand": ["x", "y"]}},
             "joins[0]: no value of 'item' (such as 1) is in column 'id'",
         ),

@@ -16,9 +16,13 @@ from recmill.data.preparation.prepared_log import prepare_log
 from recmill.data.schema import Schema
 from tests.event_logs import Options, Reference, Shop, ranked, space_out
 
-# Without shrinking: an example takes a quarter of a second, and random shops are small.
+# Without shrinking: an example takes a quarter of a second, and random shops are small. 7 in `make test`, else 50.
 FEW = settings(
-    max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=settings.default.max_examples // 4,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 SHOPS = st.builds(Shop.random, st.integers(0, 10**6), st.integers(1, 70))
 
