@@ -42,7 +42,15 @@ features:
 """
 
 
-def prepare(folder: Path, day: int, items: list[str], *, rows: str = "{min_count: 1}", before: int | None = None):
+def prepare(
+    folder: Path,
+    day: int,
+    items: list[str],
+    *,
+    rows: str = "{min_count: 1}",
+    before: int | None = None,
+    engine: str = "duckdb",
+):
     """A day on which every item of the list is seen once, by users 1 to 3 in turn."""
     source = folder / f"source{day}"
     source.mkdir()
@@ -50,7 +58,7 @@ def prepare(folder: Path, day: int, items: list[str], *, rows: str = "{min_count
     (source / "events.csv").write_text("\n".join(["user,item,at,kind", *events]) + "\n", encoding="utf-8")
     (source / "log.yaml").write_text(LOG.format(rows=rows), encoding="utf-8")
     vocabulary = None if before is None else folder / f"day{before}"
-    return prepare_log(source / "log.yaml", out=folder / f"day{day}", vocabulary=vocabulary)
+    return prepare_log(source / "log.yaml", out=folder / f"day{day}", vocabulary=vocabulary, engine=engine)
 
 
 def rows_by_value(folder: Path, day: int) -> dict[str, int]:

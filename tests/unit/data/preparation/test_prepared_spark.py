@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +14,7 @@ from recmill.data.preparation.prepared_log import prepare_log
 from recmill.data.schema import Schema
 from tests.event_logs import Options, Shop
 from tests.unit.data.cluster.test_cluster_spark import spark
+from tests.unit.data.test_vocabulary import prepare as prepare_day
 
 REASON = missing_for_spark()
 pytestmark = [
@@ -20,6 +22,26 @@ pytestmark = [
     pytest.mark.xdist_group("spark"),
 ]
 __all__ = ["spark"]
+
+
+@pytest.mark.slow
+def test_both_engines_extend_the_same_vocabulary_and_find_the_same(tmp_path, spark):
+    """Rare rows, retired values and warnings, over several days."""
+    rows = "{min_count: 2, rare_rows: 3, retire_after: 2d}"
+    days = {1: ["a", "a", "b", "b", "c", "c", "d"], 4: ["c", "d", "d", "e", "e", "q"]}  # a and b are retired
+    for engine in ("duckdb", "spark"):
+        before = None
+        for day, items in days.items():
+            (tmp_path / engine).mkdir(exist_ok=True)
+            prepare_day(tmp_path / engine, day, items, rows=rows, before=before, engine=engine)
+            before = day
+    for day in days:
+        ours, theirs = (tmp_path / engine / f"day{day}" for engine in ("duckdb", "spark"))
+        assert Schema.load(theirs) == Schema.load(ours)
+        assert (theirs / "checks.json").read_text() == (ours / "checks.json").read_text()
+        for file in sorted(path.relative_to(ours) for path in ours.rglob("*.parquet")):
+            assert pq.read_table(theirs / file) == pq.read_table(ours / file), file
+    assert json.loads((tmp_path / "duckdb/day4/checks.json").read_text())["num_warnings"] > 0
 
 
 @pytest.mark.parametrize(
