@@ -24,10 +24,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
 from fae_data import Workload, make_clicks, make_globo
 from fae_order import SEEDS, describe_aucs, measure_aucs
-from fae_training import BENCH_CONFIG
+from fae_swap import swap_seconds
 from harness import (
     MIN_PAIRS,
     Metric,
@@ -35,7 +34,6 @@ from harness import (
     compare,
     finish,
     fresh_processes,
-    in_turns,
     parse_options,
     plain_value,
     say,
@@ -43,18 +41,12 @@ from harness import (
 )
 from session_logs import why_no_globo
 from shaped_network import run_on_nodes
-from torchrec import EmbeddingBagConfig
-from training_rate import one_rank
 
-from recmill.artifacts import AccessProfile, module_name, record_json
+from recmill.artifacts import AccessProfile, record_json
 from recmill.artifacts.topology import Topology
 from recmill.data.hot.layout import layout_hot
-from recmill.data.schema import Feature, Schema
-from recmill.model.hot_embedding import HotEmbeddingCollection
-from recmill.model.stores.interface import TableOptimiser
+from recmill.data.schema import Schema
 from recmill.planning.hot.selection import choose_hot_set
-from recmill.planning.planner import default_plan
-from recmill.training.rank.sharding import shard_model
 
 FOLDER = Path(__file__).parent
 NETWORK_MBIT = 200.0
@@ -223,8 +215,8 @@ class Benchmark:
         say("swap rows")
         baseline, ours = swap_seconds(self.sizes.swap_rows, repeats=self.sizes.swap_repeats)
         count = f"{self.sizes.swap_rows:,}"
-        note = f"{count} rows of 64 with optimiser state from TorchRec's table and back; baseline: a loop over rows"
-        self.metrics["swap_rows"] = compare(baseline, ours, unit="s", note=note, less_is_better=True)
+        note = f"{count} rows of 64 with optimiser state from TorchRec's table and back; index_select and index_copy_"
+        self.metrics["swap_rows_vs_index"] = compare(baseline, ours, unit="s", note=note, less_is_better=True)
 
     def _measure_ranks(self, made: list[Workload], flat: Workload, globo: Workload | None) -> None:
         say("two ranks over loopback")
@@ -343,42 +335,6 @@ class Benchmark:
         self.metrics["beyond_memory_samples_per_s"] = plain_value(
             [run["samples_per_s"] for run in runs], unit="samples/s", note=note
         )
-
-
-def swap_seconds(num_rows: int, *, repeats: int, dim: int = 64) -> tuple[list[float], list[float]]:
-    """Seconds to move rows from TorchRec's table into the hot rows and back: row by row, and all at once."""
-    total = 4 * num_rows
-    schema = Schema(features=(Feature(name="t", kind="sparse", num_rows=total, dim=dim),))
-    rows = torch.randperm(total)[:num_rows]
-    config = EmbeddingBagConfig(name=module_name("t"), num_embeddings=total, embedding_dim=dim, feature_names=["t"])
-    with one_rank():
-        model = shard_model(schema, BENCH_CONFIG, default_plan(schema, Topology.local(1)), torch.device("cpu"))
-        hot = HotEmbeddingCollection([config], {"t": rows}, optimiser=TableOptimiser())
-        state = model.table_states()[0]
-        live = state["tables"]["t"].local_shards()[0].tensor
-        momentum = state["table_optimiser"]["t"]["momentum1"].local_shards()[0].tensor
-
-        def ours() -> float:
-            start = time.perf_counter()
-            hot.enter(model.stores)
-            hot.leave(model.stores)
-            return time.perf_counter() - start
-
-        def loop() -> float:
-            weights, own_momentum = hot.weights("t"), hot.optimiser_state("t")["momentum1"]
-            start = time.perf_counter()
-            for slot, row in enumerate(rows.tolist()):
-                weights[slot] = live[row]
-                own_momentum[slot] = momentum[row]
-            for slot, row in enumerate(rows.tolist()):
-                live[row] = weights[slot]
-                momentum[row] = own_momentum[slot]
-            return time.perf_counter() - start
-
-        with torch.no_grad():
-            ours()
-            baseline, mine = in_turns(loop, ours, repeats=repeats)
-        return baseline, mine
 
 
 if __name__ == "__main__":

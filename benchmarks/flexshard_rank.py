@@ -135,10 +135,7 @@ def tiered_side(
     if plan is not None:
         return TieredEmbeddingCollection(configs, plan, **shared)
     maps = {config.name: TierMap.of(config.num_embeddings) for config in configs}
-    made = TieredEmbeddingCollection(configs, maps, ranks_per_node=ranks_per_node, **shared)
-    for exchange in made.exchanges:
-        exchange.key_dtype = torch.int64  # what TorchRec sends, with and without its index dedup
-    return made
+    return TieredEmbeddingCollection(configs, maps, ranks_per_node=ranks_per_node, **shared)
 
 
 def load_batches(folder: Path, rank: int, features: list[str]) -> list[KeyedJaggedTensor]:

@@ -16,7 +16,7 @@ from recmill.tuning.agent import Agent
 from recmill.tuning.guard import clip_workers
 from recmill.tuning.measurement import Bools, Floats, Ints, Measured
 from recmill.tuning.programme import solve_workers
-from recmill.tuning.residual import Profile
+from recmill.tuning.residual import Profile, Watcher
 from recmill.tuning.simulation.simulator import Simulator, World
 
 DEMAND_HEADROOM = 1.05  # a little more than the trainer takes, so that it never waits
@@ -196,6 +196,19 @@ class LinearProgramme(Controller):
         return solve_workers(self._profile.seconds_BS, self._profile.cpu_BS, measured, demand_B=demand_B)[0]
 
 
+class BoundedProgramme(Controller):
+    """The programme that the agent corrects, alone: a little above the demand, few more runnable threads than cores."""
+
+    name = "bounded LP"
+
+    def reset(self, measured: Measured) -> None:
+        self._watcher = Watcher(measured)
+
+    def propose(self, measured: Measured) -> Ints:
+        self._watcher.update(measured)
+        return self._watcher.programme_BS
+
+
 def baselines() -> list[Controller]:
     """All controllers that do not learn."""
     return [
@@ -206,4 +219,5 @@ def baselines() -> list[Controller]:
         LinearProgramme(once=True),
         LinearProgramme(),
         LinearProgramme(to_demand=True),
+        BoundedProgramme(),
     ]

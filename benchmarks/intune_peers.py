@@ -7,6 +7,7 @@ decoded by Arrow, as their users do; with `decodes_pages` by our pipeline's kern
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
@@ -144,6 +145,34 @@ def tf_data(dataset: Dataset, batch_size: int, workers: int, epochs: int, decode
             dense, label, values, lengths = (torch.from_numpy(array) for array in arrays[start : start + 4])
             ids = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
             yield Batch(dense_BF=dense, ids=ids, label_BT=label[:, None], num_global=batch_size)
+
+
+def has_autotune() -> bool:
+    return find_spec("tensorflow") is not None
+
+
+def autotuned_rate(dataset: Dataset, *, delay_s: float, seconds: float) -> float:
+    """Rows per second of tf.data with AUTOTUNE in the last third of the time, when each read takes `delay_s` longer."""
+    import tensorflow as tf
+
+    rows = dataset.parts[0].row_group_rows
+
+    def work(index: tf.Tensor) -> int:
+        time.sleep(delay_s)
+        loaded = load_group(int(index), path=dataset.path, batch_size=512, decodes_pages=True)
+        return sum(map(len, loaded))
+
+    source = tf.data.Dataset.range(len(rows)).repeat()
+    source = source.map(lambda index: tf.py_function(work, [index], tf.int64), num_parallel_calls=tf.data.AUTOTUNE)
+    began, num_rows, counted_from = time.perf_counter(), 0, 0.0
+    for count in source.prefetch(tf.data.AUTOTUNE).as_numpy_iterator():
+        elapsed_s = time.perf_counter() - began
+        if elapsed_s > 2 * seconds / 3:
+            counted_from = counted_from or elapsed_s
+            num_rows += int(count)
+        if elapsed_s >= seconds:
+            break
+    return num_rows / max(1e-9, time.perf_counter() - began - counted_from)
 
 
 # Loader, the module it needs, and the worker counts that are tried.

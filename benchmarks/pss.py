@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from harness import MIN_PAIRS, Metric, Options, finish, parse_options, plain_value, say, warn_if_busy
-from pss_curve import PEERS, SHARED, Training, Way, all_ways, measure_curve
+from pss_curve import ADAGRAD, PACKED_PEERS, PEERS, SHARED, Training, Way, all_ways, measure_curve
 from pss_data import why_no
 from pss_memory import measure_resident
 from pss_quality import Exact
@@ -30,9 +30,11 @@ FRAPPE_METRICS = (
     "frappe_auc_full",
     "frappe_auc_10x",
     "frappe_auc_10x_difference",
+    "frappe_auc_10x_vs_int8",
+    "frappe_auc_100x_vs_int8",
     "frappe_auc_100x",
     "frappe_auc_100x_hot",
-    "frappe_auc_100x_difference",
+    "frappe_auc_100x_vs_peers",
     "best_peer_auc_100x",
 )
 LR = 0.03  # of the rows, in --quick: better on validation than 0.01 and 0.1 for full tables and hot (one seed each)
@@ -48,10 +50,11 @@ BATCH_SIZE = {"tiny": 256, "quick": 512, "full": 1024}  # few rows still need so
 
 def quick_ways(size: str) -> list[Way]:
     """The trials that the metrics need, with one learning rate each."""
-    close = [("full", 1.0, LR), ("full adagrad", 1.0, ADAGRAD_LR), ("hot int8", 10.0, ADAGRAD_LR)]
+    close = [("full", 1.0, LR), *((name, 1.0 if name in FULL else 10.0, ADAGRAD_LR) for name in ADAGRAD)]
     ways = [Way(name=name, compression=factor, rates=(lr,), epochs=CLOSE_EPOCHS[size]) for name, factor, lr in close]
-    small = ("shared 1", "hot", "hash", "quotient")
-    return ways + [Way(name=name, compression=100.0, rates=(LR,)) for name in small]
+    small = [(name, LR) for name in ("shared 1", "hot", "hash", "quotient")]
+    small += [(name, ADAGRAD_LR) for name in ("hot int8", *PACKED_PEERS)]
+    return ways + [Way(name=name, compression=100.0, rates=(lr,)) for name, lr in small]
 
 
 def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metric]:
@@ -83,7 +86,13 @@ def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metri
     best_peer = best_of(100, *PEERS, by="best")
     return {
         "frappe_auc_10x_difference": difference(("hot int8", 10), (best_of(1, *FULL), 1)),
-        "frappe_auc_100x_difference": difference(("hot", 100), (best_peer, 100)),
+        **{
+            f"frappe_auc_{factor:g}x_vs_int8": difference(
+                ("hot int8", factor), (best_of(factor, *PACKED_PEERS, by="best"), factor)
+            )
+            for factor in (10.0, 100.0)
+        },
+        "frappe_auc_100x_vs_peers": difference(("hot", 100), (best_peer, 100)),
         "frappe_auc_full": value(best_of(1, *FULL), 1, "; the better optimiser on the validation split"),
         "frappe_auc_10x": value("hot int8", 10, "; hot rows exact, all weights in bytes, row-wise Adagrad"),
         "frappe_auc_100x": value(best_of(100, *SHARED), 100, "; chosen on the validation split"),

@@ -15,6 +15,8 @@ rates rise for a tenth of the steps and then fall linearly to zero.
                    8 bytes each), all others shared
     hot int8       the same with weights of one byte, blocks of 32 and row-wise Adagrad; N times smaller than `full
                    adagrad`, momenta, exponents and ids included, and so more than 2.9 N times smaller than `full`
+    narrow int8    `narrow` with weights of one byte and row-wise Adagrad, in the bytes of `hot int8`
+    hash int8      `hash` with weights of one byte and row-wise Adagrad, in the bytes of `hot int8`
 """
 
 from __future__ import annotations
@@ -187,6 +189,36 @@ class PackedShared(nn.Module):
         return found.view(*ids_NF.shape, DIM)
 
 
+class PackedRows(nn.Module):
+    """Plain rows of one byte per weight, with the update of `PackedShared`: every row is exact, nothing is shared."""
+
+    def __init__(self, samples: Samples, num_rows: int, place: Tensor | None, *, width: int, seed: int) -> None:
+        super().__init__()
+        self.first_row, self.place = samples.first_row, place
+        config = EmbeddingBagConfig(name="rows", num_embeddings=num_rows, embedding_dim=DIM, feature_names=["rows"])
+        self.tables = SharedEmbeddingBagCollection(
+            [config],
+            memory_bytes=17,  # one line that no row reads
+            block_size=16,
+            seed=seed,
+            exact_rows={"rows": torch.arange(num_rows)},
+            exact_width=width,
+            optimiser=TableOptimiser(kind="rowwise_adagrad"),
+            dtype=torch.int8,
+        )
+        self.tables.array.std = STD
+        self.tables.array.reset_parameters()
+        self.num_bytes = round(num_rows * width * PACKED_BYTES)  # a table needs no list of its ids
+        self.weight_bytes = round(num_rows * width * (1 + 1 / 16))
+        self.set_lr = self.tables.set_lr
+
+    def forward(self, ids_NF: Tensor) -> Tensor:
+        line_NF = ids_NF + self.first_row
+        rows_NF = line_NF if self.place is None else self.place[line_NF]
+        found = self.tables.look_up(rows_NF.reshape(-1), torch.arange(rows_NF.numel() + 1))
+        return found.view(*rows_NF.shape, DIM)
+
+
 Make = Callable[[Samples, int, int], nn.Module]  # (samples, weights that fit, seed)
 
 
@@ -210,6 +242,20 @@ def hash_rows(samples: Samples, num_weights: int, seed: int) -> nn.Module:
     num_rows = max(1, num_weights // DIM)
     line = torch.arange(sum(samples.num_rows))
     return Rows(samples, num_rows, (mix_bits(line * 0x1234567 + seed) >> 1) % num_rows)
+
+
+def narrow_packed(samples: Samples, num_weights: int, seed: int) -> nn.Module:
+    """The number of weights per row that comes nearest to the bytes, at least one."""
+    num_rows = sum(samples.num_rows)
+    width = max(1, min(DIM, round(num_weights * ADAGRAD_BYTES / PACKED_BYTES / num_rows)))
+    return PackedRows(samples, num_rows, None, width=width, seed=seed)
+
+
+def hash_packed(samples: Samples, num_weights: int, seed: int) -> nn.Module:
+    num_rows = max(1, int(num_weights * ADAGRAD_BYTES / PACKED_BYTES / DIM))
+    line = torch.arange(sum(samples.num_rows))
+    place = (mix_bits(line * 0x1234567 + seed) >> 1) % num_rows
+    return PackedRows(samples, num_rows, place, width=DIM, seed=seed)
 
 
 def quotient_remainder(samples: Samples, num_weights: int, seed: int) -> nn.Module:
@@ -289,7 +335,7 @@ def train_once(
 
 def _weight_bytes(rows: nn.Module) -> int:
     """Bytes of the tables after training, without optimiser state."""
-    if isinstance(rows, PackedShared):
+    if isinstance(rows, PackedShared | PackedRows):
         return rows.weight_bytes
     return rows.array.num_bytes if isinstance(rows, Shared) else rows.weight.nbytes
 

@@ -1,10 +1,16 @@
-"""Time of a training step (forward, backward, SGD) of one table: shared array, FBGEMM's full table, plain-torch PSS."""
+"""Time of a training step (forward, backward, SGD) of one table: shared array, FBGEMM's full table, plain torch, ROBE.
+
+The array that is compared with the full table is a tenth of it: at that size test AUC on frappe equals the full
+table's (frappe_auc_10x_difference of pss.py). Ids are uniform, which favours a small array, or Zipf 1.05 over the
+rows in random order, where the full table's hot rows stay in the cache.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +32,10 @@ from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.shared import SharedEmbeddingBagCollection
 
 LR = 0.01
+SCATTER = 1_000_003  # a prime that divides no number of rows used here: a permutation of the rows
+ROBE_PRIME = 2_038_074_743  # of the published hash
+ROBE_BLOCK = 32
+EQUAL_QUALITY = 10  # times smaller than the full table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +47,7 @@ class Shape:
     array_mb: int = 10
     batch_size: int = 8192
     num_rows: int = 4_000_000
+    zipf: float = 0.0  # exponent of the ids' law; 0: uniform
 
 
 class Batches:
@@ -45,7 +56,7 @@ class Batches:
     def __init__(self, shape: Shape, *, seed: int, count: int = 4) -> None:
         generator = torch.Generator().manual_seed(seed)
         num_ids = shape.batch_size * shape.pooling
-        self.ids = [torch.randint(shape.num_rows, (num_ids,), generator=generator) for _ in range(count)]
+        self.ids = [draw_ids(shape, num_ids, generator) for _ in range(count)]
         self.offsets = torch.arange(shape.batch_size + 1) * shape.pooling
         self.gradient = torch.randn(shape.batch_size, shape.dim, generator=generator) / shape.batch_size
         self.turn = 0
@@ -53,6 +64,15 @@ class Batches:
     def next_ids(self) -> Tensor:
         self.turn += 1
         return self.ids[self.turn % len(self.ids)]
+
+
+def draw_ids(shape: Shape, num_ids: int, generator: torch.Generator) -> Tensor:
+    if not shape.zipf:
+        return torch.randint(shape.num_rows, (num_ids,), generator=generator)
+    edges = torch.arange(1, shape.num_rows + 1, dtype=torch.float64).pow(-shape.zipf).cumsum(0)
+    drawn = torch.rand(num_ids, generator=generator, dtype=torch.float64) * edges[-1]
+    rank = torch.searchsorted(edges, drawn).clamp(max=shape.num_rows - 1)
+    return rank * SCATTER % shape.num_rows  # hot rows are anywhere in the table
 
 
 def fbgemm_step(shape: Shape, batches: Batches) -> Callable[[], None]:
@@ -97,6 +117,29 @@ def torch_step(shape: Shape, batches: Batches, *, block_size: int) -> Callable[[
     return run
 
 
+def robe_step(shape: Shape, batches: Batches) -> Callable[[], None]:
+    """ROBE-Z as published: block c of row x starts at (B x + C c + D) mod P mod m of a circular array.
+
+    Only CUDA kernels are published; this is their arithmetic in torch, without the signs, which would cost more.
+    """
+    size = shape.array_mb * 250_000
+    array = torch.randn(size).requires_grad_()
+    b, c, d = (int(value) for value in torch.randint(1, ROBE_PRIME, (3,), generator=torch.Generator().manual_seed(0)))
+    block_C = torch.arange(shape.dim // ROBE_BLOCK) * c + d
+    within_Z = torch.arange(ROBE_BLOCK)
+    optimiser = torch.optim.SGD([array], lr=LR)
+
+    def run() -> None:
+        starts_NC = (batches.next_ids()[:, None] * b + block_C) % ROBE_PRIME % size
+        slots_ND = ((starts_NC[..., None] + within_Z) % size).flatten(1)
+        pooled = array[slots_ND].view(shape.batch_size, shape.pooling, shape.dim).sum(1)
+        optimiser.zero_grad()
+        pooled.backward(batches.gradient)
+        optimiser.step()
+
+    return run
+
+
 def seconds_of(run: Callable[[], None], *, steps: int) -> Callable[[], float]:
     """Mean time per step, after an untimed one."""
 
@@ -110,34 +153,64 @@ def seconds_of(run: Callable[[], None], *, steps: int) -> Callable[[], float]:
     return measure
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def step_metrics(poolings: Sequence[int] = (1, 20)) -> dict[str, tuple[int, float, int]]:
+    """(pooling, exponent of the ids' law, threads) of every comparison with the full table, by metric."""
+    return {
+        f"step_{'zipf' if zipf else 'uniform'}_pool{pooling}_threads{count}": (pooling, zipf, count)
+        for pooling in poolings
+        for zipf in (0.0, 1.05)
+        for count in (1, 2)
+    }
+
+
 def measure_steps(size: str, *, seed: int) -> tuple[dict[str, Metric], list[dict[str, Any]]]:
-    """The three metrics, and in the full form every dim, pooling and array."""
+    """Steps against the full table and against other shared arrays; in the full form also every dim and array."""
     torch.manual_seed(seed)
-    num_rows = 4_000_000 if size != "tiny" else 10_000
+    num_rows = 4_000_000 if size != "tiny" else 100_000
     batch_size = 8192 if size != "tiny" else 128
-    repeats = {"tiny": 1, "quick": 5, "full": 9}[size]
+    repeats = {"tiny": 1, "quick": 5, "full": 15}[size]
     steps = {"tiny": 1, "quick": 4, "full": 8}[size]
     common = {"num_rows": num_rows, "batch_size": batch_size}
+    array_mb = max(1, round(num_rows * Shape.dim * 4 / EQUAL_QUALITY / 1e6))
     metrics: dict[str, Metric] = {}
-    for pooling, array_mb in ((1, 10), (20, 1)):
-        shape = Shape(pooling=pooling, array_mb=array_mb, **common)
+    for name, (pooling, zipf, count) in step_metrics().items():
+        shape = Shape(pooling=pooling, array_mb=array_mb, zipf=zipf, **common)
         batches = Batches(shape, seed=seed)
         few = max(1, steps // (1 if pooling == 1 else 3))
-        sides = [fbgemm_step(shape, batches), shared_step(shape, batches)]
-        measured = in_turns(*(seconds_of(side, steps=few) for side in sides), repeats=repeats)
-        metrics[f"step_vs_fbgemm_pool{pooling}"] = compare(
-            *measured,
-            unit="s/step",
-            less_is_better=True,
-            note=f"dim 64, {batch_size} samples, table of {num_rows:,} rows, array of {array_mb} MB, blocks of 64, "
-            f"{torch.get_num_threads()} threads",
-        )
+        with threads(count):
+            sides = [fbgemm_step(shape, batches), shared_step(shape, batches)]
+            measured = in_turns(*(seconds_of(side, steps=few) for side in sides), repeats=repeats)
+        note = f"dim 64, {batch_size} samples, table of {num_rows:,} rows, array of {array_mb} MB, blocks of 64"
+        metrics[name] = compare(*measured, unit="s/step", less_is_better=True, note=note)
     shape = Shape(pooling=1, array_mb=10, **common)
     batches = Batches(shape, seed=seed)
-    sides = [torch_step(shape, batches, block_size=64), shared_step(shape, batches)]
-    measured = in_turns(*(seconds_of(side, steps=max(1, steps // 2)) for side in sides), repeats=repeats)
-    note = "plain torch with an index tensor, autograd and dense SGD; dim 64, pooling 1, 10 MB, blocks of 64"
-    metrics["step_vs_torch"] = compare(*measured, unit="s/step", less_is_better=True, note=note)
+    rivals = {
+        "step_vs_torch": (
+            torch_step(shape, batches, block_size=64),
+            shared_step(shape, batches),
+            "the same lookup in plain torch: an index tensor, autograd, dense SGD; blocks of 64",
+        ),
+        "step_vs_robe": (
+            robe_step(shape, batches),
+            shared_step(shape, batches, block_size=ROBE_BLOCK),
+            f"ROBE's published hash in torch, autograd, dense SGD; blocks of {ROBE_BLOCK}",
+        ),
+    }
+    for name, (theirs, ours, note) in rivals.items():
+        measured = in_turns(*(seconds_of(side, steps=max(1, steps // 2)) for side in (theirs, ours)), repeats=repeats)
+        metrics[name] = compare(
+            *measured, unit="s/step", less_is_better=True, note=f"{note}; dim 64, pooling 1, 10 MB, uniform ids"
+        )
     return metrics, sweep(common, seed=seed) if size == "full" else []
 
 

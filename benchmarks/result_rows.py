@@ -82,7 +82,7 @@ class Row:
     def measured(self) -> str:
         metric = self.metric
         if self.why_skipped or metric is None:
-            return f"skipped: {self.why_skipped}"
+            return self.why_skipped
         if self._is_plain:
             return _number(metric["ours"], metric["unit"])
         return f"{metric['ratio']:.2f}x"

@@ -61,12 +61,18 @@ def open_batches(dataset: Dataset, dedup: DedupChoice, *, batch_size: int, seed:
 class Trainer:
     """One variant: a model with the same initial weights as any other of this config, and its optimisers."""
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, *, num_batches: int | None = None) -> None:
-        """`num_batches` ends an epoch early, for models too slow for a whole log."""
+    def __init__(
+        self, dataset: Dataset, config: TrainConfig, *, num_batches: int | None = None, only_lists: bool = False
+    ) -> None:
+        """`num_batches` ends an epoch early, for models too slow for a whole log.
+
+        `only_lists` deduplicates lists, but neither single ids nor dense rows.
+        """
         config = replace(config, session_limit=0)  # what is measured is a part of a long run
         self.dataset, self.config, self.num_batches = dataset, config, num_batches
         schema = Schema.load(dataset.path)
-        self.dedup = choose_dedup(dataset, schema, config)
+        chosen = choose_dedup(dataset, schema, config)
+        self.dedup = replace(chosen, dense=(), ids=()) if only_lists else chosen
         plan = default_plan(schema, Topology.local(1))
         self.sharded = shard_model(schema, config, plan, CPU, dedup=self.dedup)
         self.sharded.module.train()

@@ -11,16 +11,30 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 FIELDS = {"baseline", "ours", "ratio", "pairs", "is_exact", "spread", "unit", "note"}
-RECD = ("storage_session", "storage_deduplicated", "preprocess", "train_sequence", "train_pooled", "train_control")
+RECD = (
+    "storage_session_vs_best",
+    "storage_deduplicated_vs_best",
+    "preprocess",
+    "train_sequence",
+    "train_pooled",
+    "train_control_same_lookups",
+)
 RECD_GLOBO = (
-    "storage_globo",
+    "storage_globo_vs_best",
     "preprocess_globo",
     "train_sequence_globo",
     "train_pooled_globo",
     "reader_bytes_globo",
     "wire_bytes_globo",
 )
-RECD_OTHER = ("dedup_kernel", "peak_memory", "reader_bytes", "wire_bytes")
+RECD_OTHER = (
+    "dedup_kernel",
+    "dedup_kernel_vs_consecutive",
+    "dedup_kernel_vs_hash",
+    "peak_memory",
+    "reader_bytes",
+    "wire_bytes",
+)
 
 
 def run_benchmark(name: str, tmp_path: Path, *, data: str = "") -> tuple[dict[str, Any], str]:

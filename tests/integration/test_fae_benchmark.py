@@ -11,7 +11,7 @@ METRICS = {
     "train_shaped",
     "train_loopback",
     "layout_ids_per_s",
-    "swap_rows",
+    "swap_rows_vs_index",
     "auc_difference",
     "auc_random_orders",
     "low_skew",
