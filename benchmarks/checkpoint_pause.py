@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from harness import Metric, compare_pairs, finish, in_turns, parse_options, say, warn_if_busy
+from harness import Metric, compare, finish, in_turns, parse_options, say, warn_if_busy
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources.raw_log import make_raw_log
@@ -34,8 +34,14 @@ def measure(folder: Path, size: str, seed: int) -> dict[str, Metric]:
     def run(mode: str) -> float:
         out = folder / "run"
         config = TrainConfig(
-            **{"checkpoint_async": mode, "checkpoint_every": EVERY[size], "max_steps": EVERY[size] * NUM_SAVES},
-            **{"hot_batches": "false", "tuning": "false", "epochs": 20, "trial": False, "seed": seed},
+            checkpoint_async=mode,
+            checkpoint_every=EVERY[size],
+            max_steps=EVERY[size] * NUM_SAVES,
+            hot_batches="false",
+            tuning="false",
+            epochs=20,
+            trial=False,
+            seed=seed,
         )
         saving = train(data, out=out, config=config)["saving"]
         shutil.rmtree(out)
@@ -51,7 +57,7 @@ def measure(folder: Path, size: str, seed: int) -> dict[str, Metric]:
     note = "mean pause per save, 1 process, local disk; baseline: checkpoint_async=false; the last save is at once"
     wait = {"baseline": None, "ours": sum(waits) / len(waits), "ratio": None, "spread": None, "unit": "s"}
     return {
-        "checkpoint_pause": compare_pairs(at_once, beside, unit="s", note=note, less_is_better=True),
+        "checkpoint_pause": compare(at_once, beside, unit="s", note=note, less_is_better=True),
         "checkpoint_wait": {**wait, "note": "wait for the save before, mean per save"},
     }
 
