@@ -148,6 +148,7 @@ def measure_case(bench: Bench, data: str, name: str, case: Case) -> None:
     folder = bench.folder / f"{data}-{name}"
     model = RequestModel.load(case.write(folder), memory="resident")
     program = exported_program(case, folder)
+    rivals: dict[str, Scorer] = {}
     for count in CANDIDATES:
         key = f"{data}_{name}_{count}"
         say(key)
@@ -161,12 +162,22 @@ def measure_case(bench: Bench, data: str, name: str, case: Case) -> None:
         }
         rates = bench.loops(key, case, runs, count)
         bench.metrics[key] = compare(*rates, unit="candidates/s", note=bench.note(key))
+        if data == "recd" and count in (1, 100):
+            rivals = rivals or make_rivals(bench, f"{data}_{name}", case, folder, inputs[0])
+            for rival, scorer in rivals.items():
+                difference = np.abs(np.asarray(scorer(*inputs[0])) - model.score(requests[0])).max()
+                assert difference < 1e-4, f"{key}: scores of {rival} differ by {difference}"
+                against = {
+                    rival: lambda n, inputs=inputs, scorer=scorer: scorer(*inputs[n]),
+                    "request": runs["request"],
+                }
+                rates_of_both = bench.loops(f"{key}_vs_{rival}", case, against, count)
+                note = bench.note(f"{key}_vs_{rival}")
+                bench.metrics[f"{key}_vs_{rival}"] = compare(*rates_of_both, unit="candidates/s", note=note)
         if count == 100:
             measure_open_loop(bench, f"{key}_p99_open", runs, float(np.mean(rates[0])) / count)
-            if data == "recd":
-                measure_rivals(bench, key, case, folder, inputs, runs["request"])
-                if name == "pooled":
-                    measure_forms(bench, key, case, requests)
+            if data == "recd" and name == "pooled":
+                measure_forms(bench, key, case, requests)
 
 
 def measure_open_loop(bench: Bench, key: str, runs: dict[str, Callable[[int], object]], capacity: float) -> None:
@@ -183,24 +194,18 @@ def measure_open_loop(bench: Bench, key: str, runs: dict[str, Callable[[int], ob
     bench.metrics[key] = compare(*found, unit="ms", note=note, less_is_better=True)
 
 
-def measure_rivals(
-    bench: Bench, key: str, case: Case, folder: Path, inputs: list[Any], ours: Callable[[int], object]
-) -> None:
+def make_rivals(bench: Bench, key: str, case: Case, folder: Path, example: Any) -> dict[str, Scorer]:
+    """The other runtimes that are here; those that are not are skipped with their reason."""
+    found: dict[str, Scorer] = {}
     for rival, make in RIVALS.items():
-        name = f"{key}_vs_{rival}"
-        say(name)
+        say(f"{key}: {rival}")
         try:
             if bench.size == "tiny" and rival != "torchscript":
                 raise Unavailable("too slow to build for a test")
-            scorer: Scorer = make(case, folder, inputs[0])
-            with torch.inference_mode():
-                scorer(*inputs[0])
+            found[rival] = make(case, folder, example)
         except Unavailable as reason:
-            bench.skipped[name] = str(reason)
-            continue
-        runs = {rival: lambda n, scorer=scorer: scorer(*inputs[n]), "request": ours}
-        rates = bench.loops(name, case, runs, 100)
-        bench.metrics[name] = compare(*rates, unit="candidates/s", note=bench.note(name))
+            bench.skipped[f"{key}_vs_{rival}"] = str(reason)
+    return found
 
 
 def measure_forms(bench: Bench, key: str, case: Case, requests: list[Any]) -> None:
