@@ -9,6 +9,7 @@ MLflow server. docs/kubernetes.md has the result beside what `laptop` requests.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -31,6 +32,7 @@ from pipelines.site import LOCAL
 from pipelines.train import build_pipeline, steps_of
 
 SAMPLE_S = 0.1
+MAX_STEPS = 150  # the peak is reached within the first steps and the first evaluation
 PRESETS = {"tiny": "tiny", "quick": "tiny", "full": "demo"}
 FUNCTION = re.compile(r"--function_to_execute (\w+)")
 
@@ -96,7 +98,8 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 def measure(preset: str, nproc: int) -> dict[str, int]:
     variants = {"with_baseline": True, "with_sharing": True}
     with tempfile.TemporaryDirectory() as scratch, mlflow_server(Path(scratch)) as server, PeakMemory() as memory:
-        given = {"preset": preset, "nproc": nproc, "workdir": f"{scratch}/run"}
+        settings = json.dumps({"max_steps": MAX_STEPS})
+        given = {"preset": preset, "nproc": nproc, "settings": settings, "workdir": f"{scratch}/run"}
         defaults = {name: field.default for name, field in FIELDS.items() if name not in ("partitions", "ablations")}
         run_locally(
             build_pipeline(LOCAL, **variants),
@@ -114,6 +117,7 @@ def main() -> None:
     metrics: dict[str, Metric] = {}
     for nproc in (1, 2):
         for step, peak in measure(PRESETS[options.size], nproc).items():
+            print(f"{step}, {nproc} process(es): {peak / 2**20:,.0f} MiB", file=sys.stderr)
             metrics[f"{step}_{nproc}"] = plain_value([peak], unit="bytes", note=f"processes: {nproc}")
     finish(options, metrics)
 
