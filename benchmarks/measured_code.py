@@ -40,7 +40,15 @@ CODE: dict[str, tuple[str, ...]] = {
         "benchmarks/pss*.py",
     ),
     "intune": ("recmill/data/ingest", "recmill/tuning", "kernels", "benchmarks/harness.py", "benchmarks/intune*.py"),
-    "together": (*READING, *TRAINING, "recmill/planning", "recmill/tuning", *NETWORK, "benchmarks/together*.py"),
+    "together": (
+        *READING,
+        *TRAINING,
+        "recmill/planning",
+        "recmill/tuning",
+        *NETWORK,
+        "benchmarks/harness.py",
+        "benchmarks/together*.py",
+    ),
 }
 SUFFIXES = (".py", ".cpp", ".h")
 
