@@ -7,6 +7,7 @@ OUT ?= runs/demo
 BENCHMARKS := recd flexshard fae fae_order pss intune together dedup_kernel generate profile_scale
 PRESET ?= demo
 MINUTES ?= 120
+RUNS ?= 100000
 # requirements/*.txt list every package with the hashes of its files (make lock), so nothing else is resolved or installed.
 PIP := -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 LOCKED := $(PIP) --require-hashes --requirement requirements
@@ -32,7 +33,7 @@ IMAGE_TAG ?= $(shell images/tag.sh)
 SOURCES := pyproject.toml $(wildcard requirements/*.txt) CMakeLists.txt Makefile $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h kernels/third_party/zstd/*/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-server lock sbom demo test test-all test-faults soak check check-deployment format bench results results-quick images kind-up kind-down test-cluster clean
+.PHONY: help setup setup-server lock sbom demo test test-all test-sanitizers fuzz test-faults soak check check-deployment format bench results results-quick images kind-up kind-down test-cluster clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -79,6 +80,12 @@ test: $(STAMP) ## Run the tests (under 12 minutes on 2 cores)
 test-all: $(STAMP) ## Run every test, including the slow ones
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --ignore tests/cluster
 
+test-sanitizers: $(STAMP) ## Run the tests of the C++ kernels, built with AddressSanitizer and UndefinedBehaviorSanitizer
+	tests/fuzz/sanitized.sh $(BIN)/python -m pytest tests/kernels -p no:cacheprovider
+
+fuzz: $(STAMP) ## Fuzz the C++ kernels with hostile pages, offsets and windows; make fuzz RUNS=1500000
+	$(BIN)/python tests/fuzz/run.py --runs $(RUNS)
+
 test-faults: $(STAMP) ## Disturb every command: kills, full disks, lost networks, failing stores (short form; as root)
 	$(BIN)/python -m tests.faults.campaign --short --json build/faults.json
 
@@ -96,7 +103,7 @@ check: $(STAMP) ## Lint, types, import rules and licences
 check-deployment: $(LINT_STAMP) ## Lint images, manifests and scripts
 	$(LINT)/bin/python requirements/licences.py --tools
 	$(LINT)/bin/hadolint images/Dockerfile tests/cluster/*/Dockerfile
-	$(LINT)/bin/shellcheck images/*.sh manifests/*.sh tests/cluster/*.sh tests/cluster/*/*.sh .ci/run
+	$(LINT)/bin/shellcheck images/*.sh manifests/*.sh tests/cluster/*.sh tests/cluster/*/*.sh tests/fuzz/*.sh .ci/run
 	$(LINT)/bin/yamllint .
 	@mkdir -p build/manifests
 	@for overlay in $(OVERLAYS); do \

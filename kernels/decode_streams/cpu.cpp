@@ -24,7 +24,7 @@ int64_t decode_inverse(const Input& rows_of_sessions, const Input& changed_bits,
   const int32_t* again = changes.as<const int32_t>("again_C");
   int32_t* inverse = inverse_rows.as<int32_t>("inverse_R");
   int64_t* num_distinct_S = distinct_of_sessions.as<int64_t>("num_distinct_S", num_sessions);
-  if (first_bit < 0 || num_bits < 0 || first_bit + num_bits > 8 * changed_bits.num_items())
+  if (first_bit < 0 || num_bits < 0 || first_bit > 8 * changed_bits.num_items() - num_bits)
     refuse("received " + std::to_string(8 * changed_bits.num_items()) + " bits, expected " + std::to_string(num_bits) +
            " from bit " + std::to_string(first_bit) + " on");
   int64_t total = 0;
@@ -119,7 +119,7 @@ void decode_symbols(const Input& symbol_bytes, const Input& following_bytes, con
     if (count) {
       if (count > num_rest - at) refuse("symbol " + std::to_string(i) + ": the bytes that follow it are missing");
       if (symbol < first_escape) {
-        const int64_t position = id + rest[at];
+        const auto position = static_cast<int64_t>(static_cast<uint64_t>(id) + rest[at]);
         if (position < 0 || position >= num_popular)
           refuse("symbol " + std::to_string(i) + ": names popular id " + std::to_string(position) + " of " +
                  std::to_string(num_popular));
@@ -174,7 +174,9 @@ std::tuple<int64_t, int64_t> decode_windows(int64_t num_values, const Input& ste
   int32_t* out = lengths_out.as<int32_t>("lengths_U", num_windows);
   int64_t total = 0;
   for (int64_t s = 0; s < num_sessions; ++s) {
-    if (num_distinct_S[s] < 0) refuse("session " + std::to_string(s) + " has a negative number of windows");
+    if (num_distinct_S[s] < 0 || num_distinct_S[s] > num_windows - total)
+      refuse("session " + std::to_string(s) + " has " + std::to_string(num_distinct_S[s]) + " windows, of " +
+             std::to_string(num_windows) + " in all sessions");
     total += num_distinct_S[s];
   }
   if (total != num_windows || (num_lengths != 1 && num_lengths != num_windows))

@@ -66,7 +66,7 @@ std::tuple<int64_t, int64_t> merge_windows(const std::vector<Input>& values, con
 
 // `parts` as merge_windows filled them, `out` of the size it returned.
 void copy_parts(const std::vector<Input>& values, const Input& parts, int64_t num_parts, const Output& out) {
-  if (num_parts < 0 || 3 * num_parts > parts.num_items()) refuse("received more parts than there is room for");
+  if (num_parts < 0 || num_parts > parts.num_items() / 3) refuse("received more parts than there is room for");
   const Part* part = reinterpret_cast<const Part*>(parts.as<const int64_t>("parts"));
   int64_t* to = out.as<int64_t>("out");
   int64_t room = out.num_items();

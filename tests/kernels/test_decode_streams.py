@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import decode_inverse, decode_symbols, decode_windows
+from kernels import _cpu, decode_inverse, decode_symbols, decode_windows
 
 KERNELS = pytest.mark.parametrize("kernel", ["cpu", "reference"])
 
@@ -195,3 +195,20 @@ def test_arrays_of_another_type_are_refused():
         decode_symbols(octets(), octets(), begins=ids(), num_rest=ints(), first_escape=0, popular=ids())
     with pytest.raises(ValueError, match="kernel is 'gpu'"):
         decode_windows(ids(), ints(0), ints(0), ids(1), kernel="gpu")
+
+
+def test_numbers_of_windows_whose_sum_overflows_are_refused():
+    """Found by tests/fuzz: the sum of hostile counts wrapped around to the number of windows."""
+    counts = np.array([2**62, 2**62, 2**62, 2**62 - 1, 2], dtype=np.int64)  # their sum is 1, modulo 2**64
+    one, starts = np.ones(1, np.int32), np.zeros(1, np.int64)
+    for begins in (None, np.zeros(5, np.int64)):
+        with pytest.raises(ValueError, match="windows, of 1 in all sessions"):
+            _cpu.decode_windows(8, one, one, counts, begins, starts, one.copy(), np.zeros(10, np.int64))
+
+
+def test_popular_positions_beyond_any_number_are_refused():
+    begins, counts = np.zeros(256, np.int64), np.zeros(256, np.int32)
+    begins[0], counts[0] = 2**63 - 1, 1
+    symbol, following = np.zeros(1, np.uint8), np.full(1, 255, np.uint8)
+    with pytest.raises(ValueError, match="names popular id"):
+        _cpu.decode_symbols(symbol, following, begins, counts, 1, np.arange(4), np.zeros(1, np.int64))

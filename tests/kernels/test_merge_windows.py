@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import merge_windows
+from kernels import _cpu, merge_windows
 
 windows = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 
@@ -36,3 +36,10 @@ def test_merged_windows_hold_the_same_values_and_nothing_else(windows_of_sources
 def test_windows_outside_of_the_values_are_refused():
     with pytest.raises(ValueError, match="lie outside"):
         merge_windows([make_source(range(4), [(2, 3)])])
+
+
+def test_numbers_of_parts_that_overflow_are_refused():
+    """Found by tests/fuzz: three times the number wrapped around to a small one."""
+    parts, out = np.zeros(3, np.int64), np.zeros(1, np.int64)
+    with pytest.raises(ValueError, match="more parts than there is room for"):
+        _cpu.copy_parts([np.zeros(1, np.int64)], parts, 2**62 + 1, out)
