@@ -47,6 +47,12 @@ PORT = click.IntRange(0, 65535)
     help="How often to look for a new version of MODEL; 0: never.",
 )
 @click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="How long to wait at the start for MODEL to appear.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(min=0),
     default=0.0,
@@ -71,6 +77,7 @@ def serve(
     max_request_bytes: int,
     max_candidates: int,
     reload_seconds: float,
+    wait_seconds: float,
     drain_seconds: float,
     grace_seconds: float,
     as_json: bool,
@@ -105,6 +112,7 @@ def serve(
         max_request_bytes=max_request_bytes,
         max_candidates=max_candidates,
         reload_s=reload_seconds,
+        wait_s=wait_seconds,
         drain_s=drain_seconds,
         grace_s=grace_seconds,
         as_json=as_json,

@@ -274,6 +274,12 @@ def workers_of(parent: int) -> set[int]:
     return {int(line) for line in said.split()}
 
 
+def test_a_server_waits_for_its_first_version(models: Path, tmp_path: Path) -> None:
+    threading.Timer(6, lambda: (tmp_path / "current").write_text(str(models / "one"), encoding="utf-8")).start()
+    with serving(tmp_path, "--wait-seconds", "60") as server:
+        assert server.ask(PREDICT, INSTANCES)[0] == 200
+
+
 def test_a_server_that_cannot_start_says_why(models: Path, tmp_path: Path) -> None:
     for options, sentence in (
         ((str(tmp_path),), "recmill export"),

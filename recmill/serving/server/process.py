@@ -8,8 +8,11 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from recmill.artifacts import InputError, dump_json
@@ -18,6 +21,7 @@ from recmill.serving.server.workers import share_metrics, supervise
 
 logger = logging.getLogger("recmill.serve")
 SOCKET_BACKLOG = 2048
+WAIT_POLL_S = 2.0
 
 
 def main(argument: str) -> int:
@@ -94,13 +98,17 @@ async def _run(settings: ServerSettings, listening: socket.socket) -> None:
             metrics.serves(version.name, serving)
             serving = version.name
 
-    served = ServedModel(
+    load = partial(
+        ServedModel,
         settings.model,
         max_candidates=settings.max_candidates,
         memory=settings.memory,
         cold_bytes=settings.cold_bytes,
         reloaded=reloaded,
     )
+    served = await _first_version(load, settings, stop)
+    if served is None:
+        return
     serving = served.version.name
     metrics.serves(serving)
     batcher = Batcher(
@@ -154,6 +162,21 @@ async def _run(settings: ServerSettings, listening: socket.socket) -> None:
     await asyncio.gather(web, *([remote.stop(settings.grace_s)] if remote else []))
     await batcher.close()
     logger.info("stopped")
+
+
+async def _first_version(load: Callable[[], Any], settings: ServerSettings, stop: asyncio.Event) -> Any:
+    """The model, as soon as it is there; None if the server is stopped before."""
+    deadline_s = time.monotonic() + settings.wait_s
+    while not stop.is_set():
+        try:
+            return load()
+        except InputError as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            logger.info("waiting for a model: %s", error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), WAIT_POLL_S)
+    return None
 
 
 class NoSignals:

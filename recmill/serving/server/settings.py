@@ -25,6 +25,7 @@ class ServerSettings:
     max_request_bytes: int = 8 << 20
     max_candidates: int = 10_000  # of one call
     reload_s: float = 10.0  # 0: never
+    wait_s: float = 0.0  # for MODEL to appear
     drain_s: float = 0.0  # not ready, but still answering, before the ports are closed
     grace_s: float = 30.0  # for calls in flight after that
     as_json: bool = False
