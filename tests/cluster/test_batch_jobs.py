@@ -88,6 +88,6 @@ def test_an_indexed_job_scores_every_row_once(site: TestSite, dataset: str, alon
     )
     assert is_equal
     assert rows == num_rows > 0
-    assert num_parts >= 3
+    assert num_parts >= 2  # whole row groups; a share without any ends at once
     pods = site.cluster.pods("job-name=recmill-scoring", namespace=site.namespace)
     assert {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] for pod in pods} == {"0", "1", "2"}
