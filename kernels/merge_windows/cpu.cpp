@@ -74,6 +74,7 @@ void copy_parts(const std::vector<Input>& values, const Input& parts, int64_t nu
     const Input& own = values.at(part->source);
     if (part->start < 0 || part->length < 0 || part->length > own.num_items() - part->start || part->length > room)
       refuse("received a part outside of the values or larger than the output");
+    if (part->length == 0) continue;  // empty arrays may be null
     std::memcpy(to, own.as<const int64_t>("values") + part->start, part->length * sizeof(int64_t));
     to += part->length;
     room -= part->length;

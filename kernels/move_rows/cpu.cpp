@@ -106,7 +106,8 @@ int64_t find_changed(const std::vector<Output>& held, const std::vector<Output>&
   }
   int64_t count = 0;
   for (int thread = 0; thread < threads; ++thread) {
-    std::memmove(found + count, found + num_compared * thread / threads, sizeof(int64_t) * counts[thread]);
+    if (counts[thread] > 0)  // `found` of an empty tensor is null
+      std::memmove(found + count, found + num_compared * thread / threads, sizeof(int64_t) * counts[thread]);
     count += counts[thread];
   }
   return count;

@@ -1,5 +1,6 @@
 // A deterministic stand-in for libFuzzer, for compilers without it: TARGET [-runs=N] [-seed=S] [CORPUS...]
 // Changes the files of the corpus at random, without feedback about the code that they reach.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -61,8 +63,9 @@ int main(int count, char** arguments) {
     if (bytes.empty())
       for (size_t size = random() % 512; size > 0; --size) bytes.push_back(static_cast<uint8_t>(random()));
     for (uint64_t changes = random() % 8; changes > 0; --changes) change(bytes, random);
-    const Bytes exact(bytes);  // no spare room behind it
-    LLVMFuzzerTestOneInput(exact.data(), exact.size());
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[bytes.size()]);  // no spare room behind it, and never null
+    std::copy(bytes.begin(), bytes.end(), exact.get());
+    LLVMFuzzerTestOneInput(exact.get(), bytes.size());
   }
   std::fprintf(stderr, "Done %llu runs in 0 second(s)\n", static_cast<unsigned long long>(runs));
 }

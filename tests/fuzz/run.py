@@ -21,7 +21,7 @@ BUILD = ROOT / "build" / "fuzz"
 TARGETS = sorted(path.stem for path in FOLDER.glob("*.cpp") if path.stem != "driver")
 ZSTD = ROOT / "kernels" / "third_party" / "zstd"
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-FLAGS = ["-g", "-O1", "-fno-omit-frame-pointer", "-Wno-unknown-pragmas", *SANITIZERS]
+FLAGS = ["-g", "-O1", "-fno-omit-frame-pointer", "-Wno-unknown-pragmas", "-Wno-psabi", *SANITIZERS]
 INCLUDES = [f"-I{FOLDER}", f"-I{ROOT / 'kernels'}", "-isystem", str(ZSTD)]
 NO_ASSEMBLY = ["-DZSTD_DISABLE_ASM", "-DZSTD_LEGACY_SUPPORT=0"]
 
