@@ -150,6 +150,7 @@ def evaluate(
 @click.option(
     "--share",
     default="",
+    show_default=False,
     metavar="INDEX/COUNT",
     help="Score one of COUNT shares, INDEX from 0: several machines fill one OUT, the last one writes scores.json.",
 )

@@ -15,7 +15,7 @@ from typing import Literal
 
 import fsspec
 
-from recmill.artifacts import InputError, dump_record, join_path, read_checked_json, write_text_atomically
+from recmill.artifacts import InputError, dump_record, is_remote, join_path, read_checked_json, write_text_atomically
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 FIRST_STEP = "open_run"  # never comes from the cache
@@ -46,11 +46,12 @@ def write_state(workdir: str, step: str, state: Literal["RUNNING"] | Ended, *, e
 def read_states(workdir: str, *, pipeline_run_id: str) -> list[StepState]:
     """The states that steps of this pipeline run left in its folder, oldest first."""
     filesystem, root = fsspec.core.url_to_fs(workdir)
+    shown = filesystem.unstrip_protocol if is_remote(workdir) else str
     found = []
     for level in LEVELS:
         for path in filesystem.glob(f"{root.rstrip('/')}/{level}states/*.json"):
             with suppress(InputError, TypeError):  # damaged, or of another version
-                found.append(StepState(**read_checked_json(filesystem.unstrip_protocol(path))))
+                found.append(StepState(**read_checked_json(shown(path))))
     return sorted((state for state in found if state.pipeline_run_id == pipeline_run_id), key=lambda state: state.at)
 
 

@@ -54,6 +54,7 @@ from recmill.training.verdicts import remembered
 JOB = "job.json"
 LOG = "train.log"
 AGENT = "recmill.training.agent"  # torchrun
+LOST_RANK = r"onnection|got signal: 15"  # torchrun ends the ranks that are left
 # Settings that a resumed run may change.
 RESUMABLE = {"threads", "timeout_s", "checkpoint_every", "checkpoint_async", "tuning", "table_memory_bytes"}
 Launcher = Callable[[Mapping[str, Any], Path, int], None]  # (job, folder of the run, number of ranks); runs to the end
@@ -277,7 +278,7 @@ def follow_output(process: subprocess.Popen[str] | Fork, log: TextIO, progress: 
     process.wait()
 
 
-def rank_failure(reports_folder: Path, *, lost: str = "onnection") -> str:
+def rank_failure(reports_folder: Path, *, lost: str = LOST_RANK) -> str:
     """The first failure among the ranks' reports, or ""; a user's error is raised as InputError.
 
     Messages that match `lost` are those of ranks that lost another one, and not the cause.

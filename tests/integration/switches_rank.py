@@ -36,7 +36,7 @@ def train(work: Path, entry: dict[str, Any]) -> dict[str, Any]:
     run = open_run({**entry, "out": str(out)}, torch.device("cpu"))
     result = run.train()
     return {
-        "losses": [point["loss"] for point in run.curve],
+        "losses": [point["loss"] for point in run.curve.entries],
         "tables": rows_of_tables(run.sharded, run.schema),
         "auc": result.get("metrics", {}).get("auc"),
         "hot": result.get("hot"),

@@ -110,7 +110,13 @@ def read_bytes(path: str | Path, start: int | None = None, stop: int | None = No
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a remote file; stores show it whole or not at all."""
-    use_store(path, lambda filesystem, name: filesystem.pipe_file(name, data), doing="written")
+
+    def write(filesystem: Any, name: str) -> None:
+        if "file" in filesystem.protocol:  # stores have no folders
+            filesystem.makedirs(name.rsplit("/", 1)[0], exist_ok=True)
+        filesystem.pipe_file(name, data)
+
+    use_store(path, write, doing="written")
 
 
 def upload_file(local: Path, url: str) -> None:

@@ -69,7 +69,7 @@ def main(data: str, out: Path, tuning: str) -> None:
 
     run._step = step  # type: ignore[method-assign]
     result = run.train()
-    losses = [point["loss"] for point in run.curve]
+    losses = [point["loss"] for point in run.curve.entries]
     found = {"losses": losses, "tuning": result["tuning"], "phases": phases, "least_bytes": pipeline.least_bytes}
     (out / "events.json").write_text(json.dumps(found))
     dist.destroy_process_group()
