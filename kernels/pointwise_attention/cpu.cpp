@@ -239,7 +239,7 @@ void pointwise_attention(const Input& packed, const Input& bias, const Input& st
     refuse("num_values is " + std::to_string(out.dim(0)) + ", the windows hold " + std::to_string(num_out) + " rows");
   const Task task{packed.as<const float>("packed"), plan.bias_ascending.data(), bias.num_items(), scale, is_last_only};
   float* to = out.as<float>("out", num_out * shape.width);
-  if (is_last_only) std::memset(to, 0, sizeof(float) * num_out * shape.width);  // of empty windows
+  if (is_last_only && num_out > 0) std::memset(to, 0, sizeof(float) * num_out * shape.width);  // of empty windows
   std::vector<Chunk> jobs;
   for (const auto& chunks : plan.chunks) jobs.insert(jobs.end(), chunks.begin(), chunks.end());
   const int64_t* order = plan.clusters.order.data();

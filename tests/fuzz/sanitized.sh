@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$(command -v "$1")
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") # not resolved: an environment is known by its link
 folder=$PWD/build/sanitized
 ninja=$("$python" -c 'import ninja; print(ninja.BIN_DIR)')/ninja
 cmake=$("$python" -c 'import cmake; print(cmake.CMAKE_BIN_DIR)')/cmake
