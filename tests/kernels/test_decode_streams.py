@@ -198,7 +198,7 @@ def test_arrays_of_another_type_are_refused():
 
 
 def test_numbers_of_windows_whose_sum_overflows_are_refused():
-    """Found by tests/fuzz: the sum of hostile counts wrapped around to the number of windows."""
+    """Found while tests/fuzz was written: the sum of hostile counts wrapped around to the number of windows."""
     counts = np.array([2**62, 2**62, 2**62, 2**62 - 1, 2], dtype=np.int64)  # their sum is 1, modulo 2**64
     one, starts = np.ones(1, np.int32), np.zeros(1, np.int64)
     for begins in (None, np.zeros(5, np.int64)):
