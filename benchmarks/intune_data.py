@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -90,3 +91,16 @@ def hash_rows(batches: Iterable[Batch]) -> tuple[int, int]:
             total += (rows * ODD).sum(dtype=np.uint64)
             num_rows += size
     return num_rows, int(total)
+
+
+def late_rate(counts: Iterable[int], *, seconds: float) -> float:
+    """Rows per second in the last third of the time, from the rows of what arrives."""
+    began, num_rows, counted_from = time.perf_counter(), 0, 0.0
+    for count in counts:
+        elapsed_s = time.perf_counter() - began
+        if elapsed_s > 2 * seconds / 3:
+            counted_from = counted_from or elapsed_s
+            num_rows += count
+        if elapsed_s >= seconds:
+            break
+    return num_rows / max(1e-9, time.perf_counter() - began - counted_from)

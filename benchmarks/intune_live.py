@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from intune_data import hash_rows
+from intune_data import hash_rows, late_rate
 
 from recmill.artifacts import Dataset
 from recmill.data.ingest import STAGES, IngestPipeline
@@ -51,15 +51,7 @@ def _run_for(
         tuner = OnlineTuner(pipeline, agent=agent, interval_s=interval_s) if agent else None
         if tuner:
             tuner.__enter__()
-        began, num_rows, counted_from = time.perf_counter(), 0, 0.0
-        for batch in pipeline:
-            elapsed_s = time.perf_counter() - began
-            if elapsed_s > 2 * seconds / 3:
-                counted_from = counted_from or elapsed_s
-                num_rows += len(batch)
-            if elapsed_s >= seconds:
-                break
-        rate = num_rows / max(1e-9, time.perf_counter() - began - counted_from)
+        rate = late_rate(map(len, pipeline), seconds=seconds)
         if tuner:
             tuner.stop()
         return rate, tuner.history() if tuner else []

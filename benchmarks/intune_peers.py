@@ -13,6 +13,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 
 import torch
+from intune_data import late_rate
 from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset
@@ -164,15 +165,7 @@ def autotuned_rate(dataset: Dataset, *, delay_s: float, seconds: float) -> float
 
     source = tf.data.Dataset.range(len(rows)).repeat()
     source = source.map(lambda index: tf.py_function(work, [index], tf.int64), num_parallel_calls=tf.data.AUTOTUNE)
-    began, num_rows, counted_from = time.perf_counter(), 0, 0.0
-    for count in source.prefetch(tf.data.AUTOTUNE).as_numpy_iterator():
-        elapsed_s = time.perf_counter() - began
-        if elapsed_s > 2 * seconds / 3:
-            counted_from = counted_from or elapsed_s
-            num_rows += int(count)
-        if elapsed_s >= seconds:
-            break
-    return num_rows / max(1e-9, time.perf_counter() - began - counted_from)
+    return late_rate(map(int, source.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()), seconds=seconds)
 
 
 # Loader, the module it needs, and the worker counts that are tried.

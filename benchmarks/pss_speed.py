@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from kernels.shared_lookup.layout import BLOCK_FACTOR, ID_FACTOR, signed
 from kernels.shared_lookup.reference import mix_bits, scale_hash
 from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.shared import SharedEmbeddingBagCollection
+from recmill.training.processes import torch_threads
 
 LR = 0.01
 SCATTER = 1_000_003  # a prime that divides no number of rows used here: a permutation of the rows
@@ -153,16 +153,6 @@ def seconds_of(run: Callable[[], None], *, steps: int) -> Callable[[], float]:
     return measure
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def step_metrics(poolings: Sequence[int] = (1, 20)) -> dict[str, tuple[int, float, int]]:
     """(pooling, exponent of the ids' law, threads) of every comparison with the full table, by metric."""
     return {
@@ -187,7 +177,7 @@ def measure_steps(size: str, *, seed: int) -> tuple[dict[str, Metric], list[dict
         shape = Shape(pooling=pooling, array_mb=array_mb, zipf=zipf, **common)
         batches = Batches(shape, seed=seed)
         few = max(1, steps // (1 if pooling == 1 else 3))
-        with threads(count):
+        with torch_threads(count):
             sides = [fbgemm_step(shape, batches), shared_step(shape, batches)]
             measured = in_turns(*(seconds_of(side, steps=few) for side in sides), repeats=repeats)
         note = f"dim 64, {batch_size} samples, table of {num_rows:,} rows, array of {array_mb} MB, blocks of 64"

@@ -112,6 +112,19 @@ def frozen_objects() -> Iterator[None]:
         gc.unfreeze()  # otherwise modules complain at exit about objects that were never freed
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads of torch's operators in the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def threads_of(config_threads: int, num_local: int) -> int:
     """Threads per process of `num_local` on this machine: the config's, or an equal share of the cores."""
     return config_threads or max(1, (os.cpu_count() or 1) // num_local)

@@ -35,7 +35,7 @@ from recmill.progress import Progress, no_progress
 from recmill.training.prediction.rows import DatasetRows, LogRows, ScorePart, cut_parts, open_rows, read_batches
 from recmill.training.prediction.scorer import ModelFolder
 from recmill.training.prediction.scores import JOB, MANIFEST, find_written, finish, remove_leftovers, write_part
-from recmill.training.processes import die_with_parent, hold_folder, rank_environment, threads_of
+from recmill.training.processes import die_with_parent, hold_folder, rank_environment, threads_of, torch_threads
 from recmill.training.rank.dedup import DedupChoice, choose_lists
 
 BATCH_SIZE = 8_192
@@ -177,7 +177,7 @@ def score_parts(
     score = work.model.load(deduplicated=dedup.features)
     folder, total = Path(job["out"]), sum(part.num_rows for part in parts)
     found, reads = [], NewReads()
-    with torch.inference_mode(), _threads(int(job["threads"])):
+    with torch.inference_mode(), torch_threads(int(job["threads"])):
         for own in read_batches(work.rows, [parts[number] for number in chosen], batch_size=BATCH_SIZE):
             batch, counts = work.known.translate_batch(own.batch)
             reads.add(counts)
@@ -188,16 +188,6 @@ def score_parts(
                 done = sum(part.num_rows for part in parts if (folder / part.file).exists())
                 progress("predict", done, total)
     work.rows.close()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
