@@ -59,7 +59,8 @@ def forking_server(command: Sequence[str], environment: Mapping[str, str]) -> It
         folder = str(scratch)
         # The socket exists before the server does: requests wait in its queue, and are refused once the server is gone.
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(_address(folder, environment)))
+            with _short_path(_address(folder, environment)) as path:
+                listener.bind(path)
             listener.listen()
             server = subprocess.Popen(
                 [*command, str(listener.fileno())],
@@ -136,7 +137,8 @@ def fork_module(
     reading, writing = os.pipe()
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(str(address))
+        with _short_path(address) as path:
+            connection.connect(path)
         socket.send_fds(connection, [LENGTH.pack(len(body))], [writing, stderr.fileno()])
         connection.sendall(body)
         pid = connection.recv(LENGTH.size, socket.MSG_WAITALL)  # once the server has loaded everything
@@ -155,6 +157,16 @@ def _address(folder: str, environment: Mapping[str, str]) -> Path:
     """The socket of the server whose libraries were loaded under the same variables."""
     read = sorted(item for item in environment.items() if item[0].startswith(READ_ON_LOADING))
     return Path(folder, hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16])
+
+
+@contextmanager
+def _short_path(address: Path) -> Iterator[str]:
+    """Another path of a socket, through its open folder: a path of 108 bytes is too long for one."""
+    folder = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{address.name}"
+    finally:
+        os.close(folder)
 
 
 def serve(listener: socket.socket, *, load: Callable[[], str] = load_worker) -> None:

@@ -3,13 +3,19 @@
 One rank trains epoch after epoch with online tuning, while CPU quota, memory limit, cores of the tuner and workers of
 the stages change at random. At the end: every epoch read every row exactly once, by hashes over all ids, dense values
 and labels; memory did not grow; and training never stood still.
+
+Memory is the resident set, as users see it. Beside it stand its parts: what is allocated (C library, Arrow, Python's
+objects), which a leak makes grow, and the rest, which allocators keep for later: one heap per thread, so that more
+workers than ever before make it grow once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -25,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 
@@ -34,12 +41,13 @@ from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.sources.raw_log import make_raw_log
 from recmill.training.config import TrainConfig
-from recmill.training.processes import keep_freed_memory
+from recmill.training.processes import frozen_objects, keep_freed_memory
 from recmill.training.rank.worker import open_run
 from recmill.training.trainer import make_job
 
 WARM_UP_MINUTES = 10  # or a third of the time
-STILL_S = 180  # without a step: a deadlock
+STILL_S = 180  # without a step: a deadlock. Seconds in which this process ran: it may wait for a core for long
+PRINT_S = 300
 MAX_GROWTH = 0.05
 CPU_GROUPS, MEMORY_GROUPS = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/memory")  # version 1
 GROUPS = Path("/sys/fs/cgroup")  # version 2
@@ -89,6 +97,25 @@ class RowSum:
         self.parity ^= int(np.bitwise_xor.reduce(rows)) if len(rows) else 0
 
 
+class MallocInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (*"abcd", "mapped_bytes", *"ef", "used_bytes", "free_bytes", "g")]
+
+
+def memory_parts() -> dict[str, int]:
+    """Bytes of this process: resident, without mapped files, allocated by the C library and by Arrow, and objects."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = MallocInfo
+    allocated, own = mallinfo(), psutil.Process().memory_info()
+    return {
+        "resident": own.rss,
+        "anonymous": own.rss - own.shared,
+        "malloc_used": allocated.used_bytes + allocated.mapped_bytes,
+        "malloc_kept": allocated.free_bytes,
+        "arrow_used": pa.total_allocated_bytes(),
+        "objects": len(gc.get_objects()),
+    }
+
+
 @dataclass
 class Watch:
     """What happened: row hashes by epoch, memory over time, the longest time without a step."""
@@ -99,6 +126,7 @@ class Watch:
     last_step: float = field(default_factory=time.monotonic)
     longest_s: float = 0.0
     memory: list[tuple[float, int]] = field(default_factory=list)
+    parts: list[dict[str, int]] = field(default_factory=list)  # every five minutes
     changes: list[str] = field(default_factory=list)
 
     def see(self, batch: Batch) -> None:
@@ -112,10 +140,16 @@ class Watch:
 
     def follow(self, stopped: threading.Event) -> None:
         """Sample memory every second; end the process with all stacks if training stands still."""
-        own, started = psutil.Process(), time.monotonic()
+        own, started, printed, seen, still = psutil.Process(), time.monotonic(), 0.0, 0, 0
         while not stopped.wait(1.0):
-            self.memory.append((time.monotonic() - started, own.memory_info().rss))
-            if time.monotonic() - self.last_step > STILL_S:
+            elapsed = time.monotonic() - started
+            self.memory.append((elapsed, own.memory_info().rss))
+            seen, still = self.steps, (still + 1 if self.steps == seen else 0)
+            if elapsed >= printed:
+                printed += PRINT_S
+                self.parts.append({"minute": round(elapsed / 60), "steps": self.steps, **memory_parts()})
+                print(json.dumps(self.parts[-1]), flush=True)
+            if still > STILL_S:
                 print(f"no step for {STILL_S} s", file=sys.stderr)
                 faulthandler.dump_traceback(all_threads=True)
                 os._exit(3)
@@ -237,7 +271,8 @@ def soak(work: Path, *, minutes: float, seed: int, sessions: int = 2000) -> dict
         ]
         for thread in threads:
             thread.start()
-        result = run.train()
+        with frozen_objects():
+            result = run.train()
         stopped.set()
         for thread in threads:
             thread.join()
@@ -254,8 +289,10 @@ def soak(work: Path, *, minutes: float, seed: int, sessions: int = 2000) -> dict
         "rows_per_epoch": expected.num_rows,
         "checkpoints": result["saving"]["num_saves"],
         "longest_step_s": round(watch.longest_s, 2),
+        "cpu_seconds": round(time.process_time()),
         "memory_growth": round(watch.growth(minutes), 4),
         "memory_mib": [round(rss / 2**20) for _, rss in watch.memory[:: max(1, len(watch.memory) // 20)]],
+        "memory_parts": watch.parts,
     }
 
 

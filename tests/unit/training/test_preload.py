@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,3 +144,13 @@ def test_without_forked_ranks_there_is_no_server(monkeypatch):
     monkeypatch.setenv("RECMILL_FORKED_RANKS", "off")
     with preloaded_ranks(1):
         assert FOLDER not in os.environ
+
+
+def test_a_temporary_folder_may_have_a_long_path(log, tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 40)  # the path of a socket has at most 107 bytes
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delenv(FOLDER, raising=False)
+    with forking_server([sys.executable, "-c", SERVER], os.environ | {"OMP_NUM_THREADS": "1"}):
+        assert os.environ[FOLDER].startswith(str(folder))
+        assert ask(log, "exit", "3").wait(60) == 3
