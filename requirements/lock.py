@@ -47,9 +47,9 @@ LOCKS = {
     "build": Lock(packages=["setuptools", "wheel"]),  # for the few packages without a wheel
     "kernels": Lock(packages=["scikit-build-core", "nanobind", "cmake", "ninja"]),
     # torchrec alone: it requires fbgemm-gpu, whose files overwrite those of fbgemm-gpu-cpu.
-    "setup": Lock(extras=["cpu", "spark", "dev"], alone=["torchrec"]),
-    "image-cpu": Lock(extras=["cpu"], alone=["torchrec"]),
-    "image-cuda": Lock(extras=["cuda"]),
+    "setup": Lock(extras=["cpu", "spark", "tables", "dev"], alone=["torchrec"]),
+    "image-cpu": Lock(extras=["cpu", "tables"], alone=["torchrec"]),
+    "image-cuda": Lock(extras=["cuda", "tables"]),
     "mlflow": Lock(packages=["mlflow", "psycopg2-binary", "Flask-WTF"]),
     "spark": Lock(packages=["pyspark", "py4j"]),
     "server": Lock(packages=[f"-r {SERVER}"], constraints=SERVER),

@@ -17,6 +17,7 @@ FORMATS = {
     "csv": ("csv", "tsv", "txt", "dat"),
     "jsonl": ("jsonl", "ndjson", "json"),
 }
+TABLES = ("delta", "iceberg")  # folders with a log of their own, which says what files belong to them
 COMPRESSIONS = ("gz", "zst")
 EXPECTED = "Parquet, CSV (.csv, .tsv, .txt, .dat) or JSON lines (.jsonl, .ndjson, .json)"
 # What follows the name of a table in the names of its parts: events-2024-01-31.csv, part-00007.parquet.
@@ -86,6 +87,15 @@ def format_of(path: str) -> str | None:
     return next((kind for kind, endings in FORMATS.items() if suffixes and suffixes[-1] in endings), None)
 
 
+def table_format(filesystem: Any, folder: str) -> str | None:
+    """delta or iceberg, if the folder is such a table."""
+    if filesystem.exists(f"{folder}/_delta_log"):
+        return "delta"
+    if filesystem.exists(f"{folder}/metadata") and filesystem.glob(f"{folder}/metadata/*.metadata.json"):
+        return "iceberg"
+    return None
+
+
 def stem_of(path: str) -> str:
     """The file's name without endings and part numbers."""
     stem = path.rstrip("/").rpartition("/")[2].split(".")[0]
@@ -108,10 +118,8 @@ def _table(named: str, path: str, files: Sequence[str], shown: Any) -> FoundTabl
 def _tables_in_folder(filesystem: Any, root: str, shown: Any) -> list[FoundTable]:
     """One table per subfolder, and one per name of the files, where numbers and dates at the end do not count."""
     name = identifier(root.rpartition("/")[2])
-    if filesystem.exists(f"{root}/_delta_log"):
-        return [FoundTable(name=name, path=shown(root), format="delta", files=(shown(root),))]
-    if filesystem.exists(f"{root}/metadata") and filesystem.glob(f"{root}/metadata/*.metadata.json"):
-        return [FoundTable(name=name, path=shown(root), format="iceberg", files=(shown(root),))]
+    if kind := table_format(filesystem, root):
+        return [FoundTable(name=name, path=shown(root), format=kind, files=(shown(root),))]
     entries = sorted(filesystem.ls(root, detail=True), key=lambda entry: entry["name"])
     visible = [entry for entry in entries if not entry["name"].rpartition("/")[2].startswith((".", "_"))]
     folders = [entry["name"] for entry in visible if entry["type"] == "directory"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,12 @@ import fsspec
 
 from recmill.artifacts import InputError, is_remote
 from recmill.data.inspection.columns import ColumnFacts, measure_columns
-from recmill.data.inspection.files import FoundTable
+from recmill.data.inspection.files import TABLES, FoundTable
+from recmill.data.inspection.snapshots import scan_snapshot
 
 SAMPLE_ROWS = 1_000_000
 MAX_SAMPLED_FILES = 16
 SNIFF_BYTES = 262_144
-# Of Iceberg and Delta tables DuckDB reads the metadata with extensions.
-EXTENSIONS = {"iceberg": "iceberg_scan", "delta": "delta_scan"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +96,8 @@ def explain_errors(found: FoundTable) -> Iterator[None]:
 
 def scan(connection: Any, found: FoundTable, files: Sequence[str]) -> str:
     """DuckDB's expression that reads these files of the table."""
-    if found.format in EXTENSIONS:
-        _load_extension(connection, found)
-        return f"{EXTENSIONS[found.format]}({literal(found.path)})"
+    if found.format in TABLES:
+        return scan_snapshot(connection, found)
     if is_remote(found.path):
         filesystem = fsspec.core.url_to_fs(found.path)[0]
         name = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
@@ -118,21 +116,19 @@ def scan(connection: Any, found: FoundTable, files: Sequence[str]) -> str:
     return f"read_csv({listed}{given}{quote}{names}, union_by_name = true, sample_size = 200_000)"
 
 
+def copy_table(found: FoundTable, path: str) -> None:
+    """Write the table's rows to a Parquet file, local or remote."""
+    filesystem, root = fsspec.core.url_to_fs(path)
+    filesystem.makedirs(root.rpartition("/")[0], exist_ok=True)
+    with closing(connect()) as connection, explain_errors(found):
+        if is_remote(path):
+            connection.register_filesystem(filesystem)
+        rows = scan(connection, found, found.files)
+        connection.execute(f"COPY (SELECT * FROM {rows}) TO {literal(path)} (FORMAT parquet, COMPRESSION zstd)")
+
+
 def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _load_extension(connection: Any, found: FoundTable) -> None:
-    import duckdb
-
-    try:
-        connection.execute(f"LOAD {found.format}")
-    except duckdb.Error:
-        raise InputError(
-            f"{found.path}: is {'an Iceberg' if found.format == 'iceberg' else 'a Delta'} table, which DuckDB reads "
-            f"with its extension {found.format!r}; install it where there is a network: "
-            f"python -c \"import duckdb; duckdb.sql('INSTALL {found.format}')\""
-        ) from None
 
 
 def with_csv_options(found: FoundTable) -> FoundTable:

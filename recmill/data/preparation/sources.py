@@ -9,12 +9,11 @@ from pathlib import PurePath
 import fsspec
 
 from recmill.artifacts import InputError, is_remote, join_path
-from recmill.data.inspection.files import COMPRESSIONS, FORMATS, FoundTable
+from recmill.data.inspection.files import COMPRESSIONS, FORMATS, TABLES, FoundTable, table_format
 from recmill.data.preparation.spec import LogSpec
 
 ENDINGS = {f".{ending}": name for name, endings in FORMATS.items() for ending in endings}
 COMPRESSED = tuple(f".{ending}" for ending in COMPRESSIONS)
-TABLES = ("iceberg", "delta")  # folders with a log of their own: the engine finds their files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +36,15 @@ def _find_files(spec: LogSpec, name: str, log_yaml: str) -> SourceFiles:
     source, folder = spec.sources[name], log_yaml.rpartition("/")[0] or "."
     path = source.path if is_remote(source.path) or source.path.startswith("/") else join_path(folder, source.path)
     where = f"{log_yaml}: sources.{name}.path"
-    if source.format in TABLES:
-        return SourceFiles(name=name, format=str(source.format), path=path, files=(path,))
     filesystem, root = fsspec.core.url_to_fs(path)
-    if filesystem.isdir(root):
+    is_folder = filesystem.isdir(root)
+    kind = source.format or (table_format(filesystem, root.rstrip("/")) if is_folder else None)
+    if kind in TABLES:
+        at = {} if source.version is None else {"version": source.version}
+        return SourceFiles(name=name, format=str(kind), path=path, files=(path,), options=at)
+    if source.version is not None:
+        raise InputError(f"{log_yaml}: sources.{name}.version is for Delta and Iceberg tables, {path} is none")
+    if is_folder:
         found = [
             own for own in filesystem.find(root) if not any(p[:1] in "._" for p in own[len(root) :].split("/") if p)
         ]

@@ -53,7 +53,13 @@ class SourceSpec:
         "File, pattern (events/*.parquet) or folder, relative to log.yaml; or a URL (s3://...) that DuckDB, Spark or "
         "fsspec reads."
     )
-    format: FORMATS | None = about("Format of the files. Default: from the ending (.parquet, .csv, .jsonl, .gz).", None)
+    format: FORMATS | None = about(
+        "Format of the files. Default: from the ending (.parquet, .csv, .jsonl, .gz); found for Delta and Iceberg.",
+        None,
+    )
+    version: int | None = about(
+        "Version of a Delta table, or id of a snapshot of an Iceberg table. Default: the current one.", None
+    )
     key: str = about("Column with one row per value, or per value and valid_from. Sources that are joined need it.", "")
     valid_from: TimeSpec | None = about(
         "When a row takes effect, for attributes that change: an event sees the newest row not later than itself.", None

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, is_remote, join_path
 from recmill.data.cluster.spark_engine import MIN_DRIVER_MEMORY_BYTES, missing_for_spark, spark_path, start_session
+from recmill.data.inspection.reading import copy_table
 from recmill.data.log import read_file
 from recmill.data.preparation.engines.blocks import arrays_of
 from recmill.data.preparation.queries.recipe import Recipe
@@ -93,7 +94,23 @@ class SparkQueries:
             read = read.options(encoding=source.options.get("encoding") or "utf-8")
             frame = read.csv(paths)
             return frame.toDF(*names) if names else frame
-        return read.format(source.format).load(paths[0])
+        return self._read_table(source)
+
+    def _read_table(self, source: SourceFiles) -> Any:
+        """A Delta or Iceberg table: with Spark's package for it, or a copy that this process makes."""
+        from pyspark.errors import PySparkException
+
+        version = source.options.get("version")
+        named = {"delta": "versionAsOf", "iceberg": "snapshot-id"}[source.format]
+        options = {} if version is None else {named: str(version)}
+        try:
+            return self.spark.read.format(source.format).options(**options).load(spark_path(source.path))
+        except PySparkException as error:
+            if "DATA_SOURCE_NOT_FOUND" not in str(error):
+                raise
+        path = join_path(self.staging, f"{uuid.uuid4().hex[:8]}.parquet")
+        copy_table(source, path)
+        return self.spark.read.parquet(spark_path(path))
 
     def _persist(self, frame: Any) -> Any:
         self._kept.append(frame.persist())

@@ -9,7 +9,6 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from recmill.artifacts import InputError
 from recmill.cli import main
 from recmill.data.inspection.document import write_document
 from recmill.data.inspection.proposal import LogProposal, propose_log
@@ -279,18 +278,6 @@ def test_a_sample_is_named_as_such(shop: Path) -> None:
     proposal = propose_log([str(shop)], sample_rows=100)
     assert "looked at the first 100 rows: event_time" in write_document(proposal, out=shop / "log.yaml")
     assert proposal.roles.table.num_rows == 100
-
-
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_a_missing_extension_is_one_sentence_that_says_what_to_install(tmp_path: Path, kind: str) -> None:
-    installed = duckdb.sql(f"SELECT installed FROM duckdb_extensions() WHERE extension_name = '{kind}'").fetchall()
-    if installed == [(True,)]:
-        pytest.skip(f"DuckDB has its extension {kind}")
-    (tmp_path / "events" / {"delta": "_delta_log", "iceberg": "metadata"}[kind]).mkdir(parents=True)
-    (tmp_path / "events" / "metadata" / "v1.metadata.json").parent.mkdir(exist_ok=True)
-    (tmp_path / "events" / "metadata" / "v1.metadata.json").write_text("{}")
-    with pytest.raises(InputError, match=f"INSTALL {kind}"):
-        propose_log([str(tmp_path)])
 
 
 def test_remote_tables_are_read_through_fsspec(shop: Path) -> None:

@@ -14,6 +14,7 @@ from recmill.data.preparation.prepared_log import prepare_log
 from recmill.data.schema import Schema
 from tests.event_logs import Options, Shop
 from tests.unit.data.cluster.test_cluster_spark import spark
+from tests.unit.data.inspection.test_snapshots import samples_of, write_shop
 from tests.unit.data.test_vocabulary import prepare as prepare_day
 
 REASON = missing_for_spark()
@@ -66,3 +67,13 @@ def test_both_engines_prepare_the_same_log(tmp_path, spark, seed, options):
     assert len(files) > 4
     for file in files:
         assert pq.read_table(tmp_path / "spark" / file) == pq.read_table(tmp_path / "duckdb" / file), file
+
+
+@pytest.mark.slow
+def test_spark_reads_delta_and_iceberg_tables_without_packages_of_its_own(tmp_path, spark):
+    path = write_shop(tmp_path / "shop")
+    path.write_text(path.read_text().replace("format: delta", "format: delta, version: 1"))
+    for engine in ("duckdb", "spark"):
+        prepare_log(path, out=tmp_path / engine, engine=engine)
+    assert samples_of(tmp_path / "duckdb").num_rows == 400
+    assert samples_of(tmp_path / "spark") == samples_of(tmp_path / "duckdb")
