@@ -12,6 +12,7 @@ from kernels.expand_rows import expand_jagged, expand_rows, sum_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
 from kernels.pointwise_attention import pointwise_attention
+from kernels.pool_tables import pool_tables
 from kernels.pool_windows import pool_windows
 from kernels.shared_lookup import shared_lookup, shared_scatter, shared_step
 from kernels.split_tiers import distinct_keys, split_tiers
@@ -37,6 +38,7 @@ __all__ = [
     "merge_windows",
     "move_rows",
     "pointwise_attention",
+    "pool_tables",
     "pool_windows",
     "shared_lookup",
     "shared_scatter",

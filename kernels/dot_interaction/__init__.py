@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 # B = samples, F = vectors per sample, D = their width, P = F * (F - 1) / 2 pairs, K = vectors that are kept
-def dot_interaction(vectors: Sequence[Tensor], *, num_kept: int = 0, kernel: str | None = None) -> Tensor:
+def dot_interaction(vectors: Sequence[Tensor] | Tensor, *, num_kept: int = 0, kernel: str | None = None) -> Tensor:
     """The first `num_kept` of F vectors [B, D] unchanged, then the products of every pair: [B, K * D + P].
+
+    The vectors may also be one tensor [B, F, D], which spares a call without gradients the work on F of them.
 
         vectors of a sample:   a, b, c
         num_kept = 1:          [a..., b.a, c.a, c.b]
@@ -23,6 +25,14 @@ def dot_interaction(vectors: Sequence[Tensor], *, num_kept: int = 0, kernel: str
     """
     from kernels.autograd import is_compiled_float
 
+    if not isinstance(vectors, list | tuple):
+        stacked_BFD: Tensor = vectors  # type: ignore[assignment]
+        is_compiled = pick_backend(kernel, stacked_BFD) == "cpu" and is_compiled_float(stacked_BFD)
+        if is_compiled and stacked_BFD.dim() == 3 and not stacked_BFD.requires_grad:
+            from kernels.dot_interaction import ops
+
+            return ops.multiply_stacked(stacked_BFD, num_kept)
+        vectors = stacked_BFD.unbind(1)
     if not vectors or any(vector.dim() != 2 or vector.shape != vectors[0].shape for vector in vectors):
         raise ValueError(f"vectors: shapes are {[tuple(own.shape) for own in vectors]}, expected equal ones [B, D]")
     if not 0 <= num_kept <= len(vectors):

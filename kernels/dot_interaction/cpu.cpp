@@ -18,6 +18,18 @@ struct Vectors {
   std::vector<int64_t> steps;  // floats from one sample to the next, per vector
   int64_t num_samples, width, num_kept;
 
+  // All vectors in one array, sample by sample: [samples, vectors, width].
+  Vectors(const Input& stacked, int64_t num_kept)
+      : num_samples(stacked.dim(0)), width(stacked.dim(2)), num_kept(num_kept) {
+    if (stacked.ndim() != 3 || num_kept < 0 || num_kept > stacked.dim(1))
+      refuse("expected an array of three dimensions, with at least as many vectors as are kept");
+    const float* first = stacked.as<const float>("vectors");
+    for (int64_t f = 0; f < stacked.dim(1); ++f) {
+      starts.push_back(first + f * width);
+      steps.push_back(stacked.dim(1) * width);
+    }
+  }
+
   Vectors(const std::vector<Input>& arrays, int64_t num_kept) : num_kept(num_kept) {
     if (arrays.empty() || num_kept < 0 || num_kept > static_cast<int64_t>(arrays.size()))
       refuse("received " + std::to_string(arrays.size()) + " vectors, of which to keep " + std::to_string(num_kept));
@@ -121,7 +133,8 @@ void run_samples(const Vectors& in, int64_t room, Run run) {
   }
 }
 
-void dot_interaction(const std::vector<Input>& vectors, int64_t num_kept, const Output& out) {
+template <typename Arrays>
+void dot_interaction(const Arrays& vectors, int64_t num_kept, const Output& out) {
   const Vectors in(vectors, num_kept);
   float* found = out.as<float>("out", in.num_samples * in.num_out());
   run_samples(in, (in.count() + kLanes - 1) * in.padded_width(),
@@ -143,7 +156,8 @@ void dot_interaction_backward(const std::vector<Input>& vectors, int64_t num_kep
 }  // namespace
 
 void bind_dot_interaction(nb::module_& m) {
-  add_function(m, "dot_interaction", &dot_interaction);
+  add_function(m, "dot_interaction", &dot_interaction<std::vector<Input>>);
+  add_function(m, "dot_interaction_stacked", &dot_interaction<Input>);
   add_function(m, "dot_interaction_backward", &dot_interaction_backward);
 }
 

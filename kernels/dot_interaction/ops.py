@@ -10,6 +10,14 @@ from torch import Tensor
 from kernels import _cpu
 
 
+# B = samples, F = vectors per sample, D = their width
+def multiply_stacked(vectors_BFD: Tensor, num_kept: int) -> Tensor:
+    num_samples, num_vectors, width = vectors_BFD.shape
+    out = vectors_BFD.new_empty(num_samples, num_kept * width + num_vectors * (num_vectors - 1) // 2)
+    _cpu.dot_interaction_stacked(vectors_BFD.contiguous(), num_kept, out)
+    return out
+
+
 class DotInteraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, num_kept: int, *vectors: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class RequestBatch:
     def num_requests(self) -> int:
         return len(self.counts_R)
 
-    @property
+    @cached_property
     def num_candidates(self) -> int:
         return int(self.counts_R.sum())
 
@@ -83,8 +84,11 @@ class RequestBatch:
             candidate_ids=_join_lists([batch.candidate_ids for batch in batches]),
         )
 
-    def check(self, signature: Signature) -> None:
-        """Raise an InputError, of one sentence, unless a model with this signature can score the batch."""
+    def check(self, signature: Signature, *, lists: bool = True) -> None:
+        """Raise an InputError, of one sentence, unless a model with this signature can score the batch.
+
+        `lists=False` leaves out what lists contain: the lookup of a model checks it again.
+        """
         counts = self.counts_R
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
             raise InputError("counts must be one whole number of at least 0 per request")
@@ -97,8 +101,8 @@ class RequestBatch:
         )
         for side, given, num_lists in sides:
             wanted = signature.of_side(side)
-            _check_present(given, [feature.name for feature in wanted], side)
-            for feature in wanted:
+            _check_present(given, signature.names_of_side(side), side)
+            for feature in wanted if lists else ():
                 _check_lists(given[feature.name], feature, num_lists)
 
 
@@ -108,7 +112,7 @@ def _check_names(columns: Mapping[str, Any], signature: Signature, side: Side) -
 
 
 def _check_present(given: Mapping[str, Any], names: Sequence[str], side: Side) -> None:
-    if set(given) == set(names):
+    if given.keys() == set(names):
         return
     missing = [name for name in names if name not in given]
     if missing:

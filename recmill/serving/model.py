@@ -40,6 +40,7 @@ class RequestModel:
         cold_bytes: int | None = None,
         verify: bool | None = None,
         is_split: bool = True,
+        is_fused: bool = True,
     ) -> RequestModel:
         """Load an exported model, given as its folder or its folder `request`.
 
@@ -49,6 +50,7 @@ class RequestModel:
         cold_bytes   the most that mapped tables keep in memory beyond their most read rows (default: no limit)
         verify       compare the hashes of mapped tables too (default: as `--verify full`)
         is_split     False: layers that are linear in the user's inputs are computed per candidate all the same
+        is_fused     False: features are looked up one after another by torch, not all at once (kernels/pool_tables)
         """
         if memory not in ("mapped", "resident"):
             raise InputError(f"memory is {memory!r}, expected 'mapped' or 'resident'")
@@ -71,7 +73,12 @@ class RequestModel:
         if manifest.sharing:
             tables |= _shared_rows(path, manifest.sharing, files)
         scorer = RequestScorer(
-            ranker, tables, signature=manifest.signature, limit=config.max_sequence_length, is_split=is_split
+            ranker,
+            tables,
+            signature=manifest.signature,
+            limit=config.max_sequence_length,
+            is_split=is_split,
+            is_fused=is_fused,
         )
         files.keep_limit()  # what is in memory now does not count
         return cls(manifest, scorer, files)
@@ -79,15 +86,21 @@ class RequestModel:
     def score(self, batch: RequestBatch, *, check: bool = True) -> npt.NDArray[np.float32]:
         """Probabilities [N] of all candidates in the order of the batch; with several labels [N, labels].
 
-        With `check=False` the batch is trusted: ids that a table does not have may end the process.
+        With `check=False` the batch is trusted: what is wrong with it may show as any error.
         """
         if check:
-            batch.check(self.signature)
+            batch.check(self.signature, lists=not self._scorer.checks_lists)
         if not batch.num_candidates:
+            if check:
+                batch.check(self.signature)
             num_labels = len(self.signature.labels)
             return np.zeros((0,) if num_labels == 1 else (0, num_labels), dtype=np.float32)
-        with torch.inference_mode():
-            found: npt.NDArray[np.float32] = torch.sigmoid_(self._scorer(batch)).numpy()
+        try:
+            with torch.inference_mode():
+                found: npt.NDArray[np.float32] = torch.sigmoid_(self._scorer(batch)).numpy()
+        except ValueError:
+            batch.check(self.signature)  # says what is wrong
+            raise
         self.files.keep_limit()
         return found[:, 0] if found.shape[1] == 1 else found
 

@@ -5,14 +5,17 @@
     top or cross ── first layers: inputs that are the user's once per request, as a bias; the rest per candidate
 
 Linear layers take a sum apart: W [u, c] + b = (W_u u + b) + W_c c. So results equal those of the ranker but for the
-order in which floats are added. `is_split=False` computes everything per candidate, as the ranker does.
+order in which floats are added. With one candidate per request nothing is taken apart: `pair` of a network gets all
+vectors of a candidate, in the ranker's order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,9 +24,46 @@ from kernels import dot_interaction
 from recmill.model.layers import MLP, CrossNetwork
 from recmill.model.ranker import Ranker
 from recmill.model.tasks import SharedBottom
-from recmill.serving.requests import Requests
+from recmill.serving.batch import Ints
 
 # R = requests, N = candidates, F = dense features, K = inputs of a layer, O = its outputs
+# D = width of vectors, V = vectors of the user, C = vectors of a candidate, A = all of them
+LOOP_CANDIDATES = 8  # with at least this many candidates per request, one product of matrices per request is faster
+
+
+class Requests:
+    """The number of candidates of each request."""
+
+    def __init__(self, counts_R: Ints) -> None:
+        self.counts_R = counts_R
+        self.num_requests, self.num_candidates = len(counts_R), int(counts_R.sum())
+        self.is_single = self.num_requests == 1
+        # Every request has one candidate: nothing is shared, so nothing is worth computing apart.
+        self.is_paired = self.num_requests == self.num_candidates and (self.is_single or int(counts_R.min()) == 1)
+
+    @cached_property
+    def request_N(self) -> Tensor:
+        """The request of each candidate."""
+        return torch.from_numpy(np.repeat(np.arange(self.num_requests), self.counts_R))
+
+    def expand(self, rows: Tensor) -> Tensor:
+        """[N, ...] from [R, ...]: each request's row for every candidate, as a copy."""
+        return rows.index_select(0, self.request_N)
+
+    def multiply(self, candidate_NCD: Tensor, user_RVD: Tensor) -> Tensor:
+        """[N, C * V]: the products of every candidate's vectors with those of its user."""
+        num_candidates, num_vectors, width = candidate_NCD.shape
+        num_user = user_RVD.shape[1]
+        if self.is_single:
+            return (candidate_NCD.reshape(-1, width) @ user_RVD[0].t()).view(num_candidates, num_vectors * num_user)
+        if num_candidates < LOOP_CANDIDATES * self.num_requests:
+            return torch.bmm(candidate_NCD, self.expand(user_RVD).transpose(1, 2)).view(num_candidates, -1)
+        found = candidate_NCD.new_empty(num_candidates * num_vectors, num_user)
+        parts = [count * num_vectors for count in self.counts_R.tolist()]
+        vectors = torch.split(candidate_NCD.reshape(-1, width), parts)
+        for own, user_VD, out in zip(vectors, user_RVD, torch.split(found, parts), strict=True):
+            torch.mm(own, user_VD.t(), out=out)
+        return found.view(num_candidates, num_vectors * num_user)
 
 
 class SplitLinear:
@@ -66,8 +106,12 @@ class DenseBranch:
         assert isinstance(first, nn.Linear)
         self.is_user = not candidate_columns
         self.first = SplitLinear(first, user_columns, candidate_columns)
+        self.joint_OF = torch.cat([self.first.user_OK, self.first.candidate_OK], dim=1)
 
     def __call__(self, user_RF: Tensor, candidate_NF: Tensor, requests: Requests) -> Tensor:
+        if requests.is_paired:
+            joint_NF = torch.cat([user_RF, candidate_NF], dim=1)
+            return apply_layers(self.rest, functional.linear(joint_NF, self.joint_OF, self.first.bias))
         if self.is_user:
             first = functional.linear(user_RF, self.first.user_OK, self.first.bias)
         else:
@@ -80,37 +124,35 @@ class ProductsNetwork:
 
     def __init__(self, ranker: Ranker, *, is_user: Sequence[bool]) -> None:
         """`is_user` tells for every vector, in the ranker's order, whether it is the user's."""
-        self.top = ranker.top
         self.num_kept, self.width = ranker.num_kept, ranker.width
         order = sorted(range(len(is_user)), key=lambda vector: not is_user[vector])
-        self.num_user, self.is_kept_user = sum(is_user), is_user[0]
+        num_user = sum(is_user)
+        self.num_kept_user = sum(is_user[: self.num_kept])
+        self.num_kept_candidate = self.num_kept - self.num_kept_user
         pairs = {pair: n for n, pair in enumerate((f, g) for f in range(len(order)) for g in range(f))}
         start = self.num_kept * self.width
 
         def column(one: int, other: int) -> int:
             return start + pairs[max(one, other), min(one, other)]
 
-        user, candidate = order[: self.num_user], order[self.num_user :]
+        user, candidate = order[:num_user], order[num_user:]
         kept = [(v, list(range(v * self.width, (v + 1) * self.width))) for v in range(self.num_kept)]
         of_user = [c for v, columns in kept if is_user[v] for c in columns]
         of_candidate = [c for v, columns in kept if not is_user[v] for c in columns]
         of_user += [column(user[f], user[g]) for f in range(len(user)) for g in range(f)]
-        of_candidate += [column(candidate[f], own) for f in range(len(candidate)) for own in user]
         of_candidate += [column(candidate[f], candidate[g]) for f in range(len(candidate)) for g in range(f)]
-        self.kept_of_user = [user.index(v) for v, _ in kept if is_user[v]]
-        self.kept_of_candidate = [candidate.index(v) for v, _ in kept if not is_user[v]]
+        of_candidate += [column(candidate[f], own) for f in range(len(candidate)) for own in user]
         self.head = Head(ranker.top, of_user, of_candidate)
 
-    def __call__(self, user: Sequence[Tensor], candidate: Sequence[Tensor], requests: Requests) -> Tensor:
-        candidate_NK = [candidate[position] for position in self.kept_of_candidate]
-        if candidate and user:
-            candidate_NK.append(requests.multiply(torch.stack(list(candidate), 1), torch.stack(list(user), 1)))
-        if len(candidate) > 1:
-            candidate_NK.append(dot_interaction(candidate))
-        user_RK = [user[position] for position in self.kept_of_user]
-        if len(user) > 1:
-            user_RK.append(dot_interaction(user))
-        return self.head(_join(user_RK, requests.num_requests), _join(candidate_NK, requests.num_candidates), requests)
+    def __call__(self, user_RVD: Tensor, candidate_NCD: Tensor, requests: Requests) -> Tensor:
+        user_RK = dot_interaction(user_RVD, num_kept=self.num_kept_user)
+        candidate_NK = dot_interaction(candidate_NCD, num_kept=self.num_kept_candidate)
+        if user_RVD.shape[1] and candidate_NCD.shape[1]:
+            candidate_NK = torch.cat([candidate_NK, requests.multiply(candidate_NCD, user_RVD)], dim=1)
+        return self.head(user_RK, candidate_NK, requests)
+
+    def pair(self, vectors_NAD: Tensor) -> Tensor:
+        return self.head.joint(dot_interaction(vectors_NAD, num_kept=self.num_kept))
 
 
 class CrossesNetwork:
@@ -121,6 +163,7 @@ class CrossesNetwork:
         of_user = [c for own, columns_ in zip(is_user, columns, strict=True) if own for c in columns_]
         of_candidate = [c for own, columns_ in zip(is_user, columns, strict=True) if not own for c in columns_]
         self.order = _inverse([*of_user, *of_candidate])
+        self.ranker = ranker
         crosses, deep = ranker.interaction, ranker.deep
         assert isinstance(crosses, CrossNetwork)
         self.crosses, self.first_cross, self.deep, self.first_deep = list(crosses.layers), None, list(deep), None
@@ -133,9 +176,13 @@ class CrossesNetwork:
             self.first_deep = SplitLinear(self.deep[0], of_user, of_candidate)  # type: ignore[arg-type]
         self.top = ranker.top
 
-    def __call__(self, user: Sequence[Tensor], candidate: Sequence[Tensor], requests: Requests) -> Tensor:
-        user_RK = _join(user, requests.num_requests)
-        candidate_NK = _join(candidate, requests.num_candidates)
+    def pair(self, vectors_NAD: Tensor) -> Tensor:
+        flat_NK, ranker = vectors_NAD.flatten(1), self.ranker
+        logits: Tensor = ranker.top(torch.cat([ranker.interaction(flat_NK), ranker.deep(flat_NK)], dim=1))
+        return logits
+
+    def __call__(self, user_RVD: Tensor, candidate_NCD: Tensor, requests: Requests) -> Tensor:
+        user_RK, candidate_NK = user_RVD.flatten(1), candidate_NCD.flatten(1)
         start_NK = torch.cat([requests.expand(user_RK), candidate_NK], dim=1).index_select(1, self.order)
         crossed_NK = start_NK
         for number, layer in enumerate(self.crosses):
@@ -163,7 +210,7 @@ class Head:
         elif isinstance(top, SharedBottom) and isinstance(top.bottom, MLP) and len(top.bottom):
             layers, self.towers = list(top.bottom), list(top.towers)
         self.first = SplitLinear(layers[0], of_user, of_candidate) if layers else None
-        self.rest = layers[1:] if layers else []
+        self.layers = layers or []
         self.order = _inverse([*of_user, *of_candidate])
 
     def __call__(self, user_RK: Tensor, candidate_NK: Tensor, requests: Requests) -> Tensor:
@@ -171,14 +218,17 @@ class Head:
             joined_NK = torch.cat([requests.expand(user_RK), candidate_NK], dim=1).index_select(1, self.order)
             logits: Tensor = self.top(joined_NK)
             return logits
-        shared_NO = apply_layers(self.rest, self.first(user_RK, candidate_NK, requests))
+        return self._finish(apply_layers(self.layers[1:], self.first(user_RK, candidate_NK, requests)))
+
+    def joint(self, joined_NK: Tensor) -> Tensor:
+        """All inputs in the order of the top layers."""
+        if self.first is None:
+            logits: Tensor = self.top(joined_NK)
+            return logits
+        return self._finish(apply_layers(self.layers, joined_NK))
+
+    def _finish(self, shared_NO: Tensor) -> Tensor:
         return torch.cat([tower(shared_NO) for tower in self.towers], dim=1) if self.towers else shared_NO
-
-
-def _join(parts: Sequence[Tensor], num_rows: int) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(list(parts), dim=1) if parts else torch.empty(num_rows, 0)
 
 
 def _inverse(columns: Sequence[int]) -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,33 +12,21 @@ from recmill.artifacts import module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder
 from recmill.model.ranker import Ranker
-from recmill.serving.batch import Ints, RequestBatch
-from recmill.serving.network import CrossesNetwork, DenseBranch, ProductsNetwork
-from recmill.serving.requests import Requests
+from recmill.serving.batch import Ints, Lists, RequestBatch
+from recmill.serving.lookups import FeaturePath, Found, SlotLookup
+from recmill.serving.network import CrossesNetwork, DenseBranch, ProductsNetwork, Requests
 from recmill.serving.signature import Signature
 from recmill.serving.tables import ServedTable, pool_lists
 
 # R = requests, N = candidates, F = dense features, D = embedding width
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FeaturePath:
-    """How a feature with ids becomes a vector."""
-
-    name: str
-    table: ServedTable
-    is_mean: bool
-    is_user: bool  # the caller gives it once per request
-    is_user_vector: bool  # and its vector is the same for all candidates: a history weighed for a target is not
-    encoder: Any  # of a sequence, else None
-    projection: Any  # to the width of all vectors, if the table has another
-    target: str  # the feature that a sequence is weighed for, or ""
+DENSE = ""  # stands for the dense values among the names of vectors
 
 
 class RequestScorer:
     """Logits [N, labels] of the candidates of a batch of requests.
 
     `is_split=False` encodes users once per request but computes all that follows per candidate, with the ranker itself.
+    `is_fused=False` looks up feature after feature.
     """
 
     def __init__(
@@ -51,10 +37,11 @@ class RequestScorer:
         signature: Signature,
         limit: int,
         is_split: bool = True,
+        is_fused: bool = True,
     ) -> None:
         self.ranker, self.tables, self.signature, self.limit = ranker.eval(), tables, signature, limit
         self.schema: Schema = ranker.schema
-        self.is_split = is_split
+        self.is_split, self.is_fused = is_split, is_fused
         self.user_names = frozenset(feature.name for feature in signature.of_side("user"))
         self.features = [self._describe(feature) for feature in self.schema.id_features]
         position = {name: n for n, name in enumerate((*signature.dense_user, *signature.dense_candidate))}
@@ -63,30 +50,33 @@ class RequestScorer:
         of_user = [names.index(name) for name in signature.dense_user]
         of_candidate = [names.index(name) for name in signature.dense_candidate]
         self.bottom: DenseBranch | None = None
-        is_user = [own.is_user_vector for own in self.features]
+        is_user = {own.name: own.is_user_vector for own in self.features}
         if ranker.bottom is not None:
             self.bottom = DenseBranch(ranker.bottom, user_columns=of_user, candidate_columns=of_candidate)
-            is_user = [self.bottom.is_user, *is_user]
-        self.network = (ProductsNetwork if ranker.is_dlrm else CrossesNetwork)(ranker, is_user=is_user)
+            is_user = {DENSE: self.bottom.is_user, **is_user}
+        self.network = (ProductsNetwork if ranker.is_dlrm else CrossesNetwork)(ranker, is_user=list(is_user.values()))
+        of_users = [name for name, own in is_user.items() if own]
+        of_candidates = [name for name, own in is_user.items() if not own]
+        self._user = self._lookup([own for own in self.features if own.is_user], of_users)
+        self._candidate = self._lookup([own for own in self.features if not own.is_user], of_candidates)
+        self._pair = self._lookup(self.features, list(is_user))
+        # Whether the lookup refuses lists that are not as the tables need them; else the caller must.
+        self.checks_lists = is_split and not self._pair.apart
 
     def __call__(self, batch: RequestBatch) -> Tensor:
+        """ValueError if lists are not as the tables need them."""
         requests = Requests(batch.counts_R)
-        pooled, sequences = self._look_up(batch)
         if not self.is_split:
-            inverse = dict.fromkeys(self.user_names, requests.request_N)
-            logits: Tensor = self.ranker(self._dense(batch, requests), pooled, sequences, inverse)
-            return logits if logits.dim() == 2 else logits[:, None]
-        user: list[Tensor] = []
-        candidate: list[Tensor] = []
-        if self.bottom is not None:
-            dense = (torch.from_numpy(batch.dense_user_RF), torch.from_numpy(batch.dense_candidate_NF))
-            (user if self.bottom.is_user else candidate).append(self.bottom(*dense, requests))
-        for own in self.features:
-            vector = pooled[own.name] if own.encoder is None else self._encode(own, pooled, sequences, requests)
-            if own.projection is not None:
-                vector = functional.linear(vector, own.projection.weight)
-            (user if own.is_user_vector else candidate).append(vector)
-        return self.network(user, candidate, requests)
+            return self._rank(batch, requests)
+        if requests.is_paired:
+            ids = {**batch.user_ids, **batch.candidate_ids}
+            both = self._pair(ids, requests.num_requests)
+            self._fill(batch, requests, both, both)
+            return self.network.pair(both.vectors_NVD)
+        user = self._user(batch.user_ids, requests.num_requests)
+        candidate = self._candidate(batch.candidate_ids, requests.num_candidates)
+        self._fill(batch, requests, user, candidate)
+        return self.network(user.vectors_NVD, candidate.vectors_NVD, requests)
 
     def _describe(self, feature: Feature) -> FeaturePath:
         name, target = module_name(feature.name), self.ranker.targets.get(feature.name, "")
@@ -102,8 +92,52 @@ class RequestScorer:
             target=target,
         )
 
-    def _look_up(self, batch: RequestBatch) -> tuple[dict[str, Tensor], dict[str, SequenceWindows]]:
-        """Per request or per candidate: the vector of every sparse feature, and the rows of every sequence."""
+    def _lookup(self, features: list[FeaturePath], vectors: list[str]) -> SlotLookup:
+        return SlotLookup(
+            features,
+            {name: slot for slot, name in enumerate(vectors)},
+            num_slots=len(vectors),
+            width=self.ranker.width,
+            limit=self.limit,
+            targets=frozenset(self.ranker.targets.values()),
+            is_fused=self.is_fused,
+        )
+
+    def _fill(self, batch: RequestBatch, requests: Requests, user: Found, candidate: Found) -> None:
+        """The slots of dense values and of sequences that are not plain sums or means."""
+        is_paired = requests.is_paired
+        if self.bottom is not None:
+            dense = (torch.from_numpy(batch.dense_user_RF), torch.from_numpy(batch.dense_candidate_NF))
+            # The dense vector is the first of its side.
+            (user if self.bottom.is_user else candidate).vectors_NVD[:, 0] = self.bottom(*dense, requests)
+        for own in self.features:
+            given = user if own.is_user else candidate
+            if own.name not in given.rows:
+                continue
+            lists = (batch.user_ids if own.is_user else batch.candidate_ids)[own.name]
+            vector = self._encode(own, lists, user, candidate, requests)
+            if own.projection is not None:
+                vector = functional.linear(vector, own.projection.weight)
+            to, lookup = (user, self._user) if own.is_user_vector else (candidate, self._candidate)
+            to.vectors_NVD[:, (self._pair if is_paired else lookup).slots[own.name]] = vector
+
+    def _encode(self, own: FeaturePath, lists: Lists, user: Found, candidate: Found, requests: Requests) -> Tensor:
+        windows = self._windows((user if own.is_user else candidate).rows[own.name], lists[1])
+        if not isinstance(own.encoder, TargetAttentionEncoder):
+            found: Tensor = own.encoder.encode(windows)
+            return found
+        is_target_user = own.target in self.user_names
+        target = (user if is_target_user else candidate).pooled[own.target]
+        if own.is_user_vector or requests.is_paired:
+            return own.encoder.encode(windows, target, None)
+        target_ND = requests.expand(target) if is_target_user else target
+        return own.encoder.encode(windows, target_ND, requests.request_N if own.is_user else None)
+
+    def _windows(self, rows_ND: Tensor, offsets: Ints) -> SequenceWindows:
+        return SequenceWindows.of_lists(rows_ND, torch.from_numpy(offsets[1:] - offsets[:-1]), max_length=self.limit)
+
+    def _rank(self, batch: RequestBatch, requests: Requests) -> Tensor:
+        """With the ranker itself, which expands users after their encoders."""
         pooled: dict[str, Tensor] = {}
         sequences: dict[str, SequenceWindows] = {}
         for own in self.features:
@@ -111,29 +145,10 @@ class RequestScorer:
             if own.encoder is None:
                 pooled[own.name] = pool_lists(own.table, values, offsets, is_mean=own.is_mean)
             else:
-                sequences[own.name] = self._windows(own.table, values, offsets)
-        return pooled, sequences
-
-    def _encode(
-        self,
-        own: FeaturePath,
-        pooled: Mapping[str, Tensor],
-        sequences: Mapping[str, SequenceWindows],
-        requests: Requests,
-    ) -> Tensor:
-        windows = sequences[own.name]
-        if not isinstance(own.encoder, TargetAttentionEncoder):
-            found: Tensor = own.encoder.encode(windows)
-            return found
-        is_target_user = own.target in self.user_names
-        if own.is_user_vector:
-            return own.encoder.encode(windows, pooled[own.target], None)
-        target_ND = requests.expand(pooled[own.target]) if is_target_user else pooled[own.target]
-        return own.encoder.encode(windows, target_ND, requests.request_N if own.is_user else None)
-
-    def _windows(self, table: ServedTable, values: Ints, offsets: Ints) -> SequenceWindows:
-        rows_ND = table.rows(torch.from_numpy(values))
-        return SequenceWindows.of_lists(rows_ND, torch.from_numpy(offsets[1:] - offsets[:-1]), max_length=self.limit)
+                sequences[own.name] = self._windows(own.table.rows(torch.from_numpy(values)), offsets)
+        inverse = dict.fromkeys(self.user_names, requests.request_N)
+        logits: Tensor = self.ranker(self._dense(batch, requests), pooled, sequences, inverse)
+        return logits if logits.dim() == 2 else logits[:, None]
 
     def _dense(self, batch: RequestBatch, requests: Requests) -> Tensor:
         user_NF = requests.expand(torch.from_numpy(batch.dense_user_RF))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from recmill.artifacts import Artifact, InputError
@@ -138,9 +139,21 @@ class Signature:
             item=schema.item,
         )
 
+    @cached_property
+    def _sides(self) -> Mapping[Side, tuple[RequestFeature, ...]]:
+        sides: tuple[Side, ...] = ("user", "candidate")
+        return {side: tuple(feature for feature in self.features if feature.side == side) for side in sides}
+
     def of_side(self, side: Side) -> tuple[RequestFeature, ...]:
         """The features with ids of one side, in schema order."""
-        return tuple(feature for feature in self.features if feature.side == side)
+        return self._sides[side]
+
+    def names_of_side(self, side: Side) -> tuple[str, ...]:
+        return self._names[side]
+
+    @cached_property
+    def _names(self) -> Mapping[Side, tuple[str, ...]]:
+        return {side: tuple(feature.name for feature in own) for side, own in self._sides.items()}
 
     def feature(self, name: str) -> RequestFeature:
         for feature in self.features:

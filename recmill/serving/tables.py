@@ -6,6 +6,7 @@
     int8      D + 8                          FBGEMM's, as torch.ops.quantized has it (no fbgemm_gpu needed)
     int4      D / 2 + 4                      the same; an odd width is stored with a column of zeros
 
+These lookups are the definition; a model looks up all tables of its own at once (kernels/pool_tables, lookups.py).
 Tables that share parameters are looked up in their one array (kernels/shared_lookup).
 """
 
@@ -68,7 +69,7 @@ class StoredRows:
     """A table of its own, in any form. `bytes_` is [rows, bytes per row], in memory or mapped."""
 
     def __init__(self, table: StoredTable, bytes_: Tensor, order: Tensor | None = None) -> None:
-        self.table, self.dim, self.order = table, table.dim, order
+        self.table, self.dim, self.order, self.bytes_ = table, table.dim, order, bytes_
         self.weight = bytes_.view(BYTE_DTYPES[table.form])
         quantised = {
             "int8": torch.ops.quantized.embedding_bag_byte_rowwise_offsets,

@@ -76,6 +76,17 @@ def test_columns_of_a_wider_lookup_need_no_copy():
     torch.testing.assert_close(found, wide.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 5), (0, 2, 8), (2, 1, 3), (2, 0, 3)])
+def test_vectors_in_one_tensor_give_the_same_bits(shape):
+    stacked = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    num_kept = min(1, shape[1])
+    found = dot_interaction(stacked, num_kept=num_kept)
+    if shape[1]:
+        assert torch.equal(found, dot_interaction(stacked.unbind(1), num_kept=num_kept))
+        assert torch.equal(found, dot_interaction(stacked.clone().requires_grad_(), num_kept=num_kept))
+    assert found.shape == (shape[0], num_kept * shape[2] + shape[1] * (shape[1] - 1) // 2)
+
+
 def test_gradients_are_those_of_the_formula():
     vectors = [vector.requires_grad_() for vector in vectors_of(4, 3, 5, dtype=torch.float64)]
     assert torch.autograd.gradcheck(lambda *own: dot_interaction(own, num_kept=2), vectors)

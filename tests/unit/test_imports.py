@@ -29,7 +29,8 @@ ALLOWED = {
         "fbgemm_gpu",
     ),  # what ranks are forked from
     "recmill.tuning.allocation": ("torch", "torchrec", "fbgemm_gpu", "scipy"),
-    "recmill.serving, recmill.serving.export": ("torch",),
+    "recmill.cli.serve, recmill.serving.server.environment, recmill.serving.server.settings": (),
+    "recmill.serving.model, recmill.serving.export": ("torch",),
     "recmill.serving.server.process, recmill.serving.server.versions, recmill.serving.server.rollout": ("torch",),
     "recmill.report, components.compare_runs.folders": (),
 }

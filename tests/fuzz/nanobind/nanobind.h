@@ -29,6 +29,17 @@ struct module_ {
   void def(Rest&&...) {}
 };
 
+template <typename...>
+struct init {};
+template <typename>
+struct class_ {
+  class_(module_&, const char*) {}
+  template <typename... Rest>
+  class_& def(Rest&&...) {
+    return *this;
+  }
+};
+
 namespace detail {
 struct cleanup_list;
 template <typename T>

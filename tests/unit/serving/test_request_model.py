@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,49 @@ def test_a_request_scores_what_repeating_the_user_scores(tmp_path, name, encoder
         assert np.ptp(expected) > 1e-3
         np.testing.assert_allclose(served.score(batch), expected, atol=1e-5, rtol=0)
         np.testing.assert_allclose(plain.score(batch), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("form", TABLE_FORMS)
+@pytest.mark.parametrize("encoder", ["mean", "attention", "din"])
+def test_one_lookup_of_all_tables_scores_what_lookups_of_each_score(tmp_path, encoder, form):
+    config = RankerConfig(sequence_encoder=encoder, max_sequence_length=LIMIT)
+    counts = {"items": (np.arange(0, 50, 3), np.arange(17) + 1)}
+    fused = write_model(tmp_path, trained_model(config, schema_of()), config, form=form, counts=counts)
+    apart = RequestModel.load(tmp_path, is_fused=False)
+    for seed, counts_R in enumerate((*SHAPES, (1,), (1, 1, 1))):
+        batch = random_batch(fused.signature, counts_R, seed=seed)
+        np.testing.assert_allclose(fused.score(batch), apart.score(batch), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("encoder", ["mean", "transformer", "din"])
+@pytest.mark.parametrize("name", ["dlrm", "dcn"])
+@pytest.mark.parametrize("shares", ["", "int8"])
+def test_requests_of_one_candidate_score_what_larger_ones_score(tmp_path, name, encoder, shares):
+    """They take a way of their own: nothing is computed once per request."""
+    config = RankerConfig(model=name, sequence_encoder=encoder, max_sequence_length=LIMIT)
+    model = trained_model(config, schema_of(), shares=shares)
+    served = write_model(tmp_path, model, config)
+    for counts in ((1,), (1, 1, 1, 1)):
+        batch = random_batch(served.signature, counts)
+        expected = score_repeated(model, batch, served.signature)
+        np.testing.assert_allclose(served.score(batch), expected, atol=1e-5, rtol=0)
+
+
+def test_what_is_wrong_with_a_batch_is_named_whoever_notices(tmp_path):
+    """The lookup of all tables checks lists itself; the sentence is that of the batch."""
+    config = RankerConfig(max_sequence_length=LIMIT)
+    served = write_model(tmp_path, trained_model(config, schema_of()), config)
+    for counts in ((1,), (2, 3)):
+        batch = random_batch(served.signature, counts)
+        values, offsets = batch.candidate_ids["item"]
+        for wrong, message in (
+            ((values + 50, offsets), r"'item': ids must lie in \[0, 50\)"),
+            ((values, offsets + 1), "'item': offsets must rise from 0"),
+            ((values, offsets[:-1]), "'item': .* lists, expected"),
+            ((values.astype(np.int32), offsets), "'item': values and offsets must be one-dimensional arrays of int64"),
+        ):
+            with pytest.raises(InputError, match=message):
+                served.score(replace(batch, candidate_ids={**batch.candidate_ids, "item": wrong}))
 
 
 @pytest.mark.parametrize("heads", ["shared", "mmoe", "ple"])
