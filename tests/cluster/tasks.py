@@ -85,11 +85,15 @@ class PipelineRun:
         """Start a task, wait for it, and record its outputs."""
         name = self.start(task)
         self.site.cluster.finish_job(name, namespace=self.site.namespace, timeout_s=timeout_s)
-        if "outputDefinitions" not in self.spec["components"][self.find(task)["componentRef"]["name"]]:
+        made = self.spec["components"][self.find(task)["componentRef"]["name"]].get("outputDefinitions")
+        if made is None:
             return
         said = self.site.shell(f"out-{task}-{self.run_id}", f"cat /runs/kfp/{self.run_id}/{task}/output.json")
         output = json.loads(said)
-        self.artifacts[task] = {key: value["artifacts"][0] for key, value in output.get("artifacts", {}).items()}
+        self.artifacts[task] = {  # a step does not say what type its artifacts have; Kubeflow remembers it
+            key: {**value["artifacts"][0], "type": made["artifacts"][key]["artifactType"]}
+            for key, value in output.get("artifacts", {}).items()
+        }
         self.parameters[task] = output.get("parameterValues", {})
 
     def close(self, state: str) -> None:
