@@ -141,6 +141,20 @@ def test_the_default_run_does_not_lose_on_real_clicks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_main_job_is_measured_over_seeds_and_resumes(tmp_path: Path) -> None:
+    out = tmp_path / "main_job.json"
+    command = [sys.executable, str(FOLDER / "main_job.py"), "--tiny", "--json", str(out), "--work", str(tmp_path)]
+    first, second = (subprocess.run(command, capture_output=True, text=True, timeout=900) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout == second.stdout  # the second call reads the runs of the first
+    result = json.loads(out.read_text(encoding="utf-8"))
+    check_result(result, first.stdout, "main_job", signed=frozenset({"auc", "gauc"}))
+    assert {"rate", "with_trial", "auc", "gauc"} <= result["metrics"].keys()
+    assert {metric["pairs"] for name, metric in result["metrics"].items() if name != "time"} == {2}
+    assert "2 of 2  tiny, seed 1: " in second.stderr
+
+
+@pytest.mark.slow
 def test_serving_is_measured_and_what_is_missing_is_skipped(tmp_path: Path) -> None:
     result, printed = run_benchmark("serving", tmp_path)
     check_result(result, printed, "serving", may_be_zero=frozenset({"score_difference"}))
