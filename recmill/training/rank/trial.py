@@ -245,6 +245,8 @@ def judge(switch: Switch, logs: Sequence[float], *, is_over: bool) -> Verdict | 
     middle = statistics.median(logs)
     deviation = statistics.median(abs(value - middle) for value in logs)
     error = INTERVAL * MEDIAN_ERROR * deviation / math.sqrt(len(logs))
+    if not is_over:  # every look may be misled: the earlier it is, the more it must show (O'Brien and Fleming's bounds)
+        error *= math.sqrt(MAX_PAIRS / len(logs))
     if not is_over and middle - error <= 0 <= middle + error:
         return None
     is_on = middle - error > 0

@@ -73,6 +73,12 @@ def test_a_clear_gain_turns_a_switch_on_and_a_clear_loss_turns_it_off():
     assert "does not pay" in loss.reason
 
 
+def test_an_early_look_must_show_more_than_the_last_one():
+    logs = [0.1, 0.02, 0.18, 0.06, 0.14, 0.1]
+    assert judge(Switch.TIERS, logs, is_over=False) is None
+    assert judge(Switch.TIERS, logs, is_over=True).is_on
+
+
 def test_noise_is_measured_longer_and_then_left_off():
     logs = [0.2, -0.2, 0.1, -0.1, 0.3, -0.2]
     assert judge(Switch.TIERS, logs, is_over=False) is None
