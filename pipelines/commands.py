@@ -26,7 +26,7 @@ from pipelines.options import (
     variant_options,
 )
 from pipelines.server.commands import finish_waiting, server_options, wait_for_run, waiting_options
-from recmill.artifacts import InputError, explain_write_errors, is_remote, read_checked_json, refuse_foreign_folder
+from recmill.artifacts import InputError, explain_write_errors, is_remote, join_path, path_exists
 from recmill.cli.output import emit, json_option, verify_option
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @form_options
-@click.option("--out", help="Folder of the run; the same command resumes it. Default: runs/PRESET.")
+@click.option("--out", help="Folder or URL of the run; the same command resumes it. Default: runs/PRESET.")
 @variant_options
 @click.option("--no-tracking", is_flag=True, help="Do not write to MLflow.")
 @verify_option
@@ -56,7 +56,7 @@ def run(
       recmill run --data tuesday/log.yaml --from runs/monday/train/checkpoint --out runs/tuesday
       recmill run --preset small --nproc 2 --no-baseline --hot-batches off --compress 10
     """
-    from pipelines.local import StepFailed
+    from pipelines.local import LOG, StepFailed
 
     given = read_options(options)
     preset = check_form(given).preset  # checked now, not minutes later in the training step
@@ -77,7 +77,7 @@ def run(
     try:
         results = _run_tracked(arguments, variants, no_tracking, as_json)
     except StepFailed as error:
-        click.echo(f"recmill: {error}; its output is in {Path(_absolute(out), 'run.log')}", err=True)
+        click.echo(f"recmill: {error}; its output is in {join_path(_absolute(out), LOG)}", err=True)
         sys.exit(1)
     from pipelines.results import describe_results
 
@@ -99,20 +99,20 @@ def _run_tracked(
 ) -> dict[str, Any]:
     """Run the pipeline between the opening and the closing of its MLflow run."""
     from pipelines.follower import Follower
-    from pipelines.local import run_locally
+    from pipelines.local import RECORD, beside_database, log_of, prepare_folder, run_locally
     from pipelines.results import collect_results
     from pipelines.site import LOCAL
     from pipelines.train import build_pipeline, steps_of
     from recmill import tracking
     from recmill.training.config import TrainConfig
     from recmill.training.preload import preloaded_ranks
-    from recmill.training.processes import threads_of
+    from recmill.training.processes import ending_stopped, threads_of
 
     steps = steps_of(**variants)
     workdir, run_id = arguments["workdir"], str(uuid.uuid4())
-    log_path = _prepare_folder(arguments)
+    prepare_folder(arguments)
     is_off = no_tracking or tracking.is_tracking_off()
-    tracking_uri = "" if is_off else tracking.default_tracking_uri(workdir)
+    tracking_uri = "" if is_off else tracking.default_tracking_uri(beside_database(workdir))
     record_run = partial(
         tracking.write_run_record,
         workdir,
@@ -121,7 +121,9 @@ def _run_tracked(
         mlflow_run=tracking.RunReference(tracking_uri=tracking_uri),
         arguments=arguments,
     )
-    if not Path(workdir, "run.json").exists():  # a folder that is not empty and has none would be refused next time
+    if not path_exists(
+        join_path(workdir, RECORD)
+    ):  # a folder that is not empty and has none would be refused next time
         record_run()
     replayer = None
     if not is_off:
@@ -129,15 +131,21 @@ def _run_tracked(
             tracking_uri,
             name=workdir.rstrip("/").rsplit("/", 1)[-1],
             pipeline_run_id=run_id,
-            url=Path(workdir, "report.html").as_uri(),
+            url=join_path(workdir if is_remote(workdir) else Path(workdir).as_uri(), "report.html"),
             params=arguments,
         )
     status, metrics = "FAILED", {}
     try:
         record_run()
         settings = json.loads(check_form(arguments).settings)
-        threads = threads_of(TrainConfig.from_overrides(settings).threads, arguments["nproc"])
-        with preloaded_ranks(threads), Follower(steps=steps, is_silent=as_json) as follower:
+        config = TrainConfig.from_overrides(settings)
+        threads = threads_of(config.threads, arguments["nproc"])
+        with (
+            preloaded_ranks(threads),
+            ending_stopped(config.timeout_s) as stopped,
+            log_of(workdir) as log_path,
+            Follower(steps=steps, is_silent=as_json) as follower,
+        ):
             run_locally(
                 build_pipeline(LOCAL, **variants),
                 arguments,
@@ -146,6 +154,7 @@ def _run_tracked(
                 environment={"KFP_RUN_ID": run_id, "RECMILL_TRACKING": "off" if is_off else "on"}
                 | ({"MLFLOW_TRACKING_URI": tracking_uri} | replayer.environment if replayer else {}),
                 follow=follower,
+                causes=stopped,
             )
         results = collect_results(workdir, steps)
         status, metrics = "FINISHED", results["metrics"] | {"seconds": results["seconds"]}
@@ -157,32 +166,6 @@ def _run_tracked(
             mlflow_run = replayer.close(status=status, metrics=metrics)
             tracking.name_mlflow_run(workdir, mlflow_run)
     return results | ({"mlflow": mlflow_run.to_json()} if replayer else {})
-
-
-def _prepare_folder(arguments: Mapping[str, Any]) -> Path:
-    """Make the run's folder, remove step records of an earlier run, and return the path of the log."""
-    workdir = arguments["workdir"]
-    if is_remote(workdir):
-        raise InputError(f"--out {workdir}: a run on this machine needs a local folder; recmill submit accepts a URL")
-    folder = Path(workdir)
-    refuse_foreign_folder(folder, "run.json")
-    refuse_other_arguments(folder, arguments)
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for record in folder.glob("steps/*.json"):
-            record.unlink()
-    return folder / "run.log"
-
-
-def refuse_other_arguments(folder: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise if the folder holds a model trained with other arguments; the same arguments resume the run."""
-    if not (folder / "train").exists():
-        return
-    before = read_checked_json(folder / "run.json").get("arguments", {})
-    differing = [name for name in arguments if before.get(name) != arguments[name]]
-    if differing:
-        changes = "; ".join(f"{name} was {before.get(name)!r}, is {arguments[name]!r}" for name in differing)
-        raise InputError(f"{folder}: holds another run ({changes}); give another --out or remove it")
 
 
 @click.command("compile")

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
@@ -20,8 +20,19 @@ from typing import Any, TextIO
 
 import psutil
 
-from recmill.artifacts import InputError, held_folder
+from recmill.artifacts import (
+    InputError,
+    explain_write_errors,
+    held_folder,
+    is_remote,
+    join_path,
+    path_exists,
+    read_checked_json,
+    refuse_foreign_folder,
+)
+from recmill.artifacts.places.stores import list_names, remove_file, upload_file
 
+LOG, RECORD = "run.log", "run.json"  # in the folder of a run
 Follow = Callable[[str, str], None]  # step, text of its line
 SAYING = re.compile(r"\[(?P<step>[a-z_]+)\] (?P<text>.*)")  # a line of a step, also in the log of its pod
 EXCEPTION = re.compile(r"[A-Za-z_.]+(Error|Exception)(:|$)")
@@ -55,10 +66,10 @@ class StepLog(io.TextIOBase):
     def flush(self) -> None:
         self.file.flush()
 
-    def describe_failure(self, kfp_message: str) -> str:
+    def describe_failure(self, kfp_message: str, causes: Sequence[str] = ()) -> str:
         """Which step failed and why, in one line. kfp's message ends with the task's name between colour codes."""
         named = [step for step in self.steps if f"'{step.replace('_', '-')}'" in kfp_message]
-        reason = self.failure or self.exception or "it was killed or exited without a message"
+        reason = self.failure or "; ".join(causes) or self.exception or "it was killed or exited without a message"
         return f"step {named[-1] if named else 'unknown'} failed: {reason}"
 
     def _read(self, line: str) -> None:
@@ -83,8 +94,12 @@ def run_locally(
     log_path: str | Path,
     environment: Mapping[str, str],
     follow: Follow,
+    causes: Sequence[str] = (),
 ) -> None:
-    """Run a pipeline on this machine; InputError or StepFailed if one of its steps fails."""
+    """Run a pipeline on this machine; InputError or StepFailed if one of its steps fails.
+
+    `causes`, which may grow meanwhile, is why a step was killed.
+    """
     from kfp import local
     from kfp.local import config
 
@@ -111,10 +126,60 @@ def run_locally(
         except RuntimeError as error:
             if log.input_error:
                 raise InputError(log.input_error) from None
-            raise StepFailed(log.describe_failure(str(error))) from error
+            raise StepFailed(log.describe_failure(str(error), causes)) from error
         finally:
             builtins.print = original_print  # ParallelFor leaves its indenting print behind
             config.LocalExecutionConfig.instance = None  # or later calls of a component would run it
+
+
+def beside_database(workdir: str) -> str:
+    """The folder beside which MLflow's database is by default: for a URL, as for a run of that name in runs/."""
+    if not is_remote(workdir):
+        return workdir
+    folder = Path("runs").absolute()
+    folder.mkdir(exist_ok=True)
+    return str(folder / workdir.rstrip("/").rsplit("/", 1)[-1])
+
+
+@contextmanager
+def log_of(workdir: str) -> Iterator[Path]:
+    """The path of the log; that of a run at a URL is on this machine until the block ends."""
+    if not is_remote(workdir):
+        yield Path(workdir, LOG)
+        return
+    with held_folder(purpose="run") as scratch:
+        try:
+            yield scratch / LOG
+        finally:
+            if (scratch / LOG).exists():
+                upload_file(scratch / LOG, join_path(workdir, LOG))
+
+
+def prepare_folder(arguments: Mapping[str, Any]) -> None:
+    """Make the run's folder and remove the step records of an earlier run."""
+    workdir = arguments["workdir"]
+    if workdir.startswith("memory://"):
+        raise InputError(f"--out {workdir}: needs a folder or a store, because steps share no memory")
+    refuse_foreign_folder(workdir, RECORD)
+    refuse_other_arguments(workdir, arguments)
+    with explain_write_errors(workdir):
+        if not is_remote(workdir):
+            Path(workdir).mkdir(parents=True, exist_ok=True)
+        steps = join_path(workdir, "steps")
+        for name in list_names(steps):
+            if name.endswith(".json"):
+                remove_file(join_path(steps, name))
+
+
+def refuse_other_arguments(folder: str, arguments: Mapping[str, Any]) -> None:
+    """Raise if the folder holds a model trained with other arguments; the same arguments resume the run."""
+    if not path_exists(join_path(folder, "train")):
+        return
+    before = read_checked_json(join_path(folder, RECORD)).get("arguments", {})
+    differing = [name for name in arguments if before.get(name) != arguments[name]]
+    if differing:
+        changes = "; ".join(f"{name} was {before.get(name)!r}, is {arguments[name]!r}" for name in differing)
+        raise InputError(f"{folder}: holds another run ({changes}); give another --out or remove it")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ class ListBlock {
   ListBlock(std::vector<Input> values, std::vector<Input> offsets, int64_t num_rows)
       : num_rows(num_rows), values_(std::move(values)), offsets_(std::move(offsets)) {
     if (values_.size() != offsets_.size()) refuse("expected as many offsets as values");
+    if (num_rows < 0) refuse("num_rows: is " + std::to_string(num_rows));
     for (size_t k = 0; k < values_.size(); ++k) {
       const auto feature = static_cast<int64_t>(k);
       values_[k].as<const int64_t>("values", Input::kAnySize, feature);
@@ -47,8 +48,9 @@ class ListBlock {
 // Not part of the lambda below: there, the compiler reloads the number of rows after every sum, 1.5 times as slow.
 template <typename Offset>
 void add_lengths(const Offset* offsets, int64_t num_rows, int64_t* ends) {
-  const int64_t first = offsets[0];
-  for (int64_t row = 0; row <= num_rows; ++row) ends[row] += offsets[row] - first;
+  const auto first = static_cast<uint64_t>(offsets[0]);
+  for (int64_t row = 0; row <= num_rows; ++row)  // unsigned: hostile offsets wrap around
+    ends[row] = static_cast<int64_t>(static_cast<uint64_t>(ends[row]) + static_cast<uint64_t>(offsets[row]) - first);
 }
 
 // Fills `ends` with the number of ids of all features in the rows before each row. Returns the first feature with an id
@@ -97,12 +99,16 @@ void join_lists(const std::vector<const ListBlock*>& blocks, const Input& ranges
     for (size_t p = 0; p < blocks.size(); ++p)
       blocks[p]->with_offsets(k, [&](const auto* offsets) {
         const int64_t start = range[2 * p], count = range[2 * p + 1] - start;
-        const int64_t first = offsets[start], size = offsets[start + count] - first;
-        blocks[p]->check(k, first, first + size);
+        const int64_t first = offsets[start], last = offsets[start + count];
+        blocks[p]->check(k, first, last);
+        const int64_t size = last - first;
         if (size > num_values - used) refuse("the rows have more ids than " + std::to_string(num_values));
         if (size) std::memcpy(values + used, blocks[p]->values(k) + first, size * sizeof(int64_t));
+        int32_t signs = 0;  // negative as soon as a length is
         for (int64_t i = 0; i < count; ++i)
-          lengths[i] = static_cast<int32_t>(offsets[start + i + 1] - offsets[start + i]);
+          signs |= lengths[i] = static_cast<int32_t>(static_cast<uint64_t>(offsets[start + i + 1]) -
+                                                     static_cast<uint64_t>(offsets[start + i]));
+        if (signs < 0) refuse("feature " + std::to_string(k) + ": its offsets do not ascend");
         lengths += count;
         used += size;
       });

@@ -15,6 +15,7 @@ namespace {
 using namespace shared;
 
 constexpr int64_t kBytesPerThread = 1 << 19;
+constexpr int64_t kMostSlots = int64_t{1} << 46, kMostWidth = int64_t{1} << 22;  // sums and products fit into 64 bits
 constexpr int64_t kColumns = 8;  // of the features: see SharedFeatures in layout.py
 
 int64_t count_lines(int64_t num_slots) { return (num_slots + kLine - 1) / kLine; }
@@ -31,6 +32,8 @@ class SharedLists {
     if (num_features == 0 || offsets_.ndim() != 1 || num_offsets == 0 || (num_offsets - 1) % num_features)
       refuse("offsets: received " + std::to_string(num_offsets) + " for " + std::to_string(num_features) +
              " features, expected F * B + 1 of them");
+    if (layout_.block < 1 || layout_.size < layout_.block || layout_.size > kMostSlots || width < 1 || width > kMostWidth)
+      refuse("layout: expected blocks of at least one slot that fit into the shared slots");
     num_samples_ = (num_offsets - 1) / num_features;
     read_features(features.as<const int64_t>("features", num_features * kColumns), num_features);
     check_offsets({nullptr, 1, ids_.num_items(), offsets_.as<const int64_t>("offsets")}, num_offsets - 1);
@@ -60,8 +63,10 @@ class SharedLists {
     needed_ = layout_.size;
     for (int64_t f = 0; f < num_features; ++f, row += kColumns) {
       const int64_t dim = row[1], column = row[3], start = row[4], count = row[5], base = row[6], own = row[7];
-      if (dim < 1 || own < 1 || count < 0 || start < 0 || start + count > exact_ids_.num_items() || base < 0 ||
-          column < 0 || (is_pooled ? column + dim : dim) > width)
+      const int64_t num_exact = exact_ids_.num_items();
+      // Each number is small enough before it is added or multiplied.
+      if (dim < 1 || dim > width || own < 1 || own > dim || count < 0 || count > num_exact || start < 0 ||
+          start > num_exact - count || base < 0 || base > kMostSlots || column < 0 || (is_pooled && column > width - dim))
         refuse("features: row " + std::to_string(f) + " does not fit the exact ids or the width");
       features_.push_back({static_cast<uint64_t>(row[0]), dim, column, row[2] != 0, exact + start, count, base, own});
       if (count) needed_ = std::max(needed_, base + count * own);

@@ -151,8 +151,9 @@ RECMILL_INLINE void attend_back(const Parts<const float>& in, const Parts<float>
   }
 }
 
-Sizes read_sizes(const std::vector<Input>& arrays) {
+Sizes read_sizes(const std::vector<Input>& arrays, const Input& starts) {
   const Sizes sizes{arrays[0].dim(1), arrays[5].num_items()};
+  if (arrays[2].dim(0) != starts.num_items()) refuse("targets: expected one per window");
   if (sizes.width % kLanes || sizes.units % kLanes) refuse("expected widths that are multiples of 8");
   return sizes;
 }
@@ -163,7 +164,7 @@ int choose_team(const Windows& windows, const Sizes& sizes) {
 
 void target_attention(const std::vector<Input>& arrays, const Input& starts, const Input& lengths, const Output& out) {
   const Parts<const float> in = read_parts<const float>(arrays);
-  const Sizes sizes = read_sizes(arrays);
+  const Sizes sizes = read_sizes(arrays, starts);
   const Windows windows(starts, lengths, arrays[0].dim(0));
   float* to = out.as<float>("out", windows.count * sizes.width);
 #pragma omp parallel num_threads(choose_team(windows, sizes))
@@ -180,7 +181,9 @@ void target_attention_backward(const std::vector<Input>& arrays, const Input& st
                                const Input& gradient, const std::vector<Output>& found) {
   const Parts<const float> in = read_parts<const float>(arrays);
   const Parts<float> to = read_parts<float>(found);
-  const Sizes sizes = read_sizes(arrays);
+  for (size_t part = 0; part < arrays.size(); ++part)
+    if (found[part].num_items() != arrays[part].num_items()) refuse("gradients: expected the sizes of the arrays");
+  const Sizes sizes = read_sizes(arrays, starts);
   const Windows windows(starts, lengths, arrays[0].dim(0));
   const Clusters clusters(windows);
   const float* gradients = gradient.as<const float>("gradient", windows.count * sizes.width);

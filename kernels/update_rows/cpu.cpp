@@ -27,8 +27,9 @@ int64_t mark_rows(const Id* ids, int64_t num_ids, const int64_t* edges, const in
   std::vector<int32_t> place(num_rows, 0);
   for (int64_t f = 0; f < num_features; ++f)
     for (int64_t n = edges[f]; n < edges[f + 1]; ++n) {
-      const int64_t row = static_cast<int64_t>(ids[n]) + bases[f];
-      if (ids[n] < 0 || row < 0 || row >= num_rows)
+      // Unsigned: hostile ids wrap around, and end outside of the rows or, below 0, are refused themselves.
+      const uint64_t row = static_cast<uint64_t>(ids[n]) + static_cast<uint64_t>(bases[f]);
+      if (ids[n] < 0 || row >= static_cast<uint64_t>(num_rows))
         refuse("ids[" + std::to_string(n) + "] is " + std::to_string(ids[n]) + ", expected a row in [0, " +
                std::to_string(num_rows - bases[f]) + ")");
       inverse[n] = static_cast<int32_t>(row);
@@ -48,6 +49,7 @@ int64_t mark_rows(const Id* ids, int64_t num_ids, const int64_t* edges, const in
 int64_t find_rows(const Input& ids, const Input& edges, const Input& bases, int64_t num_rows, const Output& rows,
                   const Output& inverse) {
   const int64_t num_ids = ids.num_items(), num_features = bases.num_items();
+  if (num_rows < 0 || num_rows > INT32_MAX) refuse("num_rows: is " + std::to_string(num_rows));
   int32_t* found = rows.as<int32_t>("rows", std::min(num_ids, num_rows));
   int64_t count = 0;
   ids.with_dtype<int64_t, int32_t>("ids_N", [&](auto id) {

@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from recmill.artifacts import InputError, dump_record, is_remote, join_path, read_checked_json, write_text_atomically
 from recmill.artifacts.places.scratch import LOCK_FILE
@@ -24,6 +26,7 @@ from recmill.artifacts.places.stores import scratch_folder
 LOCK_WAIT_S = 15
 OWNER_FILE = "owner.json"  # in a remote folder of a run: which launch may write to it
 ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long have not noticed that it is gone
+STOPPED_CHECK_S = 5.0
 MXFAST, TRIM_THRESHOLD, MMAP_MAX = 1, -1, -4  # parameters of mallopt(3)
 REPEATS = "repeats trained"  # progress of ranks that train several jobs one after the other
 PROGRESS_MARK = "@progress "  # a line of a rank's output that starts so is progress: JSON [what, done, total]
@@ -199,6 +202,55 @@ def ending_orphans(launcher: Waitable, job: str) -> Iterator[None]:
         yield
     finally:
         is_done.set()
+
+
+@contextmanager
+def ending_stopped(timeout_s: float, *, others: Sequence[int] = ()) -> Iterator[list[str]]:
+    """While the block runs, kill processes below this one that are stopped (SIGSTOP) for `timeout_s`; says which.
+
+    Whoever waits for a stopped process takes it for a slow one. `others` are watched too, with the processes below
+    them. Only time in which this process runs counts: Ctrl-Z stops all of them, and fg continues them.
+    """
+    is_done, said, seen_s = threading.Event(), list[str](), dict[psutil.Process, float]()
+    pause_s = min(STOPPED_CHECK_S, timeout_s / 4)
+
+    def look() -> None:
+        stopped = [process for process in _family(others) if _is_stopped(process)]
+        for process in [known for known in seen_s if known not in stopped]:
+            del seen_s[process]
+        for process in stopped:
+            seen_s[process] = seen_s.get(process, -pause_s) + pause_s
+            if seen_s[process] >= timeout_s:
+                said.append(f"process {process.pid} was stopped (SIGSTOP) for {timeout_s:g} s")
+                with suppress(psutil.Error):
+                    process.kill()
+
+    def watch() -> None:
+        while not is_done.wait(pause_s):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield said
+    finally:
+        is_done.set()
+
+
+def _family(others: Sequence[int]) -> list[psutil.Process]:
+    """The processes below this one, `others`, and those below them."""
+    found = set(psutil.Process().children(recursive=True))
+    for pid in others:
+        with suppress(psutil.Error):
+            own = psutil.Process(pid)
+            found |= {own, *own.children(recursive=True)}
+    return list(found)
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def _processes_of(job: str) -> list[int]:

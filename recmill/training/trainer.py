@@ -43,6 +43,7 @@ from recmill.training.preload import Fork, start_module
 from recmill.training.processes import (
     PROGRESS_MARK,
     ending_orphans,
+    ending_stopped,
     hold_folder,
     rank_environment,
     take_folder,
@@ -249,15 +250,17 @@ def launch_torchrun(job: Mapping[str, Any], folder: Path, nproc: int, *, port: i
         log_path = folder / LOG
         with open(log_path, "a", encoding="utf-8") as log:
             process = start_module(AGENT, arguments, environment=rank_environment(threads), stderr=log)
+            watch = ending_stopped(job["config"]["timeout_s"], others=[process.pid])
             try:
-                with ending_orphans(process, str(job_path)):
+                with ending_orphans(process, str(job_path)), watch as stopped:
                     follow_output(process, log, progress)
             except BaseException:
                 process.send_signal(signal.SIGTERM)
                 process.wait(timeout=60)
                 raise
         if process.returncode:
-            cause = rank_failure(scratch) or _silent_ranks(scratch, nproc, process.returncode)
+            cause = "; ".join(stopped) or rank_failure(scratch)
+            cause = cause or _silent_ranks(scratch, nproc, process.returncode)
             raise TrainingFailed(f"{cause}; see {log_path}; run the same command to resume from the newest checkpoint")
 
 

@@ -267,6 +267,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     before: Callable[[], None] = lambda: None,
+    more: Sequence[str] = (),
 ) -> Process:
     """Start a command in the folder of a case; with a `prefix` (ip netns exec ...) as a programme of its own.
 
@@ -274,7 +275,7 @@ def start(
     """
     with contextlib.suppress(OSError):  # read-only
         (folder / "tmp").mkdir(exist_ok=True, parents=True)
-    arguments = [part.replace("OUT", out or str(folder / "out")) for part in command.arguments]
+    arguments = [part.replace("OUT", out or str(folder / "out")) for part in (*command.arguments, *more)]
     mark = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     added = {
         MARK: mark,

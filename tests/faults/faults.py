@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 
 from tests.faults.commands import Process
+from tests.faults.machine import control_group, memory_controller, mounted, run_tool
 
-FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-CGROUPS = Path("/sys/fs/cgroup")
 NETWORK_LOSS_S = 30
+STOPPED_LIMIT_S = 40  # the limit for stopped processes, which is 600 s by default
 MISSED = "it had ended"
 
 
@@ -46,6 +46,7 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
     prefix: Sequence[str] = ()
     before: Callable[[], None] = lambda: None
+    arguments: Sequence[str] = ()
     out: str = ""
 
 
@@ -116,13 +117,33 @@ def stop(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Sett
 
 
 @contextmanager
+def stop_for_good(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
+    """SIGSTOP a process below the command's own and leave it so."""
+
+    def disturb(process: Process) -> str:
+        deadline = time.monotonic() + 3 * baseline.seconds + 30
+        when, below = wait_for_moment(process, baseline, draw), process.family()[1:]
+        while not below and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            below = process.family()[1:]
+        if not below:
+            return f"{when}: {MISSED}"
+        number = draw.randrange(len(below))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below[number].suspend()
+        return f"{when}: process {number + 1} of {len(below)} below the first"
+
+    yield Setting(disturb=disturb, arguments=[f"--set=timeout_s={STOPPED_LIMIT_S}"])
+
+
+@contextmanager
 def full_disk(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
     """Output and temporary files on a file system that is too small."""
     size = max(32 * 1024, int(baseline.disk_bytes * draw.uniform(0.02, 0.98)))
     with mounted(folder, f"size={size // 4096 * 4096}"):
         yield Setting(
             disturb=lambda _: f"{size:,} of {baseline.disk_bytes:,} bytes",
-            heal=lambda: _run("mount", "-o", "remount,size=4g", str(folder)),
+            heal=lambda: run_tool("mount", "-o", "remount,size=4g", str(folder)),
         )
 
 
@@ -139,7 +160,7 @@ def read_only_disk(folder: Path, baseline: Baseline, draw: random.Random) -> Ite
         return f"{when}: {MISSED}"
 
     with mounted(folder, "size=4g"):
-        yield Setting(disturb=disturb, heal=lambda: _run("mount", "-o", "remount,rw", str(folder)))
+        yield Setting(disturb=disturb, heal=lambda: run_tool("mount", "-o", "remount,rw", str(folder)))
 
 
 @contextmanager
@@ -152,34 +173,35 @@ def little_memory(folder: Path, baseline: Baseline, draw: random.Random) -> Iter
 
 @contextmanager
 def clock_jump(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
-    """The wall clock jumps, by libfaketime; the monotonic clock does not, as on a real machine."""
-    clock = folder.with_name(f"{folder.name}.clock")
-    clock.write_text("+0")
-    jump = draw.choice(["+1h", "-1h", "+400d", "-400d"])
+    """The wall clock jumps; the monotonic clock and waits for a time span do not, as on a real machine.
+
+    By a library of our own: after a jump by libfaketime, sleeping fails with EINVAL, which no machine does.
+    """
+    clock, library = folder.with_name(f"{folder.name}.clock"), folder.with_name(f"{folder.name}.so")
+    clock.write_bytes(bytes(8))
+    run_tool("cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(Path(__file__).with_name("clock.c")), "-ldl")
+    name, seconds = draw.choice([("+1 h", 3600), ("-1 h", -3600), ("+400 d", 400 * 86400), ("-400 d", -400 * 86400)])
 
     def disturb(process: Process) -> str:
         when = wait_for_moment(process, baseline, draw)
-        clock.write_text(jump)
-        return f"{when}: {jump}"
+        with open(clock, "r+b") as file:  # processes have it mapped
+            file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
+        return f"{when}: {name}"
 
-    yield Setting(
-        disturb=disturb,
-        environment={
-            "LD_PRELOAD": str(FAKETIME[0]),
-            "FAKETIME_TIMESTAMP_FILE": str(clock),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        },
-    )
+    try:
+        yield Setting(disturb=disturb, environment={"LD_PRELOAD": str(library), "RECMILL_CLOCK": str(clock)})
+    finally:
+        clock.unlink()
+        library.unlink()
 
 
 @contextmanager
 def lost_network(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
     """Ranks in a network namespace whose interface is down for 30 s."""
     name = f"recmill-{os.getpid()}-{draw.randrange(10**6)}"
-    _run("ip", "netns", "add", name)
+    run_tool("ip", "netns", "add", name)
     try:
-        _run("ip", "-n", name, "link", "set", "lo", "up")
+        run_tool("ip", "-n", name, "link", "set", "lo", "up")
 
         def disturb(process: Process) -> str:
             deadline = time.monotonic() + 60
@@ -187,9 +209,9 @@ def lost_network(folder: Path, baseline: Baseline, draw: random.Random) -> Itera
                 if any((folder / "out" / "checkpoints").glob("step-*")):
                     break
                 time.sleep(0.005)
-            _run("ip", "-n", name, "link", "set", "lo", "down")
+            run_tool("ip", "-n", name, "link", "set", "lo", "down")
             time.sleep(NETWORK_LOSS_S)
-            _run("ip", "-n", name, "link", "set", "lo", "up")
+            run_tool("ip", "-n", name, "link", "set", "lo", "up")
             return f"{NETWORK_LOSS_S} s, after the first checkpoint"
 
         yield Setting(disturb=disturb, prefix=["ip", "netns", "exec", name])
@@ -293,6 +315,7 @@ def lost_tracking_server(folder: Path, baseline: Baseline, draw: random.Random) 
 FAULTS = {
     "kill": kill,
     "stop": stop,
+    "stop for good": stop_for_good,
     "disk full": full_disk,
     "read-only disk": read_only_disk,
     "memory limit": little_memory,
@@ -304,6 +327,7 @@ FAULTS = {
 }
 # Commands that a fault is about, where it is not about all of them.
 ONLY = {
+    "stop for good": ("train", "train 2 ranks", "run"),  # those that wait for processes
     "network lost": ("train 2 ranks",),
     "object store": ("cluster", "profile", "plan", "train"),
     "MLflow database": ("run",),
@@ -315,62 +339,13 @@ def obstacle(fault: str) -> str:
     """Why a fault cannot be made on this machine, or ""."""
     if fault in ("disk full", "read-only disk", "memory limit", "network lost") and os.getuid() != 0:
         return "needs root"
-    if fault == "clock jump" and not FAKETIME:
-        return "needs libfaketime (Debian: apt install libfaketime)"
+    if fault == "clock jump" and not shutil.which("cc"):
+        return "needs a C compiler"
     if fault == "network lost" and not shutil.which("ip"):
         return "needs ip (iproute2)"
-    if fault == "memory limit" and not _memory_controller():
+    if fault == "memory limit" and not memory_controller():
         return "needs a writable memory controller in /sys/fs/cgroup"
     return ""
-
-
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", options, "recmill-faults", str(folder))
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], capture_output=True)
-
-
-def _memory_controller() -> Path | None:
-    for root, limit in ((CGROUPS / "memory", "memory.limit_in_bytes"), (CGROUPS, "memory.max")):
-        if os.access(root, os.W_OK) and (root / limit.replace("memory.max", "cgroup.controllers")).exists():
-            return root
-    return None
-
-
-@contextmanager
-def control_group(name: str, limit: int | None = None) -> Iterator[Callable[[], None]]:
-    """A memory control group of version 1 or 2; gives the function by which a process joins it."""
-    root = _memory_controller()
-    assert root is not None
-    group, is_old = root / name, (root / "memory.limit_in_bytes").exists()
-    group.mkdir()
-    try:
-        if limit is not None:
-            (group / ("memory.limit_in_bytes" if is_old else "memory.max")).write_text(str(limit))
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
-    finally:
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.05)
-
-
-def peak_bytes(name: str) -> int:
-    root = _memory_controller()
-    assert root is not None
-    for file in ("memory.max_usage_in_bytes", "memory.peak"):
-        if (root / name / file).exists():
-            return int((root / name / file).read_text())
-    return 0
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 def _say(address: str, what: str) -> None:

@@ -172,6 +172,8 @@ class Limits:
         self.groups = [root / name for root in roots if os.access(root, os.W_OK) and os.getuid() == 0]
         for group in self.groups:
             group.mkdir()
+            if os.sched_getscheduler(0) == os.SCHED_IDLE and (group / "cpu.idle").exists():
+                (group / "cpu.idle").write_text("1")  # or the group competes as any other process
             (group / "cgroup.procs").write_text(str(os.getpid()))
             stack.callback(self._leave, group)
         self.kind = "control groups" if self.groups else "cores of the process only"

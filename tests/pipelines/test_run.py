@@ -166,7 +166,7 @@ def test_a_dead_mlflow_server_ends_the_run_before_it_starts(tmp_path: Path) -> N
         (("--set", "bogus=1"), "unknown setting 'bogus'"),
         (("--set", "epochs=two"), "expected a whole number"),
         (("--set", "epochs"), "expected name=value"),
-        (("--out", "memory://run"), "needs a local folder"),
+        (("--out", "memory://run"), "needs a folder or a store"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(args: tuple[str, ...], says: str) -> None:

@@ -123,3 +123,20 @@ def test_the_bill_of_materials_lists_packages_and_vendored_code(tmp_path: Path) 
     path = tmp_path / "bill.json"
     path.write_text(json.dumps(bill))
     assert licences.read_bill(path)["zstd"] == "BSD-3-Clause"
+
+
+def test_the_bill_of_materials_has_the_form_of_cyclonedx(tmp_path: Path) -> None:
+    validation = pytest.importorskip(
+        "cyclonedx.validation.json", reason="needs the schema: pip install 'cyclonedx-python-lib[json-validation]'"
+    )
+    from cyclonedx.schema import SchemaVersion
+
+    status = tmp_path / "status"
+    status.write_text("Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.36-9+deb12u13\n")
+    components = [*sbom.python_components(sys.path), *sbom.debian_components(status)]
+    for bill in (
+        sbom.make_bom("of this Python", components),
+        sbom.make_bom("data:a", components, digest="sha256:" + "0" * 64),
+    ):
+        found = validation.JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill))
+        assert found is None, str(found)[:500]

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,6 +166,15 @@ def remove_folder(folder: str | Path, *, first: str = "") -> None:
         use_store(folder, remove, doing="removed")
     except FileNotFoundError:  # somebody else removed it
         return
+
+
+def remove_file(path: str | Path) -> None:
+    """Remove a file if it is there."""
+    if not is_remote(path):
+        Path(path).unlink(missing_ok=True)
+        return
+    with suppress(FileNotFoundError):
+        use_store(path, lambda filesystem, name: filesystem.rm_file(name), doing="removed")
 
 
 def scratch_folder(url: str, purpose: str) -> Path:

@@ -31,13 +31,15 @@ struct module_ {
 
 template <typename...>
 struct init {};
-template <typename>
+template <typename T>
 struct class_ {
   class_(module_&, const char*) {}
   template <typename... Rest>
-  class_& def(Rest&&...) {
-    return *this;
-  }
+  class_& def(Rest&&...) { return *this; }
+  template <typename... Rest>
+  class_& def_ro(Rest&&...) { return *this; }
+  template <typename... Rest>
+  class_& def_prop_ro(Rest&&...) { return *this; }
 };
 
 namespace detail {
