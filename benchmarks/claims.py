@@ -42,6 +42,8 @@ INDEX_COPY = "torch.index_select and index_copy_"
 FULL_FBGEMM = "FBGEMM, full table of 4,000,000 rows"
 ORACLE = "oracle that knows the simulator"
 OTHER_LOADERS = "best of Grain, torchdata, SPDL, DataLoader and, where installed, tf.data"
+EXPORT = "exported program, user repeated for every candidate"
+FLOAT32 = "float32 tables"
 CONTROL = "training samples/s, one sample per session (control: no list repeats, same id lookups)"
 REPEATED_LISTS = "kernel that finds repeated lists, GB/s, one core"
 
@@ -181,6 +183,50 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         ),
         _value("AUC difference, all switches, globo", SWITCHES_OFF, "auc_difference", -0.002),
         _at_most("relative error of predicted bytes per step", "bytes counted on the wire", "prediction_error", 0.15),
+    ),
+    "serving": (
+        *(
+            _ratio(
+                f"scored candidates/s per core, {count} per request, {model}, {log}",
+                EXPORT,
+                f"{log.strip('`')}_{name}_{count}",
+                {1: 1.0, 100: at_100}.get(count),
+            )
+            for name, model, at_100 in (("transformer", "transformer", 7.0), ("pooled", "pooled DLRM", 2.0))
+            for log in ("`recd`", "globo")
+            for count in (1, 20, 100, 500)
+        ),
+        *(
+            _ratio(
+                f"p99 at the same rate of arrivals, 100 candidates per request, {model}, {log}",
+                EXPORT,
+                f"{log.strip('`')}_{name}_100_p99_open",
+                1.0,
+            )
+            for name, model in (("transformer", "transformer"), ("pooled", "pooled DLRM"))
+            for log in ("`recd`", "globo")
+        ),
+        *(
+            _ratio(
+                f"scored candidates/s per core, {count} per request, {model}, `recd`",
+                f"{rival}, plain embeddings, user repeated",
+                f"recd_{name}_{count}_vs_{rival.lower()}",
+                1.0,
+            )
+            for name, model in (("transformer", "transformer"), ("pooled", "pooled DLRM"))
+            for rival in ("TorchScript", "AOTInductor", "onnxruntime")
+            for count in (1, 100)
+        ),
+        *(
+            _ratio(f"{what}, {form} tables, 100 per request, pooled DLRM, `recd`", FLOAT32, f"recd_pooled_100_{metric}")
+            for form, name in (("int8", "int8"), ("10x shared", "shared10x"))
+            for what, metric in (("scored candidates/s", name), ("memory of the model", f"{name}_memory"))
+        ),
+        _at_most("largest difference of scores, 10,000 requests, float32", EXPORT, "score_difference", 1e-5),
+        _at_most("AUC difference of int8 tables, globo", FLOAT32, "globo_auc_difference_int8", 0.0005),
+        _at_most("resident memory, GB, serving 20 GB of tables", "", "large_table_resident", 2.0),
+        _value("p99 in ms, 100 candidates, 20 GB of tables, uniform ids", "", "large_table_p99"),
+        _value("scored candidates/s over HTTP, one core, 100 per request, transformer, `recd`", "", "loopback_100"),
     ),
 }
 BENCHMARKS = tuple(CLAIMS)

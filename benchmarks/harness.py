@@ -182,8 +182,19 @@ def finish(
 ) -> None:
     """Print the table and write the JSON if --json was given. `extra` adds keys to the object."""
     print_table(metrics, skipped or {}, file=sys.stderr if options.json_path == "-" else sys.stdout)
-    if not options.json_path:
-        return
+    text = write_result(options, metrics, skipped=skipped, extra=extra)
+    if options.json_path == "-":
+        print(text)
+
+
+def write_result(
+    options: Options,
+    metrics: Mapping[str, Metric],
+    *,
+    skipped: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> str:
+    """The JSON, also written to the file of --json."""
     result = {
         "benchmark": options.benchmark,
         "size": options.size,
@@ -197,10 +208,11 @@ def finish(
         **(extra or {}),
     }
     text = json.dumps(result, indent=2, allow_nan=False)
-    if options.json_path == "-":
-        print(text)
-    else:
-        Path(options.json_path).write_text(text + "\n", encoding="utf-8")
+    if options.json_path and options.json_path != "-":
+        partial = Path(f"{options.json_path}.tmp")
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(options.json_path)
+    return text
 
 
 def print_table(metrics: Mapping[str, Metric], skipped: Mapping[str, str], *, file: Any) -> None:

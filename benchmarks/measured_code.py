@@ -49,6 +49,15 @@ CODE: dict[str, tuple[str, ...]] = {
         "benchmarks/harness.py",
         "benchmarks/together*.py",
     ),
+    "serving": (
+        "recmill/serving",
+        "recmill/model/encoders",
+        "recmill/model/*.py",
+        *(f"kernels/{name}" for name in ("pool_tables", "dot_interaction", "shared_lookup", "window_attention")),
+        "kernels/*.h",
+        "benchmarks/harness.py",
+        "benchmarks/serving*.py",
+    ),
 }
 SUFFIXES = (".py", ".cpp", ".h")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,6 @@ from recmill.model.stores.shared.tables import attach_shared_tables
 from recmill.serving import RequestBatch, RequestModel, Signature
 from recmill.serving.export import write_request_model
 from recmill.serving.samples import requests_of_samples
-from recmill.serving.signature import TableForm
 from recmill.training.serving import shared_slots
 
 Inputs = tuple[Tensor, list[Tensor]]
@@ -62,7 +63,7 @@ class Case:
             candidate_ids={name: _take(lists, candidates) for name, lists in self.samples.candidate_ids.items()},
         )
 
-    def write(self, folder: Path, form: TableForm = "float32") -> Path:
+    def write(self, folder: Path, form: str = "float32") -> Path:
         write_request_model(
             folder,
             ranker=self.model.ranker,
@@ -70,7 +71,7 @@ class Case:
             tables=self.model.embeddings.table_weights(),
             shared=shared_slots(self.model),
             checkpoint_hash="none",
-            form=form,
+            form=form,  # type: ignore[arg-type]
         )
         return folder
 
@@ -152,15 +153,19 @@ def torch_script(case: Case, example: Inputs) -> Scorer:
     return lambda dense, ids: traced(dense, *ids)
 
 
-def aot_inductor(case: Case, folder: Path) -> Scorer:
-    """The same model with plain embeddings, compiled ahead of time."""
-    from torch._inductor import aoti_compile_and_package, aoti_load_package
+def aot_inductor(folder: Path, seconds: int) -> Scorer:
+    """The same model with plain embeddings, compiled ahead of time by a process of its own, within a time limit."""
+    from torch._inductor import aoti_load_package
 
+    script, package = Path(__file__).with_name("serving_compile.py"), folder / "aoti.pt2"
+    command = [sys.executable, str(script), str(folder / "model.pt2"), str(package)]
     try:
-        packaged = aoti_compile_and_package(ServableModel(case.model).export(), package_path=str(folder / "aoti.pt2"))
-        loaded: Scorer = aoti_load_package(packaged)
-    except Exception as error:  # whatever the compiler says is the reason
-        raise Unavailable(f"AOTInductor: {str(error).splitlines()[0][:100]}") from error
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"AOTInductor: not compiled within {seconds} s") from None
+    except subprocess.CalledProcessError as error:
+        raise Unavailable(f"AOTInductor: {(error.stderr.strip().splitlines() or ['failed'])[-1][:100]}") from None
+    loaded: Scorer = aoti_load_package(str(package))
     return loaded
 
 
@@ -188,10 +193,10 @@ def onnx_runtime(case: Case, folder: Path) -> Scorer:
     return run
 
 
-RIVALS: dict[str, Callable[[Case, Path, Inputs], Scorer]] = {
-    "torchscript": lambda case, folder, example: torch_script(case, example),
-    "aotinductor": lambda case, folder, example: aot_inductor(case, folder),
-    "onnxruntime": lambda case, folder, example: onnx_runtime(case, folder),
+RIVALS: dict[str, Callable[[Case, Path, Inputs, int], Scorer]] = {
+    "torchscript": lambda case, folder, example, seconds: torch_script(case, example),
+    "aotinductor": lambda case, folder, example, seconds: aot_inductor(folder, seconds),
+    "onnxruntime": lambda case, folder, example, seconds: onnx_runtime(case, folder),
 }
 
 

@@ -241,6 +241,11 @@ def predict(
     "are the user's. Default: counts of the vocabulary, if there is one.",
 )
 @click.option("--data", help="Dataset to measure every form of the tables on, with the split that training holds out.")
+@click.option(
+    "--no-program",
+    is_flag=True,
+    help="Write OUT/request only. Tables are read one after another, so only the largest must fit into memory.",
+)
 @verify_option
 @json_option
 def export(
@@ -250,6 +255,7 @@ def export(
     user_features: tuple[str, ...],
     profile: str | None,
     data: str | None,
+    no_program: bool,
     as_json: bool,
 ) -> None:
     """Turn CHECKPOINT into a servable model.
@@ -267,6 +273,7 @@ def export(
         user_features=user_features,
         profile=profile,
         data=data,
+        has_program=not no_program,
         progress=progress_for(as_json),
     )
     emit(

@@ -23,6 +23,7 @@ from recmill.data.transforms import check_transform
 
 KINDS = ("dense", "sparse", "sequence")
 POOLINGS = ("sum", "mean", "none", "attention")
+SIDES = ("", "user", "candidate")
 KEY_COLUMNS = ("session_id", "timestamp", "label")  # names that no feature may have
 DEFAULT_LABELS = ("label",)
 
@@ -40,6 +41,9 @@ class Feature:
     group: str = ""  # features of one group change together in a session; "" means no group
     shift: bool = False  # the list is a history: it loses ids at one end and gains ids at the other
     target: str = ""  # the sparse feature that sequence_encoder=din weighs the list for; "": the one of the same table
+    side: str = (
+        ""  # of a request to the served model: "user", once for all candidates, or "candidate"; "": export decides
+    )
     # Preprocessing by the reader (transforms.py), after which ids are below num_rows.
     transforms: tuple[Mapping[str, Any], ...] = ()
 
@@ -53,6 +57,8 @@ class Feature:
             raise InputError(f"{where}: names of features and tables must not contain '/' (they name files)")
         if self.kind not in KINDS:
             raise InputError(f"{where}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
+        if self.side not in SIDES:
+            raise InputError(f"{where}: side is {self.side!r}, expected 'user' or 'candidate'")
         for step in self.transforms:
             check_transform(step, is_dense=self.kind == "dense", where=where)
         if self.target and self.kind != "sequence":
@@ -269,7 +275,7 @@ class Schema:
 
 def _feature_json(feature: Feature) -> dict[str, Any]:
     entry = asdict(feature)
-    for name in ("transforms", "target"):  # most features have none
+    for name in ("transforms", "target", "side"):  # most features have none
         if not entry[name]:
             del entry[name]
     return entry

@@ -71,9 +71,10 @@ def write_request_model(
     chosen, why = choose_user_features(ranker.schema, given=user_features, repeats=repeats)
     weights = {name: value.detach() for name, value in ranker.state_dict().items()}
     _write_all(target / "dense.safetensors", weights)
+    # Name by name: a mapping that reads tables from files holds one at a time.
     stored = {
-        name: _write_table(target, position, weight, form, (counts or {}).get(name))
-        for position, (name, weight) in enumerate(tables.items())
+        name: _write_table(target, position, tables[name], form, (counts or {}).get(name))
+        for position, name in enumerate(tables)
     }
     manifest = RequestManifest(
         inputs={"checkpoint": checkpoint_hash},

@@ -10,7 +10,7 @@ object store they write into the folder itself, and the manifest, which comes la
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +139,22 @@ def _take_dense_optimiser(sharded: ShardedModel, state: Mapping[str, Any]) -> No
 
 
 def load_trained_model(
-    path: str | Path, *, deduplicated: frozenset[str] = frozenset()
+    path: str | Path, *, deduplicated: frozenset[str] = frozenset(), has_tables: bool = True
 ) -> tuple[RankingModel, Checkpoint]:
     """The model of a checkpoint in this one process, unsharded, ready to predict.
 
-    `deduplicated` names the features whose lists its batches hold once each.
+    `deduplicated` names the features whose lists its batches hold once each. With `has_tables=False` the model has no
+    tables but those that share parameters: `CheckpointTables` reads the others one by one.
     """
     checkpoint = Checkpoint.load(path)
     schema = Schema.from_json(checkpoint.schema, where=f"{path}/checkpoint.json")
     sharing = checkpoint.sharing
+    elsewhere = frozenset(sharing.tables) if sharing else frozenset()
     model = RankingModel(
         schema,
         RankerConfig.of(checkpoint.config),
         deduplicated=deduplicated,
-        elsewhere=frozenset(sharing.tables) if sharing else frozenset(),
+        elsewhere=elsewhere if has_tables else frozenset(table.name for table in schema.tables),
         table_device=torch.device("cpu"),
     )
     state: dict[str, Any] = {
@@ -167,6 +169,27 @@ def load_trained_model(
     load_tensors(state, path, no_dist=True)
     model.ranker.load_state_dict({name.removeprefix("ranker."): value for name, value in state["dense"].items()})
     return model.eval(), checkpoint
+
+
+class CheckpointTables(Mapping[str, torch.Tensor]):
+    """The tables of a checkpoint by name, without those that share parameters. Each is read anew; nothing is kept."""
+
+    def __init__(self, path: str | Path, checkpoint: Checkpoint) -> None:
+        schema = Schema.from_json(checkpoint.schema, where=f"{path}/checkpoint.json")
+        shared = checkpoint.sharing.tables if checkpoint.sharing else {}
+        self._path = path
+        self._shapes = {own.name: (own.num_rows, own.dim) for own in schema.tables if own.name not in shared}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight = torch.empty(self._shapes[name])
+        load_tensors({"tables": {name: weight}}, self._path, no_dist=True)
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
 
 
 def attach_saved_sharing(

@@ -29,7 +29,7 @@ from recmill.serving.samples import requests_of_samples
 from recmill.serving.sides import choose_user_features
 from recmill.serving.signature import TABLE_FORMS, TableForm
 from recmill.tracking.models import package_model
-from recmill.training.checkpoint import load_trained_model
+from recmill.training.checkpoint import CheckpointTables, load_trained_model
 from recmill.training.evaluation import PredictionCollector, measure_predictions, metric_features
 from recmill.training.metrics.pointwise import logit, measure_accuracy
 from recmill.training.metrics.summary import CUTOFFS
@@ -99,6 +99,7 @@ def export_checkpoint(
     *,
     out: str | Path,
     for_mlflow: bool = True,
+    has_program: bool = True,
     tables: TableForm = "float32",
     user_features: Sequence[str] = (),
     profile: str | Path | None = None,
@@ -113,20 +114,22 @@ def export_checkpoint(
         OUT/vocabulary/       of a model whose data has one: the rows of the values that callers know
         OUT/mlflow/           an MLflow model around the program, which takes these values
 
-    With `for_mlflow=False`, the last is left to whoever logs the model.
+    With `for_mlflow=False`, the last is left to whoever logs the model. `has_program=False` leaves out the program and
+    the MLflow model, which hold all tables: then tables are read one after another, and only the largest must fit into
+    memory.
 
     `tables` is the form of the tables in OUT/request. `user_features` names all features that belong to the user of a
     request; by default the schema decides, and for features that it says nothing about the `profile`. Tables are
     stored with their most read rows first, by the counts of the profile or else of the vocabulary. With `data`, the
     result has the accuracy of every form of the tables on the split that training holds out, beside its bytes.
     """
-    model, loaded = load_trained_model(checkpoint)
+    model, loaded = load_trained_model(checkpoint, has_tables=has_program)
     schema = model.embeddings.schema
     known = AccessProfile.load(profile) if profile else None
     parts: dict[str, Any] = {
         "ranker": model.ranker,
         "config": RankerConfig.of(loaded.config),
-        "tables": model.embeddings.table_weights(),
+        "tables": model.embeddings.table_weights() if has_program else CheckpointTables(checkpoint, loaded),
         "shared": shared_slots(model),
         "checkpoint_hash": loaded.content_hash,
         "user_features": user_features,
@@ -135,16 +138,18 @@ def export_checkpoint(
     }
     choose_user_features(schema, given=user_features)  # what is wrong shows before the work
     forms = measure_forms(parts, checkpoint, data, progress=progress) if data else None
-    servable = ServableModel(model)
-    program = servable.export()
+    program = ServableModel(model).export() if has_program else None
     with write_folder(out, manifest_name="signature.json") as folder:
-        torch.export.save(program, folder / "model.pt2")
+        if program is not None:
+            torch.export.save(program, folder / "model.pt2")
         request = write_request_model(folder, form=tables, **parts)
         copy_vocabulary(checkpoint, folder)
-        signature = {**describe_inputs(servable, folder), "sha256": hash_file(folder / "model.pt2")}
+        signature = describe_inputs(schema, folder, max_sequence_length=parts["config"].max_sequence_length)
+        if program is not None:
+            signature["sha256"] = hash_file(folder / "model.pt2")
         signature["schema"] = loaded.schema
         (folder / "signature.json").write_text(dump_record(signature), encoding="utf-8")
-        if for_mlflow:
+        if for_mlflow and has_program:
             package_model(folder)
         files = sorted(path.name for path in folder.iterdir())
     return {
@@ -212,13 +217,12 @@ def shared_slots(model: RankingModel) -> SharedSlots | None:
     )
 
 
-def describe_inputs(servable: ServableModel, folder: Path) -> dict[str, Any]:
+def describe_inputs(schema: Schema, folder: Path, *, max_sequence_length: int) -> dict[str, Any]:
     """What a caller must send: names and order of dense columns, then of id features.
 
     Those of a table that has a vocabulary in `folder` take values; the others rows, as do those with transforms: these
     belong to the reader, so callers send what they make of rows.
     """
-    limit = servable.max_sequence_length
     known = VocabularyMap.load(folder).tables if (folder / VOCABULARY_FOLDER).exists() else {}
     ids = [
         {
@@ -227,18 +231,18 @@ def describe_inputs(servable: ServableModel, folder: Path) -> dict[str, Any]:
             "table": feature.table,
             "takes": "values" if feature.table in known and not feature.transforms else "rows",
             "num_rows": feature.num_rows,
-            "max_length": limit if feature.kind == "sequence" else 1 << 20,
+            "max_length": max_sequence_length if feature.kind == "sequence" else 1 << 20,
             "padding": -1,
         }
-        for feature in servable.schema.id_features
+        for feature in schema.id_features
     ]
     tables = dict.fromkeys(str(entry["table"]) for entry in ids if entry["takes"] == "values")
     return {
-        "dense": [feature.name for feature in servable.schema.dense],
+        "dense": [feature.name for feature in schema.dense],
         "ids": ids,
         "tables": {name: _describe_values(folder, name, known[name]) for name in tables},
         "output": "probability",
-        "labels": list(servable.schema.labels),
+        "labels": list(schema.labels),
     }
 
 

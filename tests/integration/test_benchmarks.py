@@ -140,6 +140,9 @@ def test_the_default_run_does_not_lose_on_real_clicks(tmp_path: Path) -> None:
     assert result["metrics"]["lost_cells"]["ours"] == 0, printed
 
 
+SERVING_ZEROS = frozenset({"score_difference", *(f"globo_auc_difference_{form}" for form in ("bf16", "int8", "int4"))})
+
+
 @pytest.mark.slow
 def test_the_main_job_is_measured_over_seeds_and_resumes(tmp_path: Path) -> None:
     out = tmp_path / "main_job.json"
@@ -157,8 +160,32 @@ def test_the_main_job_is_measured_over_seeds_and_resumes(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_serving_is_measured_and_what_is_missing_is_skipped(tmp_path: Path) -> None:
     result, printed = run_benchmark("serving", tmp_path)
-    check_result(result, printed, "serving", may_be_zero=frozenset({"score_difference"}))
+    check_result(result, printed, "serving", may_be_zero=SERVING_ZEROS)
     shapes = {f"recd_{name}_{count}" for name in ("transformer", "pooled") for count in (1, 20, 100, 500)}
     assert shapes | {"score_difference", "recd_pooled_100_int8", "large_table_resident"} <= result["metrics"].keys()
     assert result["metrics"]["score_difference"]["ours"] < 1e-5
-    assert {"globo", "loopback", "recd_pooled_vs_onnxruntime"} <= result["skipped"].keys()
+    assert {"globo", "loopback", "recd_pooled_1_vs_onnxruntime"} <= result["skipped"].keys()
+    assert "is_partial" not in result
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_serving_that_was_cut_continues(tmp_path: Path) -> None:
+    whole, _ = run_benchmark("serving", tmp_path)
+    before = {name: whole["metrics"][name] for name in ("recd_pooled_20", "score_difference")}
+    cut = {**whole, "is_partial": True, "stages": ["recd_transformer", "recd_pooled", "score_difference"]}
+    cut["metrics"] = before
+    (tmp_path / "serving.json").write_text(json.dumps(cut), encoding="utf-8")
+    result, _ = run_benchmark("serving", tmp_path)
+    assert result["metrics"].items() >= before.items()
+    assert result["metrics"].keys() == before.keys() | {"large_table_resident", "large_table_p99"}
+    assert "is_partial" not in result
+
+
+@pytest.mark.slow
+def test_serving_measures_globo_where_it_is_there(tmp_path: Path) -> None:
+    data = os.environ.get("RECMILL_DATA_DIR", "")
+    if not (Path(data) / "globo" / "clicks.parquet").exists():
+        pytest.skip("RECMILL_DATA_DIR holds no globo/clicks.parquet")
+    result, printed = run_benchmark("serving", tmp_path, data=data)
+    check_result(result, printed, "serving", may_be_zero=SERVING_ZEROS)
+    assert {"globo_pooled_100", "globo_auc_difference_int8"} <= result["metrics"].keys()

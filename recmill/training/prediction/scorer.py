@@ -46,6 +46,8 @@ class ModelFolder:
         signature = read_checked_json(folder / SIGNATURE)
         if "schema" not in signature:
             raise InputError(f"{path}: was exported by an older recmill; export the checkpoint again")
+        if "sha256" not in signature:
+            raise InputError(f"{path}: was exported without its program; predict with the checkpoint")
         schema = Schema.from_json(signature["schema"], where=f"{path}/{SIGNATURE}")
         return cls(path=str(path), schema=schema, content_hash=signature["sha256"], signature=signature)
 

@@ -323,6 +323,33 @@ def test_features_that_never_change_in_a_session_are_the_users():
     assert why.endswith("; profile: words")
 
 
+def test_the_side_of_a_feature_in_the_schema_decides(tmp_path):
+    sides = {"words": "user", "seen": "candidate", "price": "user"}
+    plain = schema_of()
+    schema = replace(plain, features=tuple(replace(f, side=sides.get(f.name, "")) for f in plain.features))
+    assert Schema.from_json(schema.to_json()) == schema
+    assert "side" not in plain.to_json()["features"][0]
+    chosen, why = choose_user_features(schema, repeats={"words": 0.1, "seen": 1.0})
+    assert chosen == ("price", "age", "tags", "person", "words", "related")
+    assert why == "schema: side of price, seen, words; schema: sequences, the user's id and features of groups"
+    assert choose_user_features(schema, given=["seen"])[0] == ("seen",)
+    whole = replace(plain, features=tuple(replace(f, side="candidate") for f in plain.features))
+    assert choose_user_features(whole) == ((), "schema: side of every feature")
+    config = RankerConfig(max_sequence_length=LIMIT)
+    model = trained_model(config, schema)
+    served = write_model(tmp_path, model, config)
+    batch = random_batch(served.signature, COUNTS)
+    assert {*batch.user_ids} == {"tags", "person", "words", "related"}
+    np.testing.assert_allclose(served.score(batch), score_repeated(model, batch, served.signature), atol=1e-5, rtol=0)
+
+
+def test_a_side_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="feature 'age': side is 'people', expected 'user' or 'candidate'"):
+        Feature(name="age", kind="dense", side="people")
+    with pytest.raises(InputError, match="every feature has the side 'user'"):
+        choose_user_features(Schema(features=(Feature(name="item", kind="sparse", num_rows=3, dim=2, side="user"),)))
+
+
 def test_mapped_pages_stay_within_their_limit(tmp_path):
     """Every row of a table is read; only those that are read first stay."""
     schema = Schema(features=(Feature(name="item", kind="sparse", num_rows=200_000, dim=16),))
