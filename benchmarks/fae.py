@@ -32,13 +32,13 @@ from harness import (
     Metric,
     Options,
     compare,
-    finish,
     fresh_processes,
     parse_options,
     plain_value,
     say,
     warn_if_busy,
 )
+from parts import Found, Parts
 from session_logs import why_no_globo
 from shaped_network import run_on_nodes
 
@@ -139,29 +139,30 @@ def main() -> None:
     ):
         bench = Benchmark(options, sizes, Path(scratch), next(processes))
         bench.run()
-        finish(options, bench.metrics, skipped=bench.skipped, extra={"series": bench.series})
+        bench.parts.finish()
 
 
 class Benchmark:
-    """Creates the data once and fills `metrics`, `skipped` and `series`."""
+    """Creates the data once and measures the parts."""
 
     def __init__(self, options: Options, sizes: Sizes, folder: Path, pool: ProcessPoolExecutor) -> None:
         self.options, self.sizes, self.folder, self.pool = options, sizes, folder, pool
-        self.metrics: dict[str, Metric] = {}
-        self.skipped: dict[str, str] = {}
-        self.series: dict[str, Any] = {}
+        self.parts = Parts(options)
         self.topology = Topology(nodes=2, ranks_per_node=1, inter_node_bytes_per_s=NETWORK_MBIT * 1e6 / 8)
 
     def run(self) -> None:
         # The quick form does not train on it.
         made, flat, globo = self._make_data(with_globo=self.options.size == "full" and why_no_globo() is None)
-        self.series["workloads"] = {own.name: self._describe(own) for own in [*made, flat, *([globo] if globo else [])]}
-        self.series["share_against_budget"] = {own.name: self._shares(own.profile) for own in made}
-        self._measure_layout(made[0])
-        self._measure_swap()
-        self._measure_ranks(made, flat, globo)
-        self._measure_auc(made[0])
-        self._measure_disk()
+        described = {own.name: self._describe(own) for own in [*made, flat, *([globo] if globo else [])]}
+        shares = {own.name: self._shares(own.profile) for own in made}
+        self.parts.extra["series"] = {"workloads": described, "share_against_budget": shares}
+        self.parts.measure("layout", lambda: self._measure_layout(made[0]))
+        self.parts.measure("swap", self._measure_swap)
+        jobs = self._jobs(made, flat, globo)
+        self.parts.measure("loopback", lambda: self._measure_loopback(jobs, made[0], flat))
+        self.parts.measure("shaped network", lambda: self._measure_shaped(jobs, made[0]))
+        self.parts.measure("accuracy", lambda: self._measure_auc(made[0]))
+        self.parts.measure("disk", self._measure_disk)
 
     def _make_data(self, *, with_globo: bool) -> tuple[list[Workload], Workload, Workload | None]:
         """(clicks per exponent, clicks of low skew, globo), each on its own core: nothing is timed meanwhile."""
@@ -197,7 +198,7 @@ class Benchmark:
             for own in found
         ]
 
-    def _measure_layout(self, workload: Workload) -> None:
+    def _measure_layout(self, workload: Workload) -> Found:
         """Ids that the layout reads, looks up and writes per CPU second, files and manifest included."""
         schema = Schema.load(workload.data.path)
         num_ids = sum(part.num_rows for part in workload.data.split_parts("train")) * len(schema.id_features)
@@ -207,53 +208,61 @@ class Benchmark:
             layout_hot(workload.data, workload.plan, out=self.folder / f"layout-{turn}")
             rates.append(num_ids / (time.process_time() - used))
             seconds.append(time.perf_counter() - start)
-        self.series["layout_s"] = seconds
         note = f"{num_ids:,} ids of {workload.name}, CPU time of all threads"
-        self.metrics["layout_ids_per_s"] = plain_value(rates, unit="ids/s per core", note=note)
+        metrics = {"layout_ids_per_s": plain_value(rates, unit="ids/s per core", note=note)}
+        return Found(metrics=metrics, extra={"series": {"layout_s": seconds}})
 
-    def _measure_swap(self) -> None:
+    def _measure_swap(self) -> Found:
         say("swap rows")
         baseline, ours = swap_seconds(self.sizes.swap_rows, repeats=self.sizes.swap_repeats)
         count = f"{self.sizes.swap_rows:,}"
         note = f"{count} rows of 64 with optimiser state from TorchRec's table and back; index_select and index_copy_"
-        self.metrics["swap_rows_vs_index"] = compare(baseline, ours, unit="s", note=note, less_is_better=True)
+        metric = compare(baseline, ours, unit="s", note=note, less_is_better=True)
+        return Found(metrics={"swap_rows_vs_index": metric})
 
-    def _measure_ranks(self, made: list[Workload], flat: Workload, globo: Workload | None) -> None:
-        say("two ranks over loopback")
+    def _jobs(self, made: list[Workload], flat: Workload, globo: Workload | None) -> dict[str, dict[str, Any]]:
         jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat)}
         jobs["low_skew"]["turns"] = 2 * self.sizes.turns  # short turns; only noise differs
         jobs |= {f"train {own.name}": self._job("training", own) for own in made}
         if globo is not None:
             jobs["train globo"] = self._job("training", globo)
+        return jobs
+
+    def _measure_loopback(self, jobs: dict[str, dict[str, Any]], clicks: Workload, flat: Workload) -> Found:
+        say("two ranks over loopback")
         found = self._run(jobs, mbit=None)["results"][0]
         embedding = found["embedding"]
         raw = compare(embedding["baseline"], embedding["raw"], unit="s", less_is_better=True)
-        self.metrics["hot_batch_embedding"] = compare(
-            embedding["baseline"],
-            embedding["reduced"],
-            unit="s/batch",
-            less_is_better=True,
-            note=f"loopback, {self.sizes.batch_size} samples, Zipf 1.2; raw gradients {raw['ratio']:.2f}x",
-        )
-        self.metrics["train_loopback"] = self._training(found, made[0])
-        self.metrics["low_skew"] = compare(
-            found["low_skew"]["baseline"],
-            found["low_skew"]["ours"],
-            unit="samples/s",
-            note=f"Zipf 0.6: pays is {flat.hot_set.pays}; {flat.hot_set.reason}",
-        )
-        self.series["loopback"] = found
+        metrics = {
+            "hot_batch_embedding": compare(
+                embedding["baseline"],
+                embedding["reduced"],
+                unit="s/batch",
+                less_is_better=True,
+                note=f"loopback, {self.sizes.batch_size} samples, Zipf 1.2; raw gradients {raw['ratio']:.2f}x",
+            ),
+            "train_loopback": self._training(found, clicks),
+            "low_skew": compare(
+                found["low_skew"]["baseline"],
+                found["low_skew"]["ours"],
+                unit="samples/s",
+                note=f"Zipf 0.6: pays is {flat.hot_set.pays}; {flat.hot_set.reason}",
+            ),
+        }
+        return Found(metrics=metrics, extra={"series": {"loopback": found}})
+
+    def _measure_shaped(self, jobs: dict[str, dict[str, Any]], clicks: Workload) -> Found:
         say(f"two ranks over {NETWORK_MBIT:g} Mbit/s")
         left_out = {"low_skew", *(["embedding"] if self.options.quick else [])}
         turns = 1 if self.options.quick else self.sizes.turns  # an epoch of the baseline takes 10 s there
         shaped = {name: {**job, "turns": turns, "warm_ups": 0} for name, job in jobs.items() if name not in left_out}
         answer = self._run(shaped, mbit=NETWORK_MBIT)
-        self.series["shaped"] = {"network": answer["network"], "note": answer["note"], **answer["results"][0]}
+        series = {"shaped": {"network": answer["network"], "note": answer["note"], **answer["results"][0]}}
         if answer["network"] == "loopback":
-            self.skipped["train_shaped"] = answer["note"]
-            return
-        self.metrics["train_shaped"] = self._training(answer["results"][0], made[0])
-        self._break_even(made[0], answer["results"][0][f"train {made[0].name}"])
+            return Found(skipped={"train_shaped": answer["note"]}, extra={"series": series})
+        series["epoch_s_saved"] = self._saved(clicks, answer["results"][0][f"train {clicks.name}"])
+        metric = self._training(answer["results"][0], clicks)
+        return Found(metrics={"train_shaped": metric}, extra={"series": series})
 
     def _training(self, found: dict[str, Any], workload: Workload) -> Metric:
         own = found[f"train {workload.name}"]
@@ -266,12 +275,11 @@ class Benchmark:
         ]
         return compare(own["baseline"], own["ours"], unit="samples/s", note="; ".join([note, *others]))
 
-    def _break_even(self, workload: Workload, own: dict[str, list[float]]) -> None:
-        """Number of epochs after which the layout has paid off on the shaped network."""
+    def _saved(self, workload: Workload, own: dict[str, list[float]]) -> dict[str, float]:
+        """Seconds per epoch that hot batches save on the shaped network: what the layout has to pay for."""
         num_samples = sum(part.num_rows for part in workload.data.split_parts("train"))
         before, after = (num_samples / (sum(own[side]) / len(own[side])) for side in ("baseline", "ours"))
-        saved = before - after
-        self.series["break_even_epochs"] = min(self.series["layout_s"]) / saved if saved > 0 else None
+        return {"baseline": before, "ours": after, "saved": before - after}
 
     def _job(self, task: str, workload: Workload) -> dict[str, Any]:
         """Like `hot_batches=auto`: hot batches are trained if the plan says that they pay off."""
@@ -299,24 +307,23 @@ class Benchmark:
             env={"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(FOLDER.parent)},
         )
 
-    def _measure_auc(self, clicks: Workload) -> None:
+    def _measure_auc(self, clicks: Workload) -> Found:
         say("accuracy of hot and cold turns against random order")
         has_control = self.options.size != "quick"
         settings, seeds = {"batch_size": self.sizes.auc_batch_size}, SEEDS[self.options.size]
-        found = {clicks.name: measure_aucs(self.pool, clicks, settings, seeds=seeds, has_control=has_control)}
-        self.series["auc"] = found
+        own = measure_aucs(self.pool, clicks, settings, seeds=seeds, has_control=has_control, parts=self.parts)
+        found = {clicks.name: own}
         note = f"mean difference, {seeds} seeds; {describe_aucs(found)}; globo: benchmarks/fae_order.py"
-        self.metrics["auc_difference"] = plain_value(found[clicks.name]["difference"], unit="AUC", note=note)
-        if not has_control:
-            self.skipped["auc_random_orders"] = "left out of --quick, which would take longer than 90 s"
-            return
-        self.metrics["auc_random_orders"] = plain_value(
-            found[clicks.name]["control"],
-            unit="AUC",
-            note="what auc_difference would be without hot batches: two random orders",
-        )
+        metrics = {"auc_difference": plain_value(own["difference"], unit="AUC", note=note)}
+        skipped = {}
+        if has_control:
+            note = "what auc_difference would be without hot batches: two random orders"
+            metrics["auc_random_orders"] = plain_value(own["control"], unit="AUC", note=note)
+        else:
+            skipped["auc_random_orders"] = "left out of --quick, which would take longer than 90 s"
+        return Found(metrics=metrics, skipped=skipped, extra={"series": {"auc": found}})
 
-    def _measure_disk(self) -> None:
+    def _measure_disk(self) -> Found:
         say("a table larger than memory")
         command = [sys.executable, str(FOLDER / "fae_disk.py"), str(self.folder / "disk")]
         command += [str(self.sizes.disk_batches), str(self.sizes.disk_gb)]
@@ -325,16 +332,16 @@ class Benchmark:
         for _ in range(self.sizes.disk_runs):
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
             if done.returncode:
-                raise SystemExit(f"fae_disk.py: {done.stderr.strip()[-500:]}")
+                raise RuntimeError(f"fae_disk.py: {done.stderr.strip()[-500:]}")
             runs.append(json.loads(done.stdout))
-        self.series["disk"], found = runs, runs[0]
+        found = runs[0]
         note = (
             f"table {found['table_bytes'] / 1e9:.1f} GB, peak resident {found['peak_bytes'] / 1e9:.2f} GB of 12, "
             f"{found['hot_share']:.0%} of reads in memory, {found['written_bytes'] / 1e9:.2f} GB written"
         )
-        self.metrics["beyond_memory_samples_per_s"] = plain_value(
-            [run["samples_per_s"] for run in runs], unit="samples/s", note=note
-        )
+        rates = [run["samples_per_s"] for run in runs]
+        metric = plain_value(rates, unit="samples/s", note=note)
+        return Found(metrics={"beyond_memory_samples_per_s": metric}, extra={"series": {"disk": runs}})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from typing import Any
 
 from fae_data import Workload, make_globo
 from fae_training import auc_after_epoch
-from harness import Metric, finish, fresh_processes, parse_options, plain_value, say, warn_if_busy
+from harness import Options, fresh_processes, parse_options, plain_value, say, warn_if_busy
+from parts import Found, Parts
 from session_logs import why_no_globo
 
 from recmill.artifacts.topology import Topology
@@ -52,13 +53,19 @@ SIZES = {
 
 
 def measure_aucs(
-    pool: ProcessPoolExecutor, workload: Workload, settings: Mapping[str, Any], *, seeds: int, has_control: bool = True
+    pool: ProcessPoolExecutor,
+    workload: Workload,
+    settings: Mapping[str, Any],
+    *,
+    seeds: int,
+    parts: Parts,
+    has_control: bool = True,
 ) -> Aucs:
     """AUC after an epoch in hot and cold turns, in random order and in another one as a control; one core per run."""
     sides = ("ours", "random", *(["other"] if has_control else []))
-    runs = [(side, seed) for seed in range(seeds) for side in sides]
-    started = [
-        pool.submit(
+    runs = {f"AUC {workload.name}, {side}, seed {seed}": (side, seed) for seed in range(seeds) for side in sides}
+    started = {
+        name: pool.submit(
             auc_after_epoch,
             str(workload.data.path),
             str(workload.plan.path),
@@ -66,11 +73,14 @@ def measure_aucs(
             {**settings, "seed": seed},
             order=seeds if side == "other" else 0,
         )
-        for side, seed in runs
-    ]
+        for name, (side, seed) in runs.items()
+        if name not in parts
+    }
     found: Aucs = {side: [] for side in sides}
-    for (side, _), run in zip(runs, started, strict=True):
-        found[side].append(run.result())
+    for name, (side, _) in runs.items():
+        if name in started:
+            parts.keep(name, started[name].result())
+        found[side].append(parts[name])
     for name, side in (("difference", "ours"), ("control", "other")):
         if side in found:
             found[name] = [auc - random for auc, random in zip(found[side], found["random"], strict=True)]
@@ -89,39 +99,43 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def measure_globo(pool: ProcessPoolExecutor, options: Options, folder: Path, parts: Parts) -> Found:
+    sizes, seeds = SIZES[options.size], SEEDS[options.size]
+    workload = make_globo(
+        folder,
+        sizes.one_in,
+        budget_bytes=sizes.budget_bytes,
+        topology=Topology.local(2),
+        batch_size=sizes.batch_size,
+        seed=options.seed,
+        rows_per_group=ROWS_PER_GROUP,
+    )
+    share = workload.laid_out.hot.sample_share
+    say(f"train {3 * seeds} epochs; {share:.0%} of the samples are hot")
+    aucs = measure_aucs(pool, workload, {**SETTINGS, "batch_size": sizes.batch_size}, seeds=seeds, parts=parts)
+    found = {"globo": aucs}
+    note = f"{seeds} seeds, {share:.0%} of the samples hot; {describe_aucs(found)}"
+    control = f"a second random order less the first, {min(aucs['control']):+.4f} to {max(aucs['control']):+.4f}"
+    metrics = {
+        "auc_difference_globo": plain_value(aucs["difference"], unit="AUC", note=note),
+        "auc_random_orders_globo": plain_value(aucs["control"], unit="AUC", note=control),
+    }
+    return Found(metrics=metrics, extra={"series": {"auc": found}})
+
+
 def main() -> None:
     options = parse_options(__doc__ or "", quick="one user in 32 instead of 8; under 60 s")
     warn_if_busy()
-    metrics: dict[str, Metric] = {}
-    skipped: dict[str, str] = {}
-    found: dict[str, Aucs] = {}
-    sizes = SIZES[options.size]
+    parts = Parts(options)
     if (reason := why_no_globo()) is not None:
-        skipped = dict.fromkeys(("auc_difference_globo", "auc_random_orders_globo"), reason)
+        parts.skipped |= dict.fromkeys(("auc_difference_globo", "auc_random_orders_globo"), reason)
     else:
         with (
             tempfile.TemporaryDirectory(prefix="recmill-order-") as scratch,
             fresh_processes(os.cpu_count() or 1) as processes,
         ):
-            workload = make_globo(
-                Path(scratch),
-                sizes.one_in,
-                budget_bytes=sizes.budget_bytes,
-                topology=Topology.local(2),
-                batch_size=sizes.batch_size,
-                seed=options.seed,
-                rows_per_group=ROWS_PER_GROUP,
-            )
-            share = workload.laid_out.hot.sample_share
-            seeds = SEEDS[options.size]
-            say(f"train {3 * seeds} epochs; {share:.0%} of the samples are hot")
-            aucs = measure_aucs(next(processes), workload, {**SETTINGS, "batch_size": sizes.batch_size}, seeds=seeds)
-        found["globo"] = aucs
-        note = f"{seeds} seeds, {share:.0%} of the samples hot; {describe_aucs(found)}"
-        metrics["auc_difference_globo"] = plain_value(aucs["difference"], unit="AUC", note=note)
-        control = f"a second random order less the first, {min(aucs['control']):+.4f} to {max(aucs['control']):+.4f}"
-        metrics["auc_random_orders_globo"] = plain_value(aucs["control"], unit="AUC", note=control)
-    finish(options, metrics, skipped=skipped, extra={"series": {"auc": found}})
+            parts.measure("globo", lambda: measure_globo(next(processes), options, Path(scratch), parts))
+    parts.finish()
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
     moved: dict[str, float] = {}
     cpu_s: dict[str, list[float]] = {}
     for turn in range(job["warm_ups"] + job["turns"]):
+        print(f"embedding, turn {turn}", flush=True)  # a sign of life
         for name in sides:
             hot.sync = name if name != "baseline" else hot.sync
             value = run(tables.pooled, rows) if name == "baseline" else run(hot, slots)
@@ -105,6 +106,7 @@ def measure_training(job: dict[str, Any]) -> dict[str, Any]:
         order = [("baseline", baseline), ("ours", ours)]
         for name, variant in order if turn % 2 == 0 else reversed(order):
             rate = variant.train_epoch()
+            print(f"{name}, turn {turn}: {rate:.0f} samples/s", flush=True)  # a sign of life
             if turn >= job["warm_ups"]:
                 sides[name].append(rate)
     return {**sides, "swap_s": ours.swap_s / num_epochs}

@@ -30,13 +30,13 @@ from harness import (
     Options,
     compare,
     compare_counts,
-    finish,
     parse_options,
     plain_count,
     say,
     warn_if_busy,
     without_network,
 )
+from parts import Found, Parts
 from shaped_network import run_on_nodes
 
 from recmill.artifacts import ShardPlan
@@ -303,6 +303,19 @@ def run(options: Options, folder: Path) -> None:
     for name, plan in plans.items():
         tiers = {t: {tier.kind: tier.num_rows for tier in e.tiers} for t, e in plan.tables.items()}
         say(f"{name}: {tiers}")
+    parts = Parts(options)
+    parts.skipped |= skipped
+    parts.measure("planner gap", lambda: _gap(folder, size, options.seed))
+    parts.measure("ranks", lambda: measure_ranks(folder, size, workloads, plans))
+    parts.finish()
+
+
+def _gap(folder: Path, size: Size, seed: int) -> Found:
+    return Found(metrics={"planner_gap": planner_gap(folder, count=size.num_instances, seed=seed)})
+
+
+def measure_ranks(folder: Path, size: Size, workloads: Sequence[Workload], plans: Mapping[str, ShardPlan]) -> Found:
+    """Bytes and times of all workloads on real processes, and the simulation that is calibrated on them."""
     say(f"start {WORLD} ranks on {NODES} nodes, {size.inter_mbit:g} Mbit/s between them")
     found = run_on_nodes(
         Path(__file__).with_name("flexshard_rank.py"),
@@ -315,7 +328,7 @@ def run(options: Options, folder: Path) -> None:
     if found["note"]:
         say(found["note"])
     cases = {
-        name: {side: Side.of([ranks[name][side] for ranks in found["results"]]) for side in SIDES} for name in described
+        name: {side: Side.of([ranks[name][side] for ranks in found["results"]]) for side in SIDES} for name in plans
     }
     print_bytes(cases)
     metrics: dict[str, Metric] = {}
@@ -323,12 +336,11 @@ def run(options: Options, folder: Path) -> None:
         metrics |= case_metrics(name, sides)
     metrics["predicted_bytes_error"] = prediction_error(plans, cases)
     metrics, unshaped = without_network(metrics, list(metrics), kind=found["network"], note=found["note"])
-    metrics["planner_gap"] = planner_gap(folder, count=size.num_instances, seed=options.seed)
     calibration = calibrate(cases, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
     simulated = simulate(workloads, calibration, folder)
     for line in simulated["table"]:
         say(line)
-    memory = {name: [ranks[name]["memory_bytes"] for ranks in found["results"]] for name in described}
+    memory = {name: [ranks[name]["memory_bytes"] for ranks in found["results"]] for name in plans}
     extra = {
         "network": {"kind": found["network"], "note": found["note"], "inter_mbit": size.inter_mbit},
         "bytes": {name: {side: asdict(own) for side, own in sides.items()} for name, sides in cases.items()},
@@ -342,7 +354,7 @@ def run(options: Options, folder: Path) -> None:
         },
         "simulation": simulated,
     }
-    finish(options, metrics, skipped=skipped | unshaped, extra=extra)
+    return Found(metrics=metrics, skipped=unshaped, extra=extra)
 
 
 def main() -> None:

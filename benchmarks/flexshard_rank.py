@@ -200,6 +200,7 @@ def run_case(folder: Path, case: Mapping[str, Any], wire: Wire) -> dict[str, Any
     batches = load_batches(folder, rank, features)
     results: dict[str, Any] = {name: [] for name in sides}
     for step, ids in enumerate(batches):
+        print(f"step {step}", flush=True)  # a sign of life
         order = list(sides) if step % 2 == 0 else list(reversed(sides))
         for name in order:
             # Step 0 is not timed inside collectives (bytes, and a warm-up); the others start all ranks together.

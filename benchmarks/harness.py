@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 from measured_code import hash_code
 
+from recmill.artifacts import write_text_atomically
 from recmill.report.ablation import bootstrap_interval
 from recmill.training.processes import frozen_objects
 
@@ -209,14 +210,12 @@ def write_result(
     }
     text = json.dumps(result, indent=2, allow_nan=False)
     if options.json_path and options.json_path != "-":
-        partial = Path(f"{options.json_path}.tmp")
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(options.json_path)
+        write_text_atomically(Path(options.json_path), text + "\n")
     return text
 
 
 def print_table(metrics: Mapping[str, Metric], skipped: Mapping[str, str], *, file: Any) -> None:
-    width = max(len(name) for name in (*metrics, *skipped))
+    width = max((len(name) for name in (*metrics, *skipped)), default=0)
     print(
         f"{'':{width}}{'baseline':>14}{'ours':>14}  {'unit':14}{'ratio':>8}  {'95% interval':18}{'pairs':>6}", file=file
     )

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # As in `recmill train`, for all loaders: pages of one run are reused by the next instead of being faulted in again.
@@ -33,10 +32,8 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")
 
 import torch
 from harness import (
-    Metric,
     Options,
     compare,
-    finish,
     in_turns,
     parse_options,
     plain_count,
@@ -50,8 +47,9 @@ from intune_data import hash_rows, write_dataset
 from intune_live import epoch_rate, hash_of, late_reads, live_events, two_stages
 from intune_peers import Loader, autotuned_rate, has_autotune, installed_peers
 from intune_simulation import describe, make_exam, sit
+from parts import Found, Parts
 
-from recmill.artifacts import Dataset, InputError, WorkerAllocation, read_json, read_record, record_json
+from recmill.artifacts import Dataset, InputError, read_json, read_record, record_json
 from recmill.tuning.agent import Agent
 from recmill.tuning.allocation import tune_ingest
 from recmill.tuning.cores import available_cores
@@ -130,40 +128,31 @@ def main() -> None:
     torch.set_num_threads(1)
     warn_if_busy()
     sizes = SIZES[options.size]
-    metrics: dict[str, Metric] = {}
-    extra: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    parts = Parts(options)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         say("write the Parquet that every loader reads")
-        local = write_dataset(Path(folder, "local"), num_groups=sizes.groups, rows_per_group=8_192, seed=options.seed)
-        small = write_dataset(Path(folder, "small"), num_groups=128, rows_per_group=512, seed=options.seed, num_lists=4)
+        local = write_dataset(folder / "local", num_groups=sizes.groups, rows_per_group=8_192, seed=options.seed)
+        small = write_dataset(folder / "small", num_groups=128, rows_per_group=512, seed=options.seed, num_lists=4)
         # Almost no work: the stages of (c) sleep.
         idle = write_dataset(
-            Path(folder, "idle"), num_groups=128, rows_per_group=8, seed=options.seed, num_dense=1, num_lists=1
+            folder / "idle", num_groups=128, rows_per_group=8, seed=options.seed, num_dense=1, num_lists=1
         )
         agent = Agent()
-        say("(a) tune our pipeline")
-        allocation = tune_ingest(
-            local, out=Path(folder, "allocation"), batch_size=BATCH_SIZE, memory_limit_bytes=2**31, seconds=sizes.tune_s
-        )
-        found, extra["local"], skipped = against_peers(local, allocation, sizes)
-        metrics |= found
-        found, extra["late_reads"] = against_late_reads(small, agent, sizes)
-        metrics |= found
-        if "latency_vs_autotune" not in metrics:
-            skipped["latency_vs_autotune"] = "tensorflow is not installed (pip install 'recmill[peers]')"
-        metrics["two_stage_vs_preset"], extra["two_stages"] = against_preset(idle, agent, sizes)
-        say("events during a run")
-        extra["events"] = live_events(small, agent, phase_s=sizes.phase_s, interval_s=sizes.phase_s / 10)
-        simulated, extra["simulation"] = in_simulation(local, agent, sizes, options)
-        metrics |= simulated
-    skipped_metrics = {} if simulated else dict.fromkeys(SIMULATED, str(extra["simulation"]["refused"]))
-    finish(options, metrics, skipped=skipped_metrics | skipped, extra={"details": extra})
+        parts.measure("local Parquet", lambda: against_peers(local, folder, sizes))
+        parts.measure("late reads", lambda: against_late_reads(small, agent, sizes))
+        parts.measure("two slow stages", lambda: against_preset(idle, agent, sizes))
+        parts.measure("events", lambda: during_events(small, agent, sizes))
+        parts.measure("simulation", lambda: in_simulation(local, agent, sizes, options))
+    parts.finish()
 
 
-def against_peers(
-    dataset: Dataset, allocation: WorkerAllocation, sizes: Sizes
-) -> tuple[dict[str, Metric], dict[str, Any], dict[str, str]]:
+def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> Found:
     """Every loader with Arrow's decoder and with ours: each metric compares loaders that decode alike."""
+    say("(a) tune our pipeline")
+    allocation = tune_ingest(
+        dataset, out=folder / "allocation", batch_size=BATCH_SIZE, memory_limit_bytes=2**31, seconds=sizes.tune_s
+    )
     peers, missing = installed_peers()
     workers, crowded = allocation.stages, dict.fromkeys(allocation.stages, 8)
     expected = hash_of(dataset, batch_size=BATCH_SIZE, workers=workers)
@@ -201,7 +190,7 @@ def against_peers(
     if needed := [name for name in NEEDED_PEERS if name in missing]:  # without them the best of the others is no rival
         skipped |= dict.fromkeys(metrics, f"not installed: {', '.join(needed)}")
         metrics = {}
-    return metrics, details, skipped
+    return Found(metrics=metrics, skipped=skipped, extra={"details": {"local": details}})
 
 
 def our_rate(dataset: Dataset, workers: Mapping[str, int], sizes: Sizes, *, decodes_pages: bool = True) -> float:
@@ -215,7 +204,7 @@ def peer_rate(loader: Loader, dataset: Dataset, count: int, sizes: Sizes, *, dec
     return num_rows / (time.perf_counter() - began)
 
 
-def against_late_reads(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[dict[str, Metric], dict[str, Any]]:
+def against_late_reads(dataset: Dataset, agent: Agent, sizes: Sizes) -> Found:
     runs = []
     for turn in range(sizes.pairs):
         say(f"(b) reads that take 50 ms, turn {turn + 1} of {sizes.pairs}")
@@ -232,10 +221,13 @@ def against_late_reads(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[di
         metrics["latency_vs_autotune"] = compare(
             autotuned, sides[1], unit="rows/s", note="tf.data with AUTOTUNE, the same sleep before each read"
         )
-    return metrics, found
+        skipped = {}
+    else:
+        skipped = {"latency_vs_autotune": "tensorflow is not installed (pip install 'recmill[peers]')"}
+    return Found(metrics=metrics, skipped=skipped, extra={"details": {"late_reads": found}})
 
 
-def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric, dict[str, Any]]:
+def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> Found:
     settings = {"epochs": sizes.two_stage_epochs, "slots": 126, "interval_s": 0.25}
     seconds: list[list[float]] = [[], []]
     for turn in range(sizes.pairs):
@@ -248,7 +240,14 @@ def against_preset(dataset: Dataset, agent: Agent, sizes: Sizes) -> tuple[Metric
     items = 128 * sizes.two_stage_epochs
     note = f"{items} row groups; hand-set {preset['workers']}, tuned from one worker per stage to {tuned['workers']}"
     metric = compare(*seconds, unit="s", less_is_better=True, note=note)
-    return metric, {"preset": preset, "tuned": tuned}
+    details = {"two_stages": {"preset": preset, "tuned": tuned}}
+    return Found(metrics={"two_stage_vs_preset": metric}, extra={"details": details})
+
+
+def during_events(dataset: Dataset, agent: Agent, sizes: Sizes) -> Found:
+    say("(d) events during a run")
+    found = live_events(dataset, agent, phase_s=sizes.phase_s, interval_s=sizes.phase_s / 10)
+    return Found(extra={"details": {"events": found}})
 
 
 SIMULATED = ("sim_oracle_share", "sim_after_event", "sim_vs_lp", "sim_vs_bounded", "sim_vs_even", "sim_oom")
@@ -277,15 +276,13 @@ def calibrated(dataset: Dataset, sizes: Sizes) -> Calibration:
     raise error
 
 
-def in_simulation(
-    dataset: Dataset, agent: Agent, sizes: Sizes, options: Options
-) -> tuple[dict[str, Metric], dict[str, Any]]:
+def in_simulation(dataset: Dataset, agent: Agent, sizes: Sizes, options: Options) -> Found:
     refused = ""
     try:
         calibration = calibrated(dataset, sizes)
     except InputError as error:
         if not STORED_CALIBRATION.exists():
-            return {}, {"refused": str(error)}
+            return Found(skipped=dict.fromkeys(SIMULATED, str(error)))
         refused = f"; {error}: the calibration of {STORED_CALIBRATION.name} is used"
         calibration = read_record(Calibration, read_json(STORED_CALIBRATION), where=str(STORED_CALIBRATION))
         calibration.check()
@@ -314,7 +311,8 @@ def in_simulation(
             "baseline": unguarded["ooms"],
         },
     }
-    return metrics, {"calibration": record_json(calibration), "controllers": found}
+    details = {"simulation": {"calibration": record_json(calibration), "controllers": found}}
+    return Found(metrics=metrics, extra={"details": details})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 READING = ("recmill/data", "kernels")
 TRAINING = ("recmill/model", "recmill/training/rank")
 HARNESS = ("benchmarks/harness.py", "benchmarks/session_logs.py", "benchmarks/training_rate.py")
-NETWORK = ("benchmarks/shaped_network.py",)
+NETWORK = ("benchmarks/shaped_network.py", "benchmarks/forked_ranks.py")
 
 # Packages, kernels and scripts by benchmark; a pattern may match several files.
 CODE: dict[str, tuple[str, ...]] = {

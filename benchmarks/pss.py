@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import os
 import statistics
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
-from harness import MIN_PAIRS, Metric, Options, finish, parse_options, plain_value, say, warn_if_busy
+from harness import MIN_PAIRS, Metric, Options, parse_options, plain_value, say, warn_if_busy
+from parts import Found, Parts
 from pss_curve import ADAGRAD, PACKED_PEERS, PEERS, SHARED, Training, Way, all_ways, measure_curve
 from pss_data import why_no
 from pss_memory import measure_resident
@@ -101,32 +103,32 @@ def frappe_metrics(curve: list[dict[str, Any]], *, note: str) -> dict[str, Metri
     }
 
 
-def measure_quality(options: Options) -> tuple[dict[str, Metric], list[dict[str, Any]], dict[str, str]]:
+def trained_curve(parts: Parts, training: Training, ways: list[Way], seeds: list[int]) -> list[dict[str, Any]]:
+    """The entry of every way; each is kept as it finishes."""
+    names = {f"{training.data}, {way.name}, {way.compression:g}x": way for way in ways}
+    missing = {name: way for name, way in names.items() if name not in parts}
+    for name, entry in zip(missing, measure_curve(training, list(missing.values()), seeds=seeds), strict=True):
+        parts.keep(name, entry)
+    return [parts[name] for name in names]
+
+
+def measure_frappe(parts: Parts, options: Options, seeds: list[int]) -> Found:
     size = options.size
-    seeds = [options.seed + turn for turn in range({"tiny": 1, "quick": 3, "full": 9}[size])]
-    curve: list[dict[str, Any]] = []
-    metrics: dict[str, Metric] = {}
-    skipped: dict[str, str] = {}
     if reason := why_no("frappe", "train.parquet"):
-        skipped |= dict.fromkeys(FRAPPE_METRICS, reason)
-    else:
-        how = {"epochs": EPOCHS[size], "batch_size": BATCH_SIZE[size]}
-        training = Training(data="frappe", rows=TRAIN_ROWS[size], **how)
-        if size == "full":
-            curve += measure_curve(training, all_ways(), seeds=seeds)
-        else:
-            curve += measure_curve(training, quick_ways(size), seeds=seeds)
-        part = "all rows" if TRAIN_ROWS[size] is None else f"{TRAIN_ROWS[size]:,} rows"
-        metrics = frappe_metrics(curve, note=part)
-    if size == "full":
-        others = ["synthetic"]
-        if reason := why_no("globo", "clicks.parquet"):
-            say(f"globo is left out: {reason}")
-        else:
-            others.append("globo")
-        for data in others:
-            curve += measure_curve(Training(data=data, epochs=3, batch_size=1024), all_ways(), seeds=seeds)
-    return metrics, curve, skipped
+        return Found(skipped=dict.fromkeys(FRAPPE_METRICS, reason))
+    training = Training(data="frappe", rows=TRAIN_ROWS[size], epochs=EPOCHS[size], batch_size=BATCH_SIZE[size])
+    curve = trained_curve(parts, training, all_ways() if size == "full" else quick_ways(size), seeds)
+    part = "all rows" if TRAIN_ROWS[size] is None else f"{TRAIN_ROWS[size]:,} rows"
+    return Found(metrics=frappe_metrics(curve, note=part), extra={"curves": curve})
+
+
+def measure_other(parts: Parts, data: str, seeds: list[int]) -> Found:
+    """The curve of the synthetic log or of globo; no row of the results comes from it."""
+    if data == "globo" and (reason := why_no("globo", "clicks.parquet")):
+        say(f"globo is left out: {reason}")
+        return Found()
+    training = Training(data=data, epochs=3, batch_size=1024)
+    return Found(extra={"curves": trained_curve(parts, training, all_ways(), seeds)})
 
 
 def measure_memory(size: str) -> Metric:
@@ -144,12 +146,19 @@ def main() -> None:
     options = parse_options(__doc__ or "", quick="three seeds of a part of frappe, three step times, under 90 s")
     warn_if_busy()
     torch.set_num_threads(1)
+    parts = Parts(options)
+    seeds = [options.seed + turn for turn in range({"tiny": 1, "quick": 3, "full": 9}[options.size])]
+    parts.measure("steps", lambda: time_steps(options))
+    parts.measure("memory", lambda: Found(metrics={"resident_100gb": measure_memory(options.size)}))
+    parts.measure("frappe", lambda: measure_frappe(parts, options, seeds))
+    for data in ("synthetic", "globo") if options.size == "full" else ():
+        parts.measure(data, partial(measure_other, parts, data, seeds))
+    parts.finish()
+
+
+def time_steps(options: Options) -> Found:
     metrics, steps = measure_steps(options.size, seed=options.seed)
-    say("steps measured")
-    metrics["resident_100gb"] = measure_memory(options.size)
-    say("memory measured")
-    quality, curve, skipped = measure_quality(options)
-    finish(options, {**metrics, **quality}, skipped=skipped, extra={"curves": curve, "steps": steps})
+    return Found(metrics=metrics, extra={"steps": steps})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ os.environ.update(rank_environment())  # before any library reads it: thread and
 
 import torch
 from dedup_kernel import RIVALS, measure_dedup
-from harness import Metric, Options, finish, fresh_processes, parse_options, say, warn_if_busy
+from harness import Metric, fresh_processes, parse_options, say, warn_if_busy
+from parts import Found, Parts
 from recd_curve import run_curve
 from recd_measures import measure_preprocessing, measure_reader_bytes, measure_storage, quieten, train_apart
 from recd_rank import NUM_RANKS
@@ -68,60 +69,79 @@ def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
     }
 
 
-def run_recd(logs: Logs, sizes: Sizes, options: Options, processes: Iterator[ProcessPoolExecutor]) -> dict[str, Metric]:
+def run_recd(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[ProcessPoolExecutor]) -> None:
     """The metrics of the synthetic preset."""
-    seed = options.seed
-    main, stored = logs.recd(sizes.rows), logs.recd(sizes.storage_rows)
-    names = ("session", "deduplicated")
-    found = measure_storage(stored, *names)
-    metrics = {f"storage_{name}_vs_best": metric for name, metric in zip(names, found, strict=True)}
-    say("preprocess")
-    metrics["preprocess"] = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_repeats)
-    metrics["reader_bytes"] = measure_reader_bytes(main, sizes, seed)
-    say("train with a transformer")
-    layouts, shape = logs.recd(sizes.sequence_rows), {"batch_size": sizes.sequence_batch_size}
-    shape |= {"num_batches": sizes.sequence_batches, "memory_repeats": max(1, sizes.sequence_repeats // 3)}
-    how = {"repeats": sizes.sequence_repeats, "num_steps": 1, **shape}
-    trained = next(processes).submit(train_apart, layouts, "transformer", sizes, seed, **how)
-    metrics["train_sequence"], metrics["peak_memory"] = trained.result()
-    say("train pooled")
-    how = {"repeats": sizes.repeats, "num_steps": 2}
-    metrics["train_pooled"] = next(processes).submit(train_apart, main, "mean", sizes, seed, **how).result()[0]
-    say("train pooled, one sample a session")
-    layouts, how = logs.recd(sizes.control_rows, samples_per_session=1.0), {"repeats": sizes.control_repeats}
-    trained = next(processes).submit(train_apart, layouts, "mean", sizes, seed, **how, num_steps=1, same_lookups=True)
-    metrics["train_control_same_lookups"] = trained.result()[0]
-    return metrics
+    seed, main, stored = parts.options.seed, logs.recd(sizes.rows), logs.recd(sizes.storage_rows)
+
+    def store() -> Found:
+        names = ("session", "deduplicated")
+        found = zip(names, measure_storage(stored, *names), strict=True)
+        return Found(metrics={f"storage_{name}_vs_best": metric for name, metric in found})
+
+    def read() -> Found:
+        say("preprocess")
+        rate = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_repeats)
+        return Found(metrics={"preprocess": rate, "reader_bytes": measure_reader_bytes(main, sizes, seed)})
+
+    def train_sequence() -> Found:
+        say("train with a transformer")
+        layouts, shape = logs.recd(sizes.sequence_rows), {"batch_size": sizes.sequence_batch_size}
+        shape |= {"num_batches": sizes.sequence_batches, "memory_repeats": max(1, sizes.sequence_repeats // 3)}
+        how = {"repeats": sizes.sequence_repeats, "num_steps": 1, **shape}
+        trained = next(processes).submit(train_apart, layouts, "transformer", sizes, seed, **how)
+        return Found(metrics=dict(zip(("train_sequence", "peak_memory"), trained.result(), strict=True)))
+
+    def train_pooled() -> Found:
+        say("train pooled")
+        how = {"repeats": sizes.repeats, "num_steps": 2}
+        trained = next(processes).submit(train_apart, main, "mean", sizes, seed, **how)
+        return Found(metrics={"train_pooled": trained.result()[0]})
+
+    def train_control() -> Found:
+        say("train pooled, one sample per session")
+        layouts, how = logs.recd(sizes.control_rows, samples_per_session=1.0), {"repeats": sizes.control_repeats}
+        how |= {"num_steps": 1, "same_lookups": True}
+        trained = next(processes).submit(train_apart, layouts, "mean", sizes, seed, **how)
+        return Found(metrics={"train_control_same_lookups": trained.result()[0]})
+
+    for run in (store, read, train_sequence, train_pooled, train_control):
+        parts.measure(f"recd, {run.__name__}", run)
 
 
-def run_globo(
-    logs: Logs, sizes: Sizes, options: Options, processes: Iterator[ProcessPoolExecutor]
-) -> dict[str, Metric]:
+def run_globo(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[ProcessPoolExecutor]) -> None:
     """The metrics of globo."""
-    seed, main = options.seed, logs.globo(sizes.globo_users)
-    stored = logs.globo(sizes.storage_globo_users)
-    metrics = {"storage_globo_vs_best": measure_storage(stored, "deduplicated")[0]}
-    say("preprocess globo")
-    metrics["preprocess_globo"] = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_globo_repeats)
-    trained = {
-        "train_sequence_globo": (
-            sizes.sequence_globo_users,
-            "transformer",
-            {"repeats": sizes.sequence_globo_repeats, "batch_size": sizes.sequence_globo_batch_size},
-        ),
-        "train_pooled_globo": (
-            sizes.globo_users,
-            "mean",
-            {"repeats": sizes.globo_repeats, "num_batches": sizes.globo_batches},
-        ),
-    }
-    for name, (users, encoder, shape) in trained.items():
+    seed, main, stored = parts.options.seed, logs.globo(sizes.globo_users), logs.globo(sizes.storage_globo_users)
+
+    def store() -> Found:
+        return Found(metrics={"storage_globo_vs_best": measure_storage(stored, "deduplicated")[0]})
+
+    def read() -> Found:
+        say("preprocess globo")
+        rate = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_globo_repeats)
+        return Found(metrics={"preprocess_globo": rate, "reader_bytes_globo": measure_reader_bytes(main, sizes, seed)})
+
+    def train(name: str, users: int, encoder: str, **shape: int | None) -> Found:
         say(f"{name}: {encoder}")
-        how = {"num_steps": 2, **shape}
-        found = next(processes).submit(train_apart, logs.globo(users), encoder, sizes, seed, **how)
-        metrics[name] = found.result()[0]
-    metrics["reader_bytes_globo"] = measure_reader_bytes(main, sizes, seed)
-    return metrics
+        found = next(processes).submit(train_apart, logs.globo(users), encoder, sizes, seed, num_steps=2, **shape)
+        return Found(metrics={name: found.result()[0]})
+
+    def train_sequence() -> Found:
+        shape = {"repeats": sizes.sequence_globo_repeats, "batch_size": sizes.sequence_globo_batch_size}
+        return train("train_sequence_globo", sizes.sequence_globo_users, "transformer", **shape)
+
+    def train_pooled() -> Found:
+        shape = {"repeats": sizes.globo_repeats, "num_batches": sizes.globo_batches}
+        return train("train_pooled_globo", sizes.globo_users, "mean", **shape)
+
+    for run in (store, read, train_sequence, train_pooled):
+        parts.measure(f"globo, {run.__name__}", run)
+
+
+def time_kernel(sizes: Sizes, seed: int) -> Found:
+    num_rows, repeats = sizes.kernel
+    how = {"num_rows": num_rows, "repeats": repeats, "generator": torch.Generator().manual_seed(seed)}
+    found = {"dedup_kernel" + suffix: measure_dedup("clustered", rival, **how) for rival, suffix in RIVALS.items()}
+    return Found(metrics=found)
 
 
 def main() -> None:
@@ -131,30 +151,28 @@ def main() -> None:
     warn_if_busy()
     quieten()
     sizes = SIZES[options.size]
-    skipped: dict[str, str] = {}
+    parts = Parts(options)
     with (
         fresh_processes(os.cpu_count() or 1, NUM_RANKS, *[1] * NUM_TRAINED) as processes,
         tempfile.TemporaryDirectory(prefix="recd-") as folder,
         one_rank(),
     ):
         logs = Logs(Path(folder), options.seed, widest_globo=sizes.storage_globo_users, writers=next(processes))
-        wired = make_logs(logs, sizes, options.seed, ranks=next(processes), has_globo=not why_no_globo())
-        metrics = run_recd(logs, sizes, options, processes)
+        parts.metrics |= make_logs(logs, sizes, options.seed, ranks=next(processes), has_globo=not why_no_globo())
+        run_recd(parts, logs, sizes, processes)
         if reason := why_no_globo():
-            skipped = dict.fromkeys(GLOBO_METRICS, reason)
+            parts.skipped |= dict.fromkeys(GLOBO_METRICS, reason)
         else:
-            metrics |= run_globo(logs, sizes, options, processes)
-        metrics |= wired
-        series: dict[str, Any] = {"bytes_per_sample": moved_bytes(metrics)}
-        num_rows, repeats = sizes.kernel
-        generator = torch.Generator().manual_seed(options.seed)
-        kernel = {"num_rows": num_rows, "repeats": repeats, "generator": generator}
-        metrics |= {
-            "dedup_kernel" + suffix: measure_dedup("clustered", rival, **kernel) for rival, suffix in RIVALS.items()
-        }
+            run_globo(parts, logs, sizes, processes)
+        parts.measure("kernel", lambda: time_kernel(sizes, options.seed))
+        parts.extra["series"] = {"bytes_per_sample": moved_bytes(parts.metrics)}
         if options.size == "full":
-            series["samples_per_session"] = run_curve(logs, sizes, options.seed)
-    finish(options, metrics, skipped=skipped, extra={"series": series})
+            parts.measure("curve", lambda: curve_of(logs, sizes, options.seed))
+    parts.finish()
+
+
+def curve_of(logs: Logs, sizes: Sizes, seed: int) -> Found:
+    return Found(extra={"series": {"samples_per_session": run_curve(logs, sizes, seed)}})
 
 
 if __name__ == "__main__":

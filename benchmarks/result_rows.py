@@ -4,7 +4,7 @@ met       the bad end of the 95% interval meets the target, over at least 9 pair
 open      the interval straddles the target, or it has too few pairs to say more
 missed    even the good end of the interval does not meet the target
 stale     the code that the row measures has changed since
-skipped   not measured: no such data, no network namespaces, only one run, or no run yet
+skipped   not measured: no such data, no network namespaces, only one run, failed, or no run yet
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Row:
         """Why nothing can be said; empty for a row with a number."""
         metric = self.metric
         if metric is None:
-            return str(self.result.get("skipped", {}).get(self.claim.metric, "not measured yet"))
+            failed = "; ".join(f"{part} failed: {error}" for part, error in self.result.get("failed", {}).items())
+            return str(self.result.get("skipped", {}).get(self.claim.metric, failed or "not measured yet"))
         if not self.is_stale and self._ends is None:
             return "only one run"
         return ""

@@ -2,11 +2,12 @@
 
     python benchmarks/results.py                write the tables into README.md (headlines) and docs/results.md (all)
     python benchmarks/results.py --run          run the full form of every benchmark first: hours, on an idle machine
-    python benchmarks/results.py --run --stale  run only those whose code has changed since their last run
+    python benchmarks/results.py --run --stale  run only those that failed or whose code has changed since they ran
     python benchmarks/results.py --run --quick  quick forms into runs/results-quick; prints their table, writes no page
     python benchmarks/results.py --check        report stale rows; fail if the pages do not hold these tables
 
-Each benchmark writes benchmarks/results/NAME.json (--json). result_rows.py says when a row is met, open or missed.
+Each benchmark writes benchmarks/results/NAME.json (--json), and keeps finished parts until then: one that failed or was
+killed resumes, and the others run in any case. result_rows.py says when a row is met, open or missed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import argparse
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from claims import BENCHMARKS
 from measured_code import ROOT, changed_code
@@ -94,12 +96,19 @@ def update(page: Path, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-def run_benchmarks(names: Sequence[str], folder: Path, *, is_quick: bool) -> None:
+def run_benchmarks(names: Sequence[str], folder: Path, *, is_quick: bool, scripts: Path = HERE) -> list[str]:
+    """Run one benchmark after the other; one that fails does not stop the others. Returns those that failed."""
     folder.mkdir(parents=True, exist_ok=True)
+    failed = []
     for name in names:
         print(f"== {name}", flush=True)
         form = ["--quick"] if is_quick else []
-        subprocess.run([sys.executable, HERE / f"{name}.py", *form, "--json", folder / f"{name}.json"], check=True)
+        command = [sys.executable, scripts / f"{name}.py", *form, "--json", folder / f"{name}.json"]
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            print(f"== {name} failed with exit code {code}; the others follow", flush=True)
+            failed.append(name)
+    return failed
 
 
 def main() -> None:
@@ -111,24 +120,33 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a page is out of date")
     given = parser.parse_args()
     folder = QUICK_RESULTS if given.quick else RESULTS
+    failed: list[str] = []
     if given.run:
         names = [
-            name
-            for name in given.only or BENCHMARKS
-            if not given.stale or changed_code(name, read_result(folder, name).get("code"))
+            name for name in given.only or BENCHMARKS if not given.stale or is_due(name, read_result(folder, name))
         ]
-        run_benchmarks(names, folder, is_quick=given.quick)
+        failed = run_benchmarks(names, folder, is_quick=given.quick)
     rows = list(read_rows(folder))
     print(make_table(rows))
     for line in describe_stale(rows):
         print(line)
-    if given.quick:
-        return
+    if not given.quick:
+        write_pages(rows, is_check=given.check)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; `results.py --run --stale` resumes them")
+
+
+def is_due(benchmark: str, result: Mapping[str, Any]) -> bool:
+    """Never run, run with other code, or failed in part."""
+    return bool(changed_code(benchmark, result.get("code")) or result.get("failed"))
+
+
+def write_pages(rows: Sequence[Row], *, is_check: bool) -> None:
     for page, content in ((README, make_headlines(rows)), (PAGE, make_table(rows))):
         text = update(page, content)
         if text == page.read_text(encoding="utf-8"):
             continue
-        if given.check:
+        if is_check:
             raise SystemExit(
                 f"{page.name}: its table differs from benchmarks/results; run python benchmarks/results.py"
             )

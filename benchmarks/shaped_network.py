@@ -12,11 +12,8 @@ the wire with `read_counters`.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import json
 import os
-import runpy
 import shutil
 import signal
 import socket
@@ -25,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -67,9 +63,11 @@ def run_on_nodes(
     intra_mbit: float | None = None,
     env: Mapping[str, str] | None = None,
     preload: Sequence[str] = (),
-    timeout_s: float = 600.0,
+    silence_s: float = 900.0,
 ) -> dict[str, Any]:
     """Run `script` once per rank and return what the ranks wrote.
+
+    Ranks that print nothing for `silence_s` are hung: a long script prints a line after each piece of its work.
 
     Ranks fork from one process that has imported the modules of `preload`: eight times torch takes 25 s on two cores.
 
@@ -88,7 +86,7 @@ def run_on_nodes(
         except NetworkUnavailable as error:
             network, note = None, f"no shaped network: {error}; the ranks talk over loopback at full speed"
         job = {"preload": list(preload), "command": [str(script), *args], "ranks": _ranks(shape, network, scratch)}
-        results = _run_ranks(job, env or {}, scratch, timeout_s)
+        results = _run_ranks(job, env or {}, scratch, silence_s)
         return {
             "network": "loopback" if network is None else "namespaces",
             "note": note,
@@ -190,7 +188,7 @@ def _namespaces(shape: Shape) -> Iterator[_Network]:
             _ip("-n", name, "link", "set", "lo", "up")
         _join(prefix, shape)
         for name in names:
-            holders[name] = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "7200"])
+            holders[name] = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "infinity"])
         yield _Network(
             prefix=prefix,
             ranks_per_node=shape.ranks_per_node,
@@ -263,7 +261,7 @@ def _ranks(shape: Shape, network: _Network | None, scratch: Path) -> list[dict[s
     port = 29_400 if network else _free_port()
     return [
         {
-            "namespace": network.rank_namespace(rank) if network else None,
+            "namespace": str(NAMESPACES / network.rank_namespace(rank)) if network else None,
             "environment": _rank_environment(shape, network, rank, port, scratch / f"result-{rank}.json"),
             "log": str(scratch / f"log-{rank}.txt"),
         }
@@ -271,22 +269,20 @@ def _ranks(shape: Shape, network: _Network | None, scratch: Path) -> list[dict[s
     ]
 
 
-def _run_ranks(job: Mapping[str, Any], env: Mapping[str, str], scratch: Path, timeout_s: float) -> list[Any]:
+def _run_ranks(job: Mapping[str, Any], env: Mapping[str, str], scratch: Path, silence_s: float) -> list[Any]:
     path = scratch / "job.json"
     path.write_text(json.dumps(job), encoding="utf-8")
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     with open(scratch / "log.txt", "wb") as log:
         parent = subprocess.Popen(
-            [sys.executable, __file__, str(path)],
+            [sys.executable, str(Path(__file__).with_name("forked_ranks.py")), str(path)],
             env=variables,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        parent.wait(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"the ranks did not finish within {timeout_s:g} s: {_tail(scratch / 'log-0.txt')}") from None
+        _wait(parent, scratch, silence_s)
     finally:
         if parent.poll() is None:
             os.killpg(parent.pid, signal.SIGKILL)
@@ -300,64 +296,21 @@ def _run_ranks(job: Mapping[str, Any], env: Mapping[str, str], scratch: Path, ti
     return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in found]
 
 
-def fork_ranks(job_path: Path) -> None:
-    """The process that ranks fork from: import once, then one child per rank, each in its namespace."""
-    _die_with_parent()
-    job = json.loads(job_path.read_text(encoding="utf-8"))
-    sys.path.insert(0, str(Path(job["command"][0]).parent))
-    for module in job["preload"]:
-        importlib.import_module(module)
-    ranks: dict[int, int] = {}
-    for rank, entry in enumerate(job["ranks"]):
-        process = os.fork()
-        if process == 0:
-            _be_rank(entry, job["command"])
-        ranks[process] = rank
-    while ranks:
-        process, status = os.wait()
-        rank = ranks.pop(process)
-        if status:
-            (job_path.parent / "failed.json").write_text(json.dumps(rank), encoding="utf-8")
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
-            sys.exit(1)
-
-
-def _be_rank(entry: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Run the script as this rank and exit: nothing of the parent process may run again."""
-    _die_with_parent()
-    log = os.open(entry["log"], os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    code: Any = 1
-    try:
-        if entry["namespace"]:
-            _enter(entry["namespace"])
-        os.environ.update(entry["environment"])
-        sys.argv = list(command)
-        runpy.run_path(command[0], run_name="__main__")
-        code = 0
-    except SystemExit as stop:
-        code = stop.code or 0
-    finally:
-        if code:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
-
-
-def _enter(namespace: str) -> None:
-    with open(NAMESPACES / namespace, "rb") as opened:
-        of_network = 0x40000000  # CLONE_NEWNET of setns(2); os.setns exists from Python 3.12
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(opened.fileno(), of_network):
-            raise OSError(ctypes.get_errno(), f"setns into {namespace}")
-
-
-def _die_with_parent() -> None:
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+def _wait(parent: subprocess.Popen[bytes], scratch: Path, silence_s: float) -> None:
+    """Wait for the ranks as long as their logs grow."""
+    size, since = -1, time.monotonic()
+    while True:
+        try:
+            parent.wait(timeout=min(1.0, silence_s))
+        except subprocess.TimeoutExpired:
+            now = sum(log.stat().st_size for log in scratch.glob("log*.txt"))
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since > silence_s:
+                said = _tail(scratch / "log-0.txt")
+                raise TimeoutError(f"the ranks printed nothing for {silence_s:g} s: {said}") from None
+        else:
+            return
 
 
 def _rank_environment(shape: Shape, network: _Network | None, rank: int, port: int, result: Path) -> dict[str, str]:
@@ -384,7 +337,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-if __name__ == "__main__":
-    fork_ranks(Path(sys.argv[1]))

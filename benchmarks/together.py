@@ -142,7 +142,7 @@ def measure(work: Path, workload: Workload) -> tuple[dict[str, list[dict[str, An
         ranks_per_node=1,
         inter_mbit=workload.inter_mbit,
         env={"OMP_WAIT_POLICY": "PASSIVE", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"},
-        timeout_s=3600,
+        silence_s=3600,  # a training prints its steps, not every second
     )
     return done["results"][0], done["note"] or "no reason" if done["network"] != "namespaces" else ""
 

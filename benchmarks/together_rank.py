@@ -31,6 +31,7 @@ def main(jobs_path: str) -> None:
     for repeat in range(wanted["repeats"]):
         for job in wanted["jobs"] if repeat % 2 == 0 else wanted["jobs"][::-1]:
             found[job["name"]].append(train_once(job, repeat))
+            print(f"{job['name']}, turn {repeat}", flush=True)  # a sign of life
     write_result(found)
     dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -13,7 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import measured_code  # noqa: E402 - a folder of scripts, not a package
+import harness  # noqa: E402 - a folder of scripts, not a package
+import measured_code  # noqa: E402
+import parts  # noqa: E402
 import results  # noqa: E402
 from claims import CLAIMS, Claim  # noqa: E402
 from result_rows import Row, read_rows  # noqa: E402
@@ -108,10 +111,71 @@ def test_the_hash_of_code_changes_with_code_and_not_with_comments(tmp_path: Path
     assert found[0] == found[1] != found[2]
 
 
+def test_a_benchmark_that_fails_does_not_stop_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
+    good = "import sys\nopen(sys.argv[2], 'w').write('{}')\n"
+    (tmp_path / "good.py").write_text(good, encoding="utf-8")
+    failed = results.run_benchmarks(["bad", "good"], tmp_path / "out", is_quick=False, scripts=tmp_path)
+    assert failed == ["bad"]
+    assert (tmp_path / "out" / "good.json").exists()
+    assert "bad failed with exit code 3" in capfd.readouterr().out
+
+
+def options_of(tmp_path: Path) -> harness.Options:
+    path = str(tmp_path / "made.json")
+    return harness.Options(benchmark="made", quick=True, tiny=True, json_path=path, seed=0)
+
+
+def found(value: float) -> parts.Found:
+    metric = harness.plain_value([value, value], unit="s")
+    return parts.Found(metrics={f"m{value:g}": metric}, extra={"series": {f"{value:g}": [value]}})
+
+
+def test_parts_resume_after_a_failure_and_are_removed_when_all_succeeded(tmp_path: Path) -> None:
+    calls = []
+
+    def fail() -> parts.Found:
+        raise ValueError("broken")
+
+    def once() -> parts.Found:
+        calls.append(1)
+        return found(1.0)
+
+    options = options_of(tmp_path)
+    first = parts.Parts(options)
+    first.measure("one", once)
+    first.measure("two", fail)
+    first.measure("three", lambda: found(3.0))
+    with pytest.raises(SystemExit, match="failed: two"):
+        first.finish()
+    result = json.loads(Path(tmp_path / "made.json").read_text(encoding="utf-8"))
+    assert set(result["metrics"]) == {"m1", "m3"}
+    assert result["failed"] == {"two": "ValueError: broken"}
+    row = Row(claim=replace(CLAIM, metric="m2"), benchmark="made", result=result)
+    assert (row.verdict, row.measured) == ("skipped", "two failed: ValueError: broken")
+    second = parts.Parts(options)
+    second.measure("one", once)
+    second.measure("two", lambda: found(2.0))
+    second.measure("three", fail)  # kept: not called again
+    second.finish()
+    result = json.loads(Path(tmp_path / "made.json").read_text(encoding="utf-8"))
+    assert set(result["metrics"]) == {"m1", "m2", "m3"}
+    assert result["series"] == {"1": [1.0], "2": [2.0], "3": [3.0]}
+    assert calls == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["made.json"]
+
+
+def test_parts_of_another_seed_are_measured_again(tmp_path: Path) -> None:
+    options = options_of(tmp_path)
+    parts.Parts(options).measure("one", lambda: found(1.0))
+    assert "one" in parts.Parts(options)
+    assert "one" not in parts.Parts(replace(options, seed=1))
+
+
 def test_every_benchmark_names_code_that_exists() -> None:
     assert set(measured_code.CODE) == set(CLAIMS)
-    for parts in measured_code.CODE.values():
-        assert all(measured_code.files_of(part) for part in parts)
+    for code in measured_code.CODE.values():
+        assert all(measured_code.files_of(part) for part in code)
     stored = measured_code.hash_code("pss")
     assert measured_code.changed_code("pss", stored) == []
     assert measured_code.changed_code("pss", {**stored, "benchmarks/pss*.py": "0"}) == ["benchmarks/pss*.py"]
