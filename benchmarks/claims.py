@@ -103,12 +103,25 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         ),
         _ratio("training samples/s with hot batches, loopback", TABLE_WISE, "train_loopback", 1.2),
         _ratio("swapping 100,000 rows with optimiser state", INDEX_COPY, "swap_rows_vs_index", 1.0),
+        *(
+            _ratio(f"training samples/s with lookahead, {network}", rival, f"{metric}_{suffix}", target)
+            for suffix, network in (("shaped", "200 Mbit/s, Zipf 1.2"), ("loopback", "loopback, Zipf 1.2"))
+            for metric, rival, target in (
+                ("ahead_vs_dedup", ROW_WISE_DEDUP, 1.0),
+                ("ahead_vs_tables", TABLE_WISE, None),
+                ("ahead_vs_hot", "hot batches", None),
+            )
+        ),
         _at_most("AUC difference of hot order, Zipf 1.2", RANDOM_ORDER, "auc_difference", 0.001),
+        _value("AUC difference of the finest hot and cold turns, Zipf 1.2", RANDOM_ORDER, "auc_finest_turns"),
         _value("layout speed, ids per second and core", "", "layout_ids_per_s", 5e6),
         _ratio("training samples/s, low-skew data (hot batches disable themselves)", TABLE_WISE, "low_skew", 0.97),
         _value("training samples/s, 50 GB table with 12 GB of memory", "", "beyond_memory_samples_per_s"),
     ),
-    "fae_order": (_at_most("AUC difference of hot order, globo", RANDOM_ORDER, "auc_difference_globo", 0.001),),
+    "fae_order": (
+        _at_most("AUC difference of hot order, globo", RANDOM_ORDER, "auc_difference_globo", 0.001),
+        _value("AUC difference of the finest hot and cold turns, globo", RANDOM_ORDER, "auc_finest_turns_globo"),
+    ),
     "pss": (
         *(
             _ratio(
@@ -166,22 +179,35 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             is_headline=True,
         ),
         _ratio("rows/s from local Parquet, all with Arrow's decoder", OTHER_LOADERS, "local_vs_peers_arrow", 1.0),
+        _ratio("rows/s with 8 workers per stage on two cores", "the tuned numbers of workers", "crowded_vs_tuned", 0.9),
         _ratio("rows/s when a read takes 50 ms", "one worker per stage", "latency_speedup", 10.0),
         _ratio("rows/s when a read takes 50 ms", "tf.data with AUTOTUNE", "latency_vs_autotune", 1.0),
         _ratio("run time with two slow stages", "worker counts set by hand", "two_stage_vs_preset", 1 / 1.15),
     ),
     "together": (
-        _ratio("training samples/s, all switches, globo, 100 Mbit/s", SWITCHES_OFF, "globo_all", 3.0, is_headline=True),
-        _ratio("training samples/s, best single switch, globo, 100 Mbit/s", SWITCHES_OFF, "globo_best_single"),
-        _ratio("training samples/s, all switches, `recd`, 100 Mbit/s", SWITCHES_OFF, "recd_all", 5.0),
-        _ratio(
-            "time to the baseline's AUC, all switches, globo, 100 Mbit/s",
-            SWITCHES_OFF,
-            "time_to_auc",
-            2.5,
-            is_headline=True,
+        *(
+            Claim(
+                text=f"{what}, all five switches, globo, {encoder}, {speed}",
+                rival=SWITCHES_OFF,
+                metric=f"{metric}_{encoder}_{mbit}",
+                target=target if mbit == 100 and encoder == "transformer" else None,
+                is_headline=is_headline and mbit == 100 and encoder == "transformer",
+            )
+            for encoder in ("attention", "transformer")
+            for mbit, speed in ((100, "0.1 Gbit/s"), (1_000, "1 Gbit/s"), (10_000, "10 Gbit/s"))
+            for what, metric, target, is_headline in (
+                ("training samples/s", "all", 3.0, True),
+                ("time to the baseline's AUC with preparation", "time_to_auc", None, False),
+                ("time to the baseline's AUC, preparation shared by 10 trainings", "time_to_auc10", 2.5, True),
+            )
         ),
-        _value("AUC difference, all switches, globo", SWITCHES_OFF, "auc_difference", -0.002),
+        *(
+            _value(f"AUC difference, all five switches, globo, {encoder}", SWITCHES_OFF, metric, -0.002)
+            for encoder in ("attention", "transformer")
+            for metric in (f"auc_difference_{encoder}",)
+        ),
+        _ratio("training samples/s, best single switch, globo, 0.1 Gbit/s", SWITCHES_OFF, "best_single"),
+        _ratio("training samples/s, all switches, `recd`, 0.1 Gbit/s", SWITCHES_OFF, "recd_all", 5.0),
         _at_most("relative error of predicted bytes per step", "bytes counted on the wire", "prediction_error", 0.15),
     ),
     "serving": (

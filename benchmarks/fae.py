@@ -47,11 +47,14 @@ from recmill.artifacts.topology import Topology
 from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
 from recmill.planning.hot.selection import choose_hot_set
+from recmill.training.config import TrainConfig
 
 FOLDER = Path(__file__).parent
 NETWORK_MBIT = 200.0
 MIB = 2**20
 LOW_SKEW = 0.6
+LOOKAHEAD_BATCHES = TrainConfig().lookahead_batches
+AHEAD_RIVALS = {"ahead_vs_dedup": "striped", "ahead_vs_tables": "baseline", "ahead_vs_hot": "ours"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +227,7 @@ class Benchmark:
         jobs = {"embedding": self._job("embedding", made[0]), "low_skew": self._job("training", flat)}
         jobs["low_skew"]["turns"] = 2 * self.sizes.turns  # short turns; only noise differs
         jobs |= {f"train {own.name}": self._job("training", own) for own in made}
+        jobs[f"train {made[0].name}"]["is_ahead"] = True
         if globo is not None:
             jobs["train globo"] = self._job("training", globo)
         return jobs
@@ -242,6 +246,7 @@ class Benchmark:
                 note=f"loopback, {self.sizes.batch_size} samples, Zipf 1.2; raw gradients {raw['ratio']:.2f}x",
             ),
             "train_loopback": self._training(found, clicks),
+            **self._lookahead(found, clicks, "loopback"),
             "low_skew": compare(
                 found["low_skew"]["baseline"],
                 found["low_skew"]["ours"],
@@ -259,10 +264,25 @@ class Benchmark:
         answer = self._run(shaped, mbit=NETWORK_MBIT)
         series = {"shaped": {"network": answer["network"], "note": answer["note"], **answer["results"][0]}}
         if answer["network"] == "loopback":
-            return Found(skipped={"train_shaped": answer["note"]}, extra={"series": series})
+            skipped = ("train_shaped", *(f"{name}_shaped" for name in AHEAD_RIVALS))
+            return Found(skipped=dict.fromkeys(skipped, answer["note"]), extra={"series": series})
         series["epoch_s_saved"] = self._saved(clicks, answer["results"][0][f"train {clicks.name}"])
-        metric = self._training(answer["results"][0], clicks)
-        return Found(metrics={"train_shaped": metric}, extra={"series": series})
+        found = answer["results"][0]
+        metrics = {"train_shaped": self._training(found, clicks), **self._lookahead(found, clicks, "shaped")}
+        return Found(metrics=metrics, extra={"series": series})
+
+    def _lookahead(self, found: dict[str, Any], workload: Workload, network: str) -> dict[str, Metric]:
+        """Lookahead against the same rows without it, table-wise tables and hot batches."""
+        own = found[f"train {workload.name}"]
+        cpu = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in own["epoch_cpu_s"].items())
+        sent = ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in own["epoch_sent_bytes"].items())
+        note = (
+            f"{workload.name}, windows of {LOOKAHEAD_BATCHES} batches; rank 0 per epoch: CPU {cpu}; sent {sent or '?'}"
+        )
+        return {
+            f"{name}_{network}": compare(own[side], own["ahead"], unit="samples/s", note=note)
+            for name, side in AHEAD_RIVALS.items()
+        }
 
     def _training(self, found: dict[str, Any], workload: Workload) -> Metric:
         own = found[f"train {workload.name}"]
@@ -319,8 +339,11 @@ class Benchmark:
         if has_control:
             note = "what auc_difference would be without hot batches: two random orders"
             metrics["auc_random_orders"] = plain_value(own["control"], unit="AUC", note=note)
+            note = "turns of one cold batch, the most swaps: is it the length of turns that costs?"
+            metrics["auc_finest_turns"] = plain_value(own["finest_difference"], unit="AUC", note=note)
         else:
-            skipped["auc_random_orders"] = "left out of --quick, which would take longer than 90 s"
+            why = "left out of --quick, which would take longer than 90 s"
+            skipped = dict.fromkeys(("auc_random_orders", "auc_finest_turns"), why)
         return Found(metrics=metrics, skipped=skipped, extra={"series": {"auc": found}})
 
     def _measure_disk(self) -> Found:

@@ -4,6 +4,7 @@
 
 auc_difference_globo      mean AUC after an epoch of scheduled hot and cold turns, less that of random order
 auc_random_orders_globo   the same for a second random order: the effect of noise alone
+auc_finest_turns_globo    the same for the shortest turns, with the most swaps: is it the length of turns that costs?
 
 Both orders start from the same weights. Row groups have 256 rows in both, because an epoch permutes row groups: ten
 times larger ones mix less and cost 0.02 of AUC in any order. The full form has nine seeds; in the quick form,
@@ -61,17 +62,20 @@ def measure_aucs(
     parts: Parts,
     has_control: bool = True,
 ) -> Aucs:
-    """AUC after an epoch in hot and cold turns, in random order and in another one as a control; one core per run."""
-    sides = ("ours", "random", *(["other"] if has_control else []))
+    """AUC after an epoch in hot and cold turns, as scheduled and the finest, in random order and in another one as a
+    control; one core per run.
+    """
+    sides = ("ours", "random", *(["other", "finest"] if has_control else []))
     runs = {f"AUC {workload.name}, {side}, seed {seed}": (side, seed) for seed in range(seeds) for side in sides}
     started = {
         name: pool.submit(
             auc_after_epoch,
             str(workload.data.path),
             str(workload.plan.path),
-            str(workload.laid_out.path) if side == "ours" else None,
+            str(workload.laid_out.path) if side in ("ours", "finest") else None,
             {**settings, "seed": seed},
             order=seeds if side == "other" else 0,
+            is_finest=side == "finest",
         )
         for name, (side, seed) in runs.items()
         if name not in parts
@@ -81,7 +85,7 @@ def measure_aucs(
         if name in started:
             parts.keep(name, started[name].result())
         found[side].append(parts[name])
-    for name, side in (("difference", "ours"), ("control", "other")):
+    for name, side in (("difference", "ours"), ("control", "other"), ("finest_difference", "finest")):
         if side in found:
             found[name] = [auc - random for auc, random in zip(found[side], found["random"], strict=True)]
     return found
@@ -111,7 +115,7 @@ def measure_globo(pool: ProcessPoolExecutor, options: Options, folder: Path, par
         rows_per_group=ROWS_PER_GROUP,
     )
     share = workload.laid_out.hot.sample_share
-    say(f"train {3 * seeds} epochs; {share:.0%} of the samples are hot")
+    say(f"train {4 * seeds} epochs; {share:.0%} of the samples are hot")
     aucs = measure_aucs(pool, workload, {**SETTINGS, "batch_size": sizes.batch_size}, seeds=seeds, parts=parts)
     found = {"globo": aucs}
     note = f"{seeds} seeds, {share:.0%} of the samples hot; {describe_aucs(found)}"
@@ -119,6 +123,7 @@ def measure_globo(pool: ProcessPoolExecutor, options: Options, folder: Path, par
     metrics = {
         "auc_difference_globo": plain_value(aucs["difference"], unit="AUC", note=note),
         "auc_random_orders_globo": plain_value(aucs["control"], unit="AUC", note=control),
+        "auc_finest_turns_globo": plain_value(aucs["finest_difference"], unit="AUC", note="turns of one cold batch"),
     }
     return Found(metrics=metrics, extra={"series": {"auc": found}})
 
@@ -128,7 +133,8 @@ def main() -> None:
     warn_if_busy()
     parts = Parts(options)
     if (reason := why_no_globo()) is not None:
-        parts.skipped |= dict.fromkeys(("auc_difference_globo", "auc_random_orders_globo"), reason)
+        names = ("auc_difference_globo", "auc_random_orders_globo", "auc_finest_turns_globo")
+        parts.skipped |= dict.fromkeys(names, reason)
     else:
         with (
             tempfile.TemporaryDirectory(prefix="recmill-order-") as scratch,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fae_data import DIM
-from fae_training import BENCH_CONFIG, make_variant
+from fae_training import BENCH_CONFIG, make_variant, striped
 from shaped_network import read_counters, write_result
 from torchrec import KeyedJaggedTensor
 
@@ -27,6 +27,7 @@ from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.processes import keep_freed_memory
+from recmill.training.switches import LOOKAHEAD
 
 
 def hot_batches(job: dict[str, Any], split: str) -> list[KeyedJaggedTensor]:
@@ -92,7 +93,7 @@ def measure_embedding(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_training(job: dict[str, Any]) -> dict[str, Any]:
-    """Samples per second of whole epochs."""
+    """Samples per second of whole epochs; with `is_ahead` also of striped rows with lookahead and without it."""
     data = Dataset.load(job["data"])
     plan = ShardPlan.load(job["plan"])
     laid_out = Dataset.load(job["laid_out"]) if job.get("laid_out") else None
@@ -100,16 +101,26 @@ def measure_training(job: dict[str, Any]) -> dict[str, Any]:
     plain = default_plan(Schema.load(data.path), Topology.local(dist.get_world_size()))
     baseline = make_variant(data, None, plain, config)
     ours = make_variant(data, laid_out, plan, config, sync=job.get("sync", "reduced"))
-    sides: dict[str, list[float]] = {"baseline": [], "ours": []}
+    variants = {"baseline": baseline, "ours": ours}
+    if job.get("is_ahead"):
+        variants["striped"] = make_variant(data, None, striped(plain), config)
+        variants["ahead"] = make_variant(data, None, plain, replace(config, hot_batches=LOOKAHEAD))
+    sides: dict[str, list[float]] = {name: [] for name in variants}
+    cpu_s: dict[str, float] = {}
+    sent: dict[str, float] = {}
     num_epochs = job["warm_ups"] + job["turns"]
     for turn in range(num_epochs):
-        order = [("baseline", baseline), ("ours", ours)]
+        order = list(variants.items())
         for name, variant in order if turn % 2 == 0 else reversed(order):
+            before, used = read_counters(), time.process_time()
             rate = variant.train_epoch()
+            cpu_s[name] = time.process_time() - used
+            if before and (after := read_counters()):
+                sent[name] = after["sent"] - before["sent"]
             print(f"{name}, turn {turn}: {rate:.0f} samples/s", flush=True)  # a sign of life
             if turn >= job["warm_ups"]:
                 sides[name].append(rate)
-    return {**sides, "swap_s": ours.swap_s / num_epochs}
+    return {**sides, "swap_s": ours.swap_s / num_epochs, "epoch_cpu_s": cpu_s, "epoch_sent_bytes": sent}
 
 
 TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

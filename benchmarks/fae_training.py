@@ -16,13 +16,16 @@ from torch.nn import functional
 from training_rate import one_rank
 
 from recmill.artifacts import Dataset, ShardPlan
+from recmill.artifacts.plan import TablePlan, Tier
 from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest import IngestPipeline
 from recmill.data.schema import Schema
 from recmill.planning.planner import Topology, default_plan
 from recmill.training.config import TrainConfig
 from recmill.training.rank.feed import Feed
+from recmill.training.rank.hot_schedule import MIN_RATE
 from recmill.training.rank.sharding import ShardedModel, shard_model
+from recmill.training.switches import LOOKAHEAD
 
 CPU = torch.device("cpu")
 BENCH_CONFIG = TrainConfig(bottom_layers=(64,), top_layers=(64, 32), batch_size=8192)
@@ -38,6 +41,7 @@ class Variant:
     laid_out: Dataset | None
     swap_s: float = 0.0
     num_epochs: int = 0
+    turn_rate: float | None = None  # of hot and cold turns, instead of what the schedule starts with
 
     def _open(self, data: Dataset, split: str, *, shuffle: bool = True) -> IngestPipeline:
         return IngestPipeline(
@@ -53,12 +57,17 @@ class Variant:
     def open_feed(self) -> Feed:
         self.num_epochs += 1
         if self.laid_out is None:
-            return Feed(self._open(self.data, "train"))
+            announce = self.model.prefetch
+            prefetch = None if announce is None else lambda batch: announce(batch.ids)
+            return Feed(self._open(self.data, "train"), prefetch=prefetch, ahead=self.config.lookahead_batches)
         # With a generous budget every sample may be hot, and with a small one none.
         cold, hot = (
             self._open(self.laid_out, split) if split in self.laid_out.splits else None for split in ("cold", "hot")
         )
-        return Feed(cold, hot)
+        feed = Feed(cold, hot)
+        if self.turn_rate is not None and feed.schedule is not None:
+            feed.schedule.rate = self.turn_rate
+        return feed
 
     def step(self, batch: Batch, is_hot: bool) -> torch.Tensor:
         start = time.perf_counter()
@@ -114,10 +123,19 @@ class Variant:
         return float(roc_auc_score(truth.numpy().astype(np.int64), scores.numpy())), loss
 
 
-def auc_after_epoch(data: str, plan: str, laid_out: str | None, settings: dict[str, Any], *, order: int = 0) -> float:
+def auc_after_epoch(
+    data: str,
+    plan: str,
+    laid_out: str | None,
+    settings: dict[str, Any],
+    *,
+    order: int = 0,
+    is_finest: bool = False,
+) -> float:
     """AUC after an epoch in one process, in scheduled hot and cold turns or in random order.
 
-    `settings` are those of TrainConfig; `order` is added to the seed of the order, not to that of the model.
+    `settings` are those of TrainConfig; `order` is added to the seed of the order, not to that of the model. With
+    `is_finest` the turns are as short as they can be, from the first to the last.
     """
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -131,16 +149,31 @@ def auc_after_epoch(data: str, plan: str, laid_out: str | None, settings: dict[s
         laid = Dataset.load(laid_out) if laid_out else None
         variant = make_variant(dataset, laid, chosen, config)
         variant.num_epochs = order
-        variant.train_epoch(held_out=dataset if laid else None)
+        variant.turn_rate = MIN_RATE if is_finest else None
+        variant.train_epoch(held_out=dataset if laid and not is_finest else None)
         return variant.evaluate(dataset)[0]
+
+
+def striped(plan: ShardPlan) -> ShardPlan:
+    """The plan with the rows of all tables striped over the ranks: row-wise sharding with id dedup."""
+    tier = {"kind": "global", "bytes": 0, "predicted_bytes_per_step": 0.0, "predicted_seconds_per_step": 0.0}
+    tables = {
+        name: replace(own, placement="tiered", tiers=(Tier(num_rows=_num_rows(own), **tier),))
+        for name, own in plan.tables.items()
+    }
+    return replace(plan, tables=tables)
+
+
+def _num_rows(table: TablePlan) -> int:
+    return sum(shard.size[0] for shard in table.shards if shard.offset[1] == 0)
 
 
 def make_variant(
     data: Dataset, laid_out: Dataset | None, plan: ShardPlan, config: TrainConfig, *, sync: str = "reduced"
 ) -> Variant:
-    """`laid_out` None: TorchRec's tables alone."""
-    switch = "false" if laid_out is None else "true"
-    config = replace(config, hot_batches=switch)
+    """`laid_out` None: the plan's tables alone, or with lookahead if the config says so."""
+    if config.hot_batches != LOOKAHEAD:
+        config = replace(config, hot_batches="false" if laid_out is None else "true")
     model = shard_model(Schema.load(data.path), config, plan, CPU)
     for collection in model.hot:
         collection.sync = sync

@@ -118,6 +118,7 @@ SIZES = {
 BATCH_SIZE = 4096
 NEEDED_PEERS = ("Grain", "torchdata nodes", "SPDL")
 DECODERS = {"Arrow's decoder": False, "our decoder": True}
+CROWDED = "ours, 8 workers per stage"
 SAME_DECODER = {"Arrow's decoder": "local_vs_peers_arrow", "our decoder": "local_vs_peers_pages"}
 
 
@@ -156,7 +157,7 @@ def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> Found:
     peers, missing = installed_peers()
     workers, crowded = allocation.stages, dict.fromkeys(allocation.stages, 8)
     expected = hash_of(dataset, batch_size=BATCH_SIZE, workers=workers)
-    equal = {"ours, 8 workers per stage": hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected}
+    equal = {CROWDED: hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected}
     sides: dict[str, Callable[[], float]] = {}
     for decoder, decodes_pages in DECODERS.items():
         sides[f"ours, {decoder}"] = partial(our_rate, dataset, workers, sizes, decodes_pages=decodes_pages)
@@ -165,10 +166,10 @@ def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> Found:
                 own = f"{name} ({count}), {decoder}"
                 equal[own] = hash_rows(loader(dataset, BATCH_SIZE, count, 1, decodes_pages)) == expected
                 sides[own] = partial(peer_rate, loader, dataset, count, sizes, decodes_pages=decodes_pages)
+    sides[CROWDED] = partial(our_rate, dataset, crowded, sizes)
     say(f"(a) {len(sides)} loaders and decoders, {sizes.turns} turns")
     rates = dict(zip(sides, in_turns(*sides.values(), repeats=sizes.turns), strict=True))
     found = {name: statistics.median(own) for name, own in rates.items()}
-    found["ours, 8 workers per stage"] = our_rate(dataset, crowded, sizes)
     counts_text = "/".join(str(own) for own in workers.values())
     metrics = {}
     for decoder, metric in SAME_DECODER.items():
@@ -177,9 +178,12 @@ def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> Found:
         note = (
             f"best of {len(others)}: {best}; not installed: {', '.join(missing) or 'none'}; row hashes equal: "
             f"{all(equal.values())}; ours with {counts_text} workers ({', '.join(workers)}), with 8 per stage "
-            f"{found['ours, 8 workers per stage']:,.0f}"
+            f"{found[CROWDED]:,.0f}"
         )
         metrics[metric] = compare(rates[best], rates[f"ours, {decoder}"], unit="rows/s", note=note)
+    over_threaded = compare(
+        rates["ours, our decoder"], rates[CROWDED], unit="rows/s", note=f"tuned: {counts_text} workers"
+    )
     details = {
         "rows_per_s": found,
         "hashes_equal": equal,
@@ -190,6 +194,7 @@ def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> Found:
     if needed := [name for name in NEEDED_PEERS if name in missing]:  # without them the best of the others is no rival
         skipped |= dict.fromkeys(metrics, f"not installed: {', '.join(needed)}")
         metrics = {}
+    metrics["crowded_vs_tuned"] = over_threaded
     return Found(metrics=metrics, skipped=skipped, extra={"details": {"local": details}})
 
 

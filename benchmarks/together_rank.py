@@ -2,6 +2,8 @@
 
     together_rank.py JOBS.json     {"repeats": 2, "jobs": [{"name", ...a job of recmill.training.trainer}]}
 
+`reader_rows_per_s` of a job is what storage gives one reader.
+
 Every repeat starts from fresh weights of another seed in a fresh folder; jobs run in order, then in reverse.
 """
 
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from shaped_network import write_result
 
 from recmill.artifacts import Dataset, ShardPlan
+from recmill.data.ingest import IngestPipeline
 from recmill.training.ablation import figures_of, predicted_of
 from recmill.training.processes import keep_freed_memory
 from recmill.training.rank.worker import open_run
@@ -42,11 +45,21 @@ def train_once(job: dict[str, Any], repeat: int) -> dict[str, Any]:
     dist.barrier()
     config = {**job["config"], "seed": job["config"]["seed"] + repeat}
     run = open_run({**job, "config": config, "out": str(out)}, torch.device("cpu"))
+    for pipeline in run.ingest.pipelines:
+        pipeline.set_delays({"read": rows_per_group(pipeline) / job["reader_rows_per_s"]})
     result = run.train()
     if not result:
         return {}
     figures = figures_of(result, Dataset.load(job["data"]))
-    return {**figures, **predicted_of(ShardPlan.load(job["plan"]), result), "num_steps": result["num_steps"]}
+    on = [entry["switch"] for entry in result["decisions"] if entry["is_on"]]
+    counted = {"num_steps": result["num_steps"], "switches_on": on}
+    return {**figures, **predicted_of(ShardPlan.load(job["plan"]), result), **counted}
+
+
+def rows_per_group(pipeline: IngestPipeline) -> float:
+    """The mean over the row groups of a split."""
+    parts = pipeline.dataset.split_parts(pipeline.split)
+    return pipeline.num_rows / sum(len(part.row_group_rows) for part in parts)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def train(
       dense_lr=1e-3  table_lr=0.05  table_optimiser=rowwise_adagrad|adagrad|sgd
       sequence_encoder=schema|mean|attention|transformer|standard_transformer|din|hstu  max_sequence_length=64
       dedup, tiers, hot_batches, sharing, tuning: each auto|true|false (tuning is false by default, the others auto)
+      hot_batches=lookahead  lookahead_batches=8 (in the given order: rows of coming batches are fetched together)
       multi_task=shared|mmoe|ple  num_experts=4  tower_layers=64  task_weights=1,2  (several labels in schema.json)
       eval_every=100  patience=3  max_steps=1000  seed=1
       checkpoint_every=500  checkpoint_async=auto|true|false (write checkpoints beside training, from a copy)

@@ -11,13 +11,14 @@ from typing import Any, Self
 from recmill.artifacts import InputError
 from recmill.data.sources.presets import training_settings
 from recmill.model.settings import RankerConfig
-from recmill.training.switches import Switch
+from recmill.training.switches import LOOKAHEAD, Switch
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "model": ("dlrm", "dcn"),
     "sequence_encoder": ("schema", "mean", "attention", "transformer", "standard_transformer", "din", "hstu"),
     "table_optimiser": ("rowwise_adagrad", "adagrad", "sgd"),
     **dict.fromkeys(Switch, ("auto", "true", "false")),
+    Switch.HOT_BATCHES: ("auto", "true", "false", LOOKAHEAD),
     "hot_sync": ("reduced", "raw"),
     "lr_schedule": ("constant", "linear"),
     "multi_task": ("shared", "mmoe", "ple"),
@@ -26,7 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 POSITIVE = (
     *("epochs", "batch_size", "eval_batch_size", "attention_heads", "transformer_layers", "max_sequence_length"),
     *("dense_lr", "table_lr", "checkpoint_every", "timeout_s", "hot_sync_every", "num_experts"),
-    "extraction_levels",
+    *("extraction_levels", "lookahead_batches"),
 )
 NOT_NEGATIVE = (
     *("cross_layers", "cross_rank", "interaction_dim", "eval_every", "patience", "max_steps", "threads"),
@@ -56,11 +57,14 @@ class TrainConfig(RankerConfig):
     # trains as if it were not there. dedup, tiers and tuning leave the result unchanged.
     dedup: str = "auto"  # train each distinct list of a batch once (RecD); "true": every feature that repeats at all
     tiers: str = "auto"  # place rows by how often they are read (FlexShard): replicated, per node, global
-    hot_batches: str = "auto"  # train batches that read hot rows only separately, without exchange (FAE)
+    # Train batches that read hot rows only separately, without exchange (FAE). "lookahead" keeps the order of samples
+    # instead: rows of the next `lookahead_batches` are fetched together and kept while they are needed.
+    hot_batches: str = "auto"
     sharing: str = "auto"  # cold rows share parameters (PSS): another, smaller model
     tuning: str = "auto"  # adjust worker counts while training (InTune); "auto": if there is an allocation
 
     hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
+    lookahead_batches: int = 8  # with hot_batches=lookahead; the result does not depend on it
     hot_sync: str = "reduced"  # "raw": bitwise equal to whole tables; "reduced": fewer bytes, equal up to rounding
     table_memory_bytes: int = 0  # per-process limit for tables and their state, the largest go to disk; 0: no limit
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from recmill.artifacts import Dataset, ShardPlan
 from recmill.training.config import TrainConfig
-from recmill.training.switches import Switch, placed, shared_tables, wants_hot_batches
+from recmill.training.switches import LOOKAHEAD, Switch, looks_ahead, placed, shared_tables, wants_hot_batches
 from recmill.training.verdicts import Verdicts
 
 Source = Literal["trial", "plan", "setting", "data"]
@@ -18,7 +18,10 @@ OFF = "turned off by the setting"
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One switch of one run. `ratio` is the measured speed with the switch over that without it."""
+    """One switch of one run. `ratio` is the measured speed with the switch over that without it.
+
+    `mode` is "lookahead" where hot_batches is on in that way, else "".
+    """
 
     switch: Switch
     setting: str
@@ -26,6 +29,7 @@ class Decision:
     reason: str  # one sentence, without its full stop
     source: Source
     ratio: float | None = None
+    mode: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"switch": self.switch.value}
@@ -50,9 +54,9 @@ def decisions_of(
         Switch.DEDUP: _dedup(plan, dataset, deduplicated),
         Switch.TIERS: _tiers(plan),
         Switch.HOT_BATCHES: (
-            wants_hot_batches(plan, config),
-            plan.hot_set.reason if plan.hot_set else no_hot_rows,
-            "plan",
+            (True, f"rows of the next {config.lookahead_batches} batches are fetched together", "setting")
+            if looks_ahead(config)
+            else (wants_hot_batches(plan, config), plan.hot_set.reason if plan.hot_set else no_hot_rows, "plan")
         ),
         Switch.SHARING: _sharing(shared_tables(plan, config)),
         Switch.TUNING: (is_tuned, on if is_tuned else off, "data"),
@@ -68,10 +72,12 @@ def _decide(config: TrainConfig, verdicts: Verdicts, switch: Switch, outcome: Ou
         is_on, reason = False, OFF
     if setting != "auto":
         source = "setting"
-    decision = Decision(switch=switch, setting=setting, is_on=is_on, reason=reason, source=source)
+    mode = setting if setting == LOOKAHEAD else ""
+    decision = Decision(switch=switch, setting=setting, is_on=is_on, reason=reason, source=source, mode=mode)
     if verdict is None:
         return decision
-    return replace(decision, is_on=verdict.is_on, reason=verdict.reason, ratio=verdict.ratio, source="trial")
+    found = replace(decision, is_on=verdict.is_on, reason=verdict.reason, ratio=verdict.ratio, source="trial")
+    return replace(found, mode=verdict.setting)
 
 
 def _dedup(plan: ShardPlan, dataset: Dataset, deduplicated: Collection[str]) -> Outcome:

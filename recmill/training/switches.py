@@ -12,6 +12,7 @@ from recmill.artifacts import InputError, ShardPlan
 if TYPE_CHECKING:
     from recmill.training.config import TrainConfig
 
+LOOKAHEAD = "lookahead"  # a value of hot_batches: rows of coming batches, in the given order of samples
 ABLATION_FILE = "ablation.json"  # the manifest of a folder that compares switches
 
 
@@ -70,9 +71,14 @@ def wants_hot_batches(plan: ShardPlan | None, config: TrainConfig) -> bool:
     hot_set = plan.hot_set if plan else None
     if config.hot_batches == "true" and not hot_set:
         raise InputError("hot_batches=true, but no plan holds a hot set; make one with `recmill plan --hot-budget`")
-    if config.hot_batches == "false" or not hot_set:
+    if config.hot_batches in ("false", LOOKAHEAD) or not hot_set:
         return False
     return config.hot_batches == "true" or hot_set.pays
+
+
+def looks_ahead(config: TrainConfig) -> bool:
+    """Whether rows of the next batches are fetched together; the rows of all tables are then striped over the ranks."""
+    return config.hot_batches == LOOKAHEAD
 
 
 def shared_tables(plan: ShardPlan, config: TrainConfig) -> frozenset[str]:

@@ -49,7 +49,7 @@ from recmill.training.processes import (
     take_folder,
     threads_of,
 )
-from recmill.training.switches import Switch, shared_tables, wants_hot_batches
+from recmill.training.switches import shared_tables, wants_hot_batches
 from recmill.training.verdicts import remembered
 
 JOB = "job.json"
@@ -202,7 +202,7 @@ def lay_out_hot(job: Mapping[str, Any], folder: str | Path, config: TrainConfig,
     if not wants_hot_batches(plan, config) or plan is None:
         return dict(job)
     known = remembered(job, num_ranks=plan.world_size)
-    if known and Switch.HOT_BATCHES in known.refused:
+    if known and not wants_hot_batches(plan, known.settle(config)):
         return dict(job)
     target = join_path(folder, "layout")
     if not path_exists(join_path(target, Dataset.manifest_name)):

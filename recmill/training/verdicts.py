@@ -29,7 +29,8 @@ IRRELEVANT = (
 class Verdict:
     """One switch: whether it is on, and the sentence that says why. `ratio` is the measured speed with it over without.
 
-    `low` and `high` bound the ratio; without a trial there is none of the three.
+    `low` and `high` bound the ratio; without a trial there is none of the three. `setting` is what a switch that is on
+    is set to, if not what it was.
     """
 
     switch: Switch
@@ -38,6 +39,7 @@ class Verdict:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+    setting: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,8 @@ class Verdicts:
 
     def settle(self, config: TrainConfig) -> TrainConfig:
         """The config with every switch off that did not pay."""
-        return TrainConfig.from_json({**config.to_json(), **dict.fromkeys(self.refused, "false")})
+        chosen = {str(verdict.switch): verdict.setting for verdict in self.found if verdict.is_on and verdict.setting}
+        return TrainConfig.from_json({**config.to_json(), **dict.fromkeys(self.refused, "false"), **chosen})
 
     def to_json(self) -> dict[str, Any]:
         return {"format_version": FORMAT_VERSION, "kind": "verdicts", **asdict(self)}

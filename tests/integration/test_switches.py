@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recmill.artifacts import Dataset
+from recmill.artifacts import Dataset, ShardPlan, write_folder
+from recmill.artifacts.plan import TablePlan, Tier
 from recmill.data.cluster import cluster_sessions
 from recmill.data.hot.layout import layout_hot
 from recmill.data.sources.presets import tiny
@@ -35,6 +36,7 @@ CONFIG = TrainConfig(
     lr_schedule="linear",  # every kind of table must follow it
     seed=1,  # with 0 one weight of the shared array has a gradient of rounding only, which Adagrad makes a whole step
 )
+AHEAD_SIZES = (1, 3, 8)
 COMBINATIONS = [
     frozenset(),
     *(frozenset({switch}) for switch in SWITCHES),
@@ -62,6 +64,33 @@ def work(tmp_path_factory):
     cluster_sessions(raw, out=folder / "session", eval_fraction=0.2)
     profile_access(Dataset.load(folder / "session"), out=folder / "profile")
     return folder
+
+
+def lookahead_entries(work: Path, nproc: int) -> list[dict]:
+    """An epoch with its short last batch, evaluated in the middle of windows of 1, 3 and 8 batches, and without any."""
+    plain, striped = work / f"plan-{nproc}-", work / f"plan-{nproc}-striped"
+    tables = ShardPlan.load(plain).tables
+    tier = {"kind": "global", "bytes": 0, "predicted_bytes_per_step": 0.0, "predicted_seconds_per_step": 0.0}
+    with write_folder(striped, manifest_name=ShardPlan.manifest_name) as folder:
+        placed = {
+            name: replace(own, placement="tiered", tiers=(Tier(num_rows=rows_of(own), **tier),))
+            for name, own in tables.items()
+        }
+        replace(ShardPlan.load(plain), tables=placed).seal(folder)
+    base = replace(CONFIG, batch_size=256, max_steps=0, eval_every=5)
+    shared = {"data": str(work / "session"), "hot_data": None, "allocation": None, "inputs": {}}
+    entries = []
+    for dedup in ("false", "true"):
+        without = replace(base, dedup=dedup, tiers="auto")
+        entries.append({**shared, "name": f"striped {dedup}", "plan": str(striped), "config": without.to_json()})
+        for size in AHEAD_SIZES:
+            ahead = replace(base, dedup=dedup, hot_batches="lookahead", lookahead_batches=size)
+            entries.append({**shared, "name": f"ahead {size} {dedup}", "plan": str(plain), "config": ahead.to_json()})
+    return entries
+
+
+def rows_of(table: TablePlan) -> int:
+    return sum(shard.size[0] for shard in table.shards)
 
 
 def train_all(work: Path, nproc: int) -> dict:
@@ -104,6 +133,7 @@ def train_all(work: Path, nproc: int) -> dict:
                 "config": config.to_json(),
             }
         )
+    entries += lookahead_entries(work, nproc)
     (work / "job.json").write_text(json.dumps({"combinations": entries}))
     script = Path(__file__).with_name("switches_rank.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
@@ -124,8 +154,8 @@ def results(request, work):
 
 
 def test_every_combination_trains(results):
-    assert set(results) == {name_of(switches) for switches in COMBINATIONS}
-    for name, found in results.items():
+    for name in map(name_of, COMBINATIONS):
+        found = results[name]
         assert len(found["losses"]) == CONFIG.max_steps, name
         assert found["auc"] is not None, name
 
@@ -149,6 +179,18 @@ def test_a_combination_gives_its_references_weights(results, switches):
     assert set(found["tables"]) == set(expected["tables"])
     for table, rows in expected["tables"].items():
         torch.testing.assert_close(found["tables"][table], rows, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("dedup", ["false", "true"])
+@pytest.mark.parametrize("size", AHEAD_SIZES)
+def test_looking_ahead_changes_no_bit(results, size, dedup):
+    found, expected = results[f"ahead {size} {dedup}"], results[f"striped {dedup}"]
+    assert len(expected["losses"]) > 8
+    assert set(found["stores"]) == {"TieredEmbeddingCollection"}
+    assert found["losses"] == expected["losses"]
+    assert found["auc"] == expected["auc"]
+    for table, rows in expected["tables"].items():
+        assert torch.equal(found["tables"][table], rows)
 
 
 def test_tuning_changes_nothing_at_all(results):

@@ -50,7 +50,10 @@ def test_a_tried_run_equals_the_one_set_by_hand_and_is_tried_once(tmp_path: Path
     decided = {entry["switch"]: entry for entry in tried["decisions"]}
     assert tried["trial_seconds"] > 0
     assert all(decided[name]["source"] == "trial" for name in ("tiers", "dedup"))
-    states = {name: "auto" if decided[name]["is_on"] else "false" for name in ("dedup", "tiers", "hot_batches")}
+    states = {
+        name: (decided[name]["mode"] or "auto") if decided[name]["is_on"] else "false"
+        for name in ("dedup", "tiers", "hot_batches")
+    }
     by_hand = replace(CONFIG, trial=False, **states)
     alike = train(tmp_path / "data", out=tmp_path / "hand", config=by_hand, **shared)
     assert [entry["loss"] for entry in tried["curve"]] == [entry["loss"] for entry in alike["curve"]]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
+
+import torch
+from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import Dataset, InputError
 from recmill.data.hot.layout import COLD, HOT
@@ -43,13 +47,25 @@ def _full_steps(dataset: Dataset, config: TrainConfig) -> int:
     return config.epochs * -(-num_rows // config.batch_size)
 
 
+@cache
+def blank_ids(keys: tuple[str, ...], device: torch.device) -> KeyedJaggedTensor:
+    """The ids of a sample with nothing but empty lists; the same object in every call, as tables expect what they were
+    told is coming.
+    """
+    return KeyedJaggedTensor(
+        keys=list(keys),
+        values=torch.empty(0, dtype=torch.int64, device=device),
+        lengths=torch.zeros(len(keys), dtype=torch.int32, device=device),
+    )
+
+
 class Feed:
     """Batches of one rank over all epochs, each with a flag: whether it holds slots of hot rows instead of ids.
 
     With `hot`, its batches and those of `cold` alternate in turns that the schedule sets. After a turn, `wants_loss` is
     true until `observe` receives the held-out loss, which determines the length of the next turns.
 
-    `prefetch` receives every batch of a single stream AHEAD batches before it is trained.
+    `prefetch` receives every batch of a single stream `ahead` batches before it is trained.
     """
 
     def __init__(
@@ -58,6 +74,7 @@ class Feed:
         hot: IngestPipeline | None = None,
         *,
         prefetch: Callable[[Batch], None] | None = None,
+        ahead: int = AHEAD,
     ) -> None:
         # By whether their batches are hot.
         self.streams = {is_hot: stream for is_hot, stream in ((False, cold), (True, hot)) if stream is not None}
@@ -70,7 +87,7 @@ class Feed:
         self._block: BatchBlock | None = None
         self._left = 0  # batches left in the block
         self._num_done = 0
-        self._prefetch = prefetch
+        self._prefetch, self._ahead = prefetch, ahead
         self._position: dict[str, Any] | None = None  # of training, in a stream that is read ahead
 
     @property
@@ -100,7 +117,7 @@ class Feed:
         for batch in pipeline:
             prefetch(batch)
             waiting.append((batch, pipeline.state_dict()))
-            if len(waiting) > AHEAD:
+            if len(waiting) > self._ahead:
                 batch, self._position = waiting.popleft()
                 yield batch
         for batch, self._position in waiting:

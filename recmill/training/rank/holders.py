@@ -14,7 +14,7 @@ from recmill.data.hot.remap import load_hot_rows
 from recmill.data.schema import Schema, Table
 from recmill.planning.sharing.choice import read_exact_rows
 from recmill.training.config import TrainConfig
-from recmill.training.switches import placed, shared_tables, wants_hot_batches
+from recmill.training.switches import looks_ahead, placed, shared_tables, wants_hot_batches
 
 FLOAT_BYTES = 4
 
@@ -41,6 +41,10 @@ def assign_tables(schema: Schema, plan: ShardPlan, config: TrainConfig, *, devic
     for switch, tables, option in (("tiers", tiered, "--strategy tiers"), ("sharing", shared, "--compress")):
         if getattr(config, switch) == "true" and not tables:
             raise InputError(f"{switch}=true, but the plan has no table for it; make one with `recmill plan {option}`")
+    if looks_ahead(config):
+        if config.table_memory_bytes:
+            raise InputError("hot_batches=lookahead keeps all rows in memory; leave out table_memory_bytes")
+        return TableHolders(tiered=frozenset(table.name for table in schema.tables) - shared, shared=shared)
     hot_rows = load_hot_rows(plan) if wants_hot_batches(plan, config) else {}
     unheld = {table.name for table in schema.tables} - shared - set(hot_rows)
     if hot_rows and unheld:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchrec import KeyedJaggedTensor
 
 from recmill.artifacts import (
     Checkpoint,
@@ -43,10 +42,11 @@ from recmill.training.evaluation import PredictionCollector, Predictions, measur
 from recmill.training.processes import check_owner
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.description import describe_hot, describe_model
-from recmill.training.rank.feed import Feed, session_limit
+from recmill.training.rank.feed import AHEAD, Feed, blank_ids, session_limit
 from recmill.training.rank.sharding import ShardedModel
 from recmill.training.rank.state import LossCurve, RunState
 from recmill.training.rank.usage import UsageMeter, usage_of_all_ranks
+from recmill.training.switches import looks_ahead
 from recmill.training.tensors.saving import Saver
 from recmill.training.verdicts import Verdicts
 from recmill.tuning.online.tuner import OnlineTuner
@@ -97,10 +97,9 @@ class TrainingRun:
         options["session_limit"] = session_limit(self.dataset, self.config)
         size, hot = self.config.batch_size, self.hot_dataset
         if hot is None or HOT not in hot.splits:
-            prefetch = self.sharded.prefetch
-            return Feed(
-                self._open("train", size, **options), prefetch=None if prefetch is None else lambda b: prefetch(b.ids)
-            )
+            ahead = self.config.lookahead_batches if looks_ahead(self.config) else AHEAD
+            prefetch = None if self.sharded.prefetch is None else self.prefetch
+            return Feed(self._open("train", size, **options), prefetch=prefetch, ahead=ahead)
         streams = {
             split: self._open(split, size, dataset=hot, **options) for split in (COLD, HOT) if split in hot.splits
         }
@@ -216,16 +215,16 @@ class TrainingRun:
         self.state, self.num_metered, self.num_metered_steps = RunState(), 0, 0
         self.pending.clear()
 
+    def prefetch(self, batch: Batch) -> None:
+        """Announce a coming batch to the tables; without samples, what is looked up instead of it."""
+        assert self.sharded.prefetch is not None
+        self.sharded.prefetch(batch.ids if len(batch) else blank_ids(tuple(batch.ids.keys()), self.device))
+
     def _forward(self, batch: Batch, *, is_hot: bool = False) -> Tensor:
         """Logits of the batch. A rank without samples computes and drops a blank one: every rank must take part."""
         if len(batch):
             return self.sharded.module(batch.dense_BF, batch.ids, is_hot)
-        keys = batch.ids.keys()
-        blank = KeyedJaggedTensor(
-            keys=keys,
-            values=torch.empty(0, dtype=torch.int64, device=self.device),
-            lengths=torch.zeros(len(keys), dtype=torch.int32, device=self.device),
-        )
+        blank = blank_ids(tuple(batch.ids.keys()), self.device)
         return self.sharded.module(batch.dense_BF.new_zeros(1, batch.dense_BF.shape[1]), blank, is_hot)[:0]
 
     def _flush_losses(self) -> None:

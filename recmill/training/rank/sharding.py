@@ -30,11 +30,13 @@ from recmill.model.stores.hot.collection import HotEmbeddingCollection
 from recmill.model.stores.interface import InitialRows, TableOptimiser, TableStore
 from recmill.model.stores.shared.tables import attach_shared_tables
 from recmill.model.stores.tiered.collection import TieredEmbeddingCollection
+from recmill.model.stores.tiered.tier_map import TierMap
 from recmill.model.stores.torchrec import TorchRecStore
 from recmill.model.stores.uvm_caching import cache_tables
 from recmill.training.config import TrainConfig
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.holders import TableHolders, assign_tables, exact_rows_of
+from recmill.training.switches import looks_ahead
 
 # One bucket holds all dense gradients, so the order in which they are summed over ranks never changes within a run
 # and a resumed run adds them as the uninterrupted one did.
@@ -56,7 +58,7 @@ class ShardedModel:
     sharing: SharedParameters | None = None  # how tables share parameters: part of what the model is
     is_hot: bool = False
     groups: Sequence[dist.ProcessGroup] = ()  # of the collections beside TorchRec's
-    # With tables on disk: starts to read the rows of a coming batch's ids.
+    # With tables on disk or lookahead: announces the ids of a coming batch.
     prefetch: Callable[[Any], None] | None = None
 
     def enter_hot(self) -> None:
@@ -169,7 +171,7 @@ def shard_model(
         hot=tuple(tables.attach_hot(model.embeddings)),
         sharing=plan.shared if held.shared else None,
         groups=tables.groups,
-        prefetch=model.embeddings.prefetch if disk else None,
+        prefetch=model.embeddings.prefetch if disk or looks_ahead(config) else None,
     )
 
 
@@ -217,17 +219,24 @@ class _Tables:
     def attach_tiered(self, embeddings: TableEmbeddings) -> list[TableStore]:
         built: list[TableStore] = []
         for shape, configs in self._by_shape(embeddings, self.held.tiered):
+            is_ahead = looks_ahead(self.config)
             collection = TieredEmbeddingCollection(
                 configs,
-                self.plan,
+                self._striped(configs) if is_ahead else self.plan,
                 is_pooled=shape != "sequence",
                 sync_every=self.config.hot_sync_every,
+                ranks_per_node=self.plan.topology.ranks_per_node,
+                lookahead=self.config.lookahead_batches if is_ahead else 0,
                 **self._options(),
             )
             self.groups.extend(collection.grid.own_groups)
             embeddings.attach(shape, collection.tables, collection)
             built.append(collection)
         return built
+
+    def _striped(self, configs: Sequence[Any]) -> dict[str, TierMap]:
+        names = {module_name(table): table for table in self.held.tiered}
+        return {names[config.name]: TierMap.of(config.num_embeddings) for config in configs}
 
     def attach_shared(self, embeddings: TableEmbeddings) -> list[TableStore]:
         """One array for all shared tables; the collection of the first shape represents it."""

@@ -3,6 +3,7 @@
     plain                     all switches on "auto" off
     plain    against +tiers           the winner of each comparison meets the next switch
     winner   against +hot batches
+    winner   against +lookahead       the other way to spare exchanges; instead of hot batches
     winner   against +dedup           last: whether it pays depends on how rows are exchanged
 
 Both sides train the first batches of the run in turns, A B B A, on models of their own that are dropped afterwards. The
@@ -18,7 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -35,7 +36,7 @@ from recmill.training.config import TrainConfig
 from recmill.training.processes import return_freed_memory
 from recmill.training.rank.feed import planned_steps
 from recmill.training.rank.loop import TrainingRun
-from recmill.training.switches import Switch, placed, wants_hot_batches
+from recmill.training.switches import LOOKAHEAD, Switch, looks_ahead, placed, wants_hot_batches
 from recmill.training.verdicts import Verdict, Verdicts, remember, remembered
 
 MIN_STEPS = 20  # of a run; a shorter one is over before a trial is
@@ -52,6 +53,7 @@ MEMORY_SHARE = 0.5  # of the free memory, for the tables of two models
 READING_SHARE = 0.5  # of a step: with less reading than that, other worker counts cannot make training faster
 
 OpenRun = Callable[[TrainConfig], TrainingRun]
+Offer = tuple[Switch, str]  # a switch and the setting that turns it on
 
 
 def decide_switches(
@@ -77,18 +79,21 @@ def decide_switches(
     return verdicts
 
 
-def _offers(job: Mapping[str, Any], config: TrainConfig, plan: ShardPlan) -> list[Switch]:
+def _offers(job: Mapping[str, Any], config: TrainConfig, plan: ShardPlan) -> list[Offer]:
     """The switches on "auto" that have something to turn on, in the order of their comparisons."""
-    found = {
-        Switch.TIERS: bool(placed(plan, "tiered")),
-        Switch.HOT_BATCHES: bool(job.get("hot_data")) and wants_hot_batches(plan, config),
-        Switch.DEDUP: True,  # the first batch shows whether anything repeats
-        Switch.TUNING: bool(job["allocation"]),
+    has_hot = bool(job.get("hot_data")) and wants_hot_batches(plan, config)
+    found: dict[Offer, bool] = {
+        (Switch.TIERS, "auto"): bool(placed(plan, "tiered")),
+        (Switch.HOT_BATCHES, "auto"): has_hot,
+        # Where rows that repeat are worth keeping, either way may be the faster one.
+        (Switch.HOT_BATCHES, LOOKAHEAD): has_hot and dist.get_world_size() > 1 and not torch.cuda.is_available(),
+        (Switch.DEDUP, "auto"): True,  # the first batch shows whether anything repeats
+        (Switch.TUNING, "auto"): bool(job["allocation"]),
     }
-    return [switch for switch, is_offered in found.items() if is_offered and getattr(config, switch) == "auto"]
+    return [offer for offer, is_offered in found.items() if is_offered and getattr(config, offer[0]) == "auto"]
 
 
-def _obstacle(config: TrainConfig, plan: ShardPlan, dataset: Dataset, offers: Sequence[Switch]) -> str:
+def _obstacle(config: TrainConfig, plan: ShardPlan, dataset: Dataset, offers: Sequence[Offer]) -> str:
     """Why there is no trial, or "". Ranks may differ in free memory: rank 0 decides."""
     num_steps, table_bytes = planned_steps(dataset, config), max(plan.rank_bytes, default=0)
     obstacle = ""
@@ -103,17 +108,19 @@ def _obstacle(config: TrainConfig, plan: ShardPlan, dataset: Dataset, offers: Se
     return str(broadcast_json(obstacle))
 
 
-def _try_switches(config: TrainConfig, offers: Sequence[Switch], open_run: OpenRun) -> Verdicts:
+def _try_switches(config: TrainConfig, offers: Sequence[Offer], open_run: OpenRun) -> Verdicts:
     started, found, obstacle = time.perf_counter(), list[Verdict](), ""
-    side = _Side.of(open_run, _set(config, offers, "false"))
+    side = _Side.of(open_run, _set(config, [switch for switch, _ in offers], "false"))
     step_s, num_steps = float(broadcast_json(side.warm_up())), side.run.num_steps
     limit_s = min(MAX_SECONDS, max(MIN_SECONDS, SHARE * num_steps * step_s))
-    compared = [switch for switch in offers if switch != Switch.TUNING]
-    if 2 * MIN_PAIRS * BLOCK_STEPS * len(compared) * step_s > limit_s:
+    compared = [offer for offer in offers if offer[0] != Switch.TUNING]
+    if _least_steps(compared, config) * step_s > limit_s:  # windows are the longest blocks
+        compared = [offer for offer in compared if offer[1] != LOOKAHEAD]
+    if _least_steps(compared, config) * step_s > limit_s:
         obstacle = f"with {step_s:.2f} s per step, a trial would take too long for a run of {num_steps} steps"
     else:
         side, found = _tournament(side, compared, open_run, limit_s)
-        found += [_judge_tuning(side)] if Switch.TUNING in offers else []
+        found += [_judge_tuning(side)] if (Switch.TUNING, "auto") in offers else []
     side.close()
     del side
     gc.collect()
@@ -121,26 +128,43 @@ def _try_switches(config: TrainConfig, offers: Sequence[Switch], open_run: OpenR
     return Verdicts(found=tuple(found), seconds=time.perf_counter() - started, obstacle=obstacle)
 
 
+def _least_steps(compared: Sequence[Offer], config: TrainConfig) -> int:
+    """The fewest steps that all comparisons take."""
+    blocks = [config.lookahead_batches if setting == LOOKAHEAD else BLOCK_STEPS for _, setting in compared]
+    return 2 * MIN_PAIRS * sum(blocks)
+
+
 def _tournament(
-    side: _Side, compared: Sequence[Switch], open_run: OpenRun, limit_s: float
+    side: _Side, compared: Sequence[Offer], open_run: OpenRun, limit_s: float
 ) -> tuple[_Side, list[Verdict]]:
     """The winner of all comparisons, and their verdicts. At most two models exist at a time."""
-    found = []
-    for place, switch in enumerate(compared):
-        other = _Side.of(open_run, _set(side.config, [switch], "auto"))
+    found: list[Verdict] = []
+    for place, (switch, setting) in enumerate(compared):
+        other = _Side.of(open_run, _set(side.config, [switch], setting))
         if switch == Switch.DEDUP and other.run.dedup == side.run.dedup:  # nothing repeats
             other.close()
             continue
         other.warm_up()
         began = time.perf_counter()
-        found.append(_compare(switch, side, other, limit_s=limit_s / (len(compared) - place)))
+        verdict = _compare(switch, side, other, limit_s=limit_s / (len(compared) - place))
         limit_s -= time.perf_counter() - began
-        if found[-1].is_on:
+        if verdict.is_on:
             side, other = other, side
+        found = add_verdict(found, verdict, setting)
         other.close()
         del other
         gc.collect()
     return side, found
+
+
+def add_verdict(found: Sequence[Verdict], verdict: Verdict, setting: str) -> list[Verdict]:
+    """The verdicts with one more. Looking ahead replaces hot batches only if it beats them."""
+    if setting != LOOKAHEAD:
+        return [*found, verdict]
+    others = [own for own in found if own.switch != verdict.switch]
+    if verdict.is_on:
+        return [*others, replace(verdict, setting=setting, reason=f"looking ahead instead {verdict.reason}")]
+    return [*found] if len(others) < len(found) else [*found, verdict]
 
 
 def _set(config: TrainConfig, switches: Sequence[Switch], state: str) -> TrainConfig:
@@ -156,6 +180,7 @@ class _Side:
     batches: Mapping[bool, Iterator[Batch]]  # hot or not -> endless
     shares: dict[bool, float]  # of the steps of an epoch
     reading_s: float  # CPU seconds of ingestion per step
+    num_steps: int = BLOCK_STEPS  # of a block: a window with lookahead
     compute_s: list[float] = field(default_factory=list)
 
     @classmethod
@@ -165,34 +190,41 @@ class _Side:
         batches, reading_s = {}, 0.0
         total = run.ingest.batches_per_epoch
         shares = {is_hot: stream.batches_per_epoch / total for is_hot, stream in run.ingest.streams.items()}
+        is_ahead, num_steps = looks_ahead(config), BLOCK_STEPS
+        # Two windows in turns: rows of one window would never leave.
+        wanted = 2 * config.lookahead_batches if is_ahead else NUM_BATCHES
         for is_hot, stream in run.ingest.streams.items():
-            read, seconds = _read_batches(stream)
+            read, seconds = _read_batches(stream, wanted)
             batches[is_hot] = cycle(read)
             reading_s += shares[is_hot] * seconds
-        return cls(config=config, run=run, batches=batches, shares=shares, reading_s=reading_s)
+            num_steps = max(1, len(read) // 2) if is_ahead else num_steps
+        return cls(config=config, run=run, batches=batches, shares=shares, reading_s=reading_s, num_steps=num_steps)
 
     def warm_up(self) -> float:
         """Train the first steps, and return the seconds of one."""
         for is_hot in self.batches:
             self._steps(is_hot, WARM_UP_STEPS)
-        return self.block()
+        return self.block(self.num_steps)
 
-    def block(self) -> float:
+    def block(self, num_steps: int) -> float:
         """Seconds per step, over the kinds of batches as an epoch mixes them, with reading and swaps."""
         compute_s = 0.0
         for is_hot, share in self.shares.items():
             began = time.perf_counter()
             (self.run.sharded.enter_hot if is_hot else self.run.sharded.leave_hot)()
             swap_s = time.perf_counter() - began
-            compute_s += share * self._steps(is_hot, BLOCK_STEPS) / BLOCK_STEPS
+            compute_s += share * self._steps(is_hot, num_steps) / num_steps
             if schedule := self.run.ingest.schedule:
                 compute_s += swap_s * schedule.num_turns / self.run.ingest.batches_per_epoch
         self.compute_s.append(compute_s)
         return compute_s + self.reading_s if _is_crowded() else max(compute_s, self.reading_s)
 
     def _steps(self, is_hot: bool, count: int) -> float:
-        began = time.perf_counter()
-        for batch in islice(self.batches[is_hot], count):
+        began, coming = time.perf_counter(), list(islice(self.batches[is_hot], count))
+        if looks_ahead(self.config):
+            for batch in coming:
+                self.run.prefetch(batch)
+        for batch in coming:
             self.run.train_step(batch, is_hot)
         if self.run.device.type == "cuda":
             torch.cuda.synchronize()
@@ -205,13 +237,13 @@ class _Side:
         self.run.sharded.close()
 
 
-def _read_batches(stream: IngestPipeline) -> tuple[list[Batch], float]:
+def _read_batches(stream: IngestPipeline, wanted: int = NUM_BATCHES) -> tuple[list[Batch], float]:
     """The first batches of a stream, and the CPU seconds that all stages of ingestion spend on one."""
     batches, num_bytes, source = [], 0, iter(stream)
     for batch in source:
         batches.append(batch)
         num_bytes += batch.size_in_bytes()
-        if len(batches) == NUM_BATCHES or num_bytes > MAX_BATCH_BYTES:
+        if len(batches) == wanted or num_bytes > MAX_BATCH_BYTES:
             break
     source.close()  # type: ignore[attr-defined]  # a generator: ends the workers
     stages = [entry for entry in stream.stats().values() if isinstance(entry, dict) and entry.get("rows")]
@@ -228,9 +260,10 @@ def _is_crowded() -> bool:
 def _compare(switch: Switch, old: _Side, new: _Side, *, limit_s: float) -> Verdict:
     """Train both sides in turns until the interval of their ratio is on one side of 1, or time is up."""
     began, logs = time.perf_counter(), list[float]()
+    num_steps = max(old.num_steps, new.num_steps)
     while True:
         sides = (old, new) if len(logs) % 2 == 0 else (new, old)
-        seconds = {id(side): side.block() for side in sides}
+        seconds = {id(side): side.block(num_steps) for side in sides}
         logs.append(math.log(seconds[id(old)] / seconds[id(new)]))
         is_over = len(logs) == MAX_PAIRS or time.perf_counter() - began > limit_s
         verdict = judge(switch, logs, is_over=is_over)  # from this rank's clock; rank 0's counts

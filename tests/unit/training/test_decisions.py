@@ -50,7 +50,7 @@ def test_every_switch_has_one_decision_with_the_same_keys(made: tuple[Dataset, S
     found = decided(data, plan)
     assert list(found) == [switch.value for switch in Switch]
     for entry in found.values():
-        assert set(entry) == {"switch", "setting", "is_on", "reason", "ratio", "source"}
+        assert set(entry) == {"switch", "setting", "is_on", "reason", "ratio", "source", "mode"}
         assert entry["setting"] == "auto"
         assert entry["reason"]
 

@@ -8,9 +8,11 @@ loss.backward()                     # sends gradients; rows are updated before t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from recmill.model.stores.tiered.layout import KeyLayout
 from recmill.model.stores.tiered.lookup import Answer, Request, RowExchange
 from recmill.model.stores.tiered.state import TieredState
 from recmill.model.stores.tiered.tier_map import TierMap
+from recmill.model.stores.tiered.window import WindowBatch
 
 # N = ids of a feature, U = distinct rows of a lookup, B = lists of a feature, D = embedding width
 Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, so a union would say no more
@@ -43,6 +46,16 @@ class _Lists:
     inverse: Tensor | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Coming:
+    """A batch that will be looked up: its lists, and by width its request and where each feature's rows are in it."""
+
+    ids: Ids
+    lists: dict[str, _Lists]
+    requests: dict[int, Request]
+    places: dict[int, dict[str, Tensor]]
+
+
 class TieredEmbeddingCollection(TieredState, nn.Module):
     """Looks up tables by a tier plan on any number of ranks; rows update themselves in the backward pass.
 
@@ -50,7 +63,8 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
     KeyedJaggedTensor or an InverseKeyedJaggedTensor: pooled tables answer with one vector per sample and feature, the
     others with one JaggedTensor per feature. Forward and gradients are exact for every plan; gradients are divided by
     the number of ranks. `sync_every` above 1 updates replicated rows only every that many steps, with the sum of their
-    gradients: less traffic and equal rows on all ranks, but a different training result.
+    gradients: less traffic and equal rows on all ranks, but a different training result. `lookahead` above 0 fetches
+    the rows of that many announced batches (`prefetch`) together; all rows must be global, and no bit changes.
 
     Tables are not parameters of the module. All ranks construct it, call it and run its backward pass together.
     """
@@ -66,6 +80,7 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
         device: torch.device | None = None,
         sync_every: int = 1,
         ranks_per_node: int = 1,
+        lookahead: int = 0,
     ) -> None:
         super().__init__()
         if sync_every < 1:
@@ -89,7 +104,11 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
             own = {table: maps[table].to(device) for table, c in self._configs.items() if c.embedding_dim == dim}
             layout = KeyLayout.of(own, self.grid)
             store = FusedTables([layout.num_local], dim=dim, optimiser=optimiser, device=device)
-            self._exchanges[dim] = RowExchange(layout, store, worker, sync_every=sync_every)
+            self._exchanges[dim] = RowExchange(layout, store, worker, sync_every=sync_every, is_lookahead=lookahead > 0)
+        self._lookahead = lookahead
+        self._ahead: deque[_Coming] = deque()  # batches announced by `prefetch`
+        self._opened: dict[int, Future[list[WindowBatch]]] = {}  # the open window, by width
+        self._done, self._last = 0, 0  # batches of the open window that were looked up, and all of them
         self._exchange_of = {table: self._exchanges[config.embedding_dim] for table, config in self._configs.items()}
         self._group = process_group
         # Autograd calls backward only where an input requires a gradient; rows are not inputs.
@@ -99,22 +118,47 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
     def tables(self) -> tuple[str, ...]:
         return tuple(self._configs)
 
+    def prefetch(self, ids: Ids) -> None:
+        """Announce a coming batch; batches are then looked up in this order, each by the same object."""
+        if self._lookahead:
+            self._ahead.append(self._coming(ids))
+
     def forward(self, ids: Ids) -> TieredLookup:
+        is_ahead = bool(self._ahead) and self._ahead[0].ids is ids
+        coming = self._ahead.popleft() if is_ahead else self._coming(ids)
+        if is_ahead and self._done == self._last:
+            window = [coming, *islice(self._ahead, self._lookahead - 1)]
+            for dim, exchange in self._exchanges.items():
+                self._opened[dim] = exchange.open_window([own.requests[dim] for own in window])
+            self._done, self._last = 0, len(window)
+        parts = []
+        for dim, exchange in self._exchanges.items():
+            request = coming.requests[dim]
+            opened = self._opened.get(dim)
+            pending = (
+                exchange.lookup_ahead(opened, self._done)
+                if is_ahead and opened is not None
+                else exchange.lookup(request)
+            )
+            parts.append(_Part(exchange=exchange, request=request, pending=pending, places=coming.places[dim]))
+        self._done += is_ahead
+        means = {name for name, table in self._features.items() if pooling_of(self._configs[table]) == "mean"}
+        return TieredLookup(parts, coming.lists, self._anchor, is_pooled=self.is_pooled, means=means)
+
+    def _begin_change(self) -> None:
+        super()._begin_change()
+        self._done = self._last = 0  # the next announced batch opens a window
+
+    def _coming(self, ids: Ids) -> _Coming:
         lists = _lists_of(ids, list(self._features))
-        parts = {}
+        requests, places = {}, {}
         for dim, exchange in self._exchanges.items():
             features = [name for name, table in self._features.items() if self._dim(table) == dim]
             keys = [exchange.layout.keys(self._features[name], lists[name].ids_N) for name in features]
-            request = exchange.request(torch.cat(keys))
-            pieces = torch.split(request.inverse_N, [len(own) for own in keys])
-            parts[dim] = _Part(
-                exchange=exchange,
-                request=request,
-                pending=exchange.lookup(request),
-                places=dict(zip(features, pieces, strict=True)),
-            )
-        means = {name for name, table in self._features.items() if pooling_of(self._configs[table]) == "mean"}
-        return TieredLookup(list(parts.values()), lists, self._anchor, is_pooled=self.is_pooled, means=means)
+            requests[dim] = exchange.request(torch.cat(keys))
+            pieces = torch.split(requests[dim].inverse_N, [len(own) for own in keys])
+            places[dim] = dict(zip(features, pieces, strict=True))
+        return _Coming(ids=ids, lists=lists, requests=requests, places=places)
 
     def _dim(self, table: str) -> int:
         return int(self._configs[table].embedding_dim)
@@ -135,9 +179,11 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes on this rank: rows, optimiser state and maps."""
+        """Bytes on this rank: rows, optimiser state, maps and the rows of coming batches."""
         return sum(
-            exchange.store.num_bytes + sum(tiers.size_in_bytes for tiers in exchange.layout.maps.values())
+            exchange.store.num_bytes
+            + sum(tiers.size_in_bytes for tiers in exchange.layout.maps.values())
+            + (exchange.window.size_in_bytes if exchange.window else 0)
             for exchange in self._exchanges.values()
         )
 

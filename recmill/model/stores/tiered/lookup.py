@@ -13,12 +13,15 @@ What a step sends, in this order (D is the width):
 The last three name rows by 4 bytes each or by a bitmap, whichever is shorter; ids take 8 bytes where a rank holds 2**31
 rows or more. Node rows are sent with the global ones in the first three.
 
+With lookahead (window.py), the rows of several batches are fetched together and only gradients are sent per batch.
+
 Forward and backward run in one thread of the collection, one after the other, so that a lookup always sees the rows of
 the previous update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -32,6 +35,7 @@ from recmill.model.stores.fbgemm import FusedTables
 from recmill.model.stores.tiered.exchange import SparseRows
 from recmill.model.stores.tiered.layout import KeyLayout
 from recmill.model.stores.tiered.sync import GradientSync
+from recmill.model.stores.tiered.window import RowWindow, WindowBatch
 
 # N = ids, U = distinct keys of this rank, H = keys requested from this rank (may repeat between ranks), D = width
 INT32_KEYS = 1 << 31
@@ -53,6 +57,7 @@ class Answer:
     rows_UD: Tensor
     keys_H: Tensor
     receive: list[int]
+    ahead: WindowBatch | None = None  # rows of a window: all of the above but the rows is empty
 
 
 @dataclass
@@ -67,7 +72,13 @@ class RowExchange:
     """Lookups and updates of all tables of one width. All ranks call it together."""
 
     def __init__(
-        self, layout: KeyLayout, store: FusedTables, worker: ThreadPoolExecutor, *, sync_every: int = 1
+        self,
+        layout: KeyLayout,
+        store: FusedTables,
+        worker: ThreadPoolExecutor,
+        *,
+        sync_every: int = 1,
+        is_lookahead: bool = False,
     ) -> None:
         self.layout, self.store, self.grid = layout, store, layout.grid
         self._worker, self._sync_every = worker, sync_every
@@ -77,6 +88,7 @@ class RowExchange:
             num_replicated=layout.whole_start - layout.replicated_start,
         )
         self._unsynced = _Unsynced()
+        self.window = RowWindow(layout, store) if is_lookahead else None
         self._last: Future[Any] | None = None
         self.key_dtype = torch.int32 if layout.stride < INT32_KEYS else torch.int64  # of an id in a message
 
@@ -91,7 +103,28 @@ class RowExchange:
 
     def lookup(self, request: Request) -> Future[Answer]:
         """Start fetching the rows of a request."""
+        if self.window is not None:
+            self._submit(self.window.write_back)
         return self._submit(self._answer, request, self.store.look_up)
+
+    def open_window(self, requests: Sequence[Request]) -> Future[list[WindowBatch]]:
+        """Start fetching the rows of the next batches, which are then looked up in this order."""
+        assert self.window is not None
+        return self._submit(self.window.advance, [self._keys_anywhere(request) for request in requests])
+
+    def lookup_ahead(self, opened: Future[list[WindowBatch]], place: int) -> Future[Answer]:
+        """Start reading the rows of a batch of the open window."""
+        return self._submit(self._answer_ahead, opened, place)
+
+    def _keys_anywhere(self, request: Request) -> Tensor:
+        holders = torch.repeat_interleave(torch.tensor(request.send, device=request.keys_U.device))
+        return holders * self.layout.stride + request.keys_U
+
+    def _answer_ahead(self, opened: Future[list[WindowBatch]], place: int) -> Answer:
+        assert self.window is not None
+        batch = opened.result()[place]
+        rows_UD = self.window.look_up(batch)
+        return Answer(rows_UD=rows_UD, keys_H=batch.slots_U[:0], receive=[], ahead=batch)
 
     def read(self, request: Request) -> Tensor:
         """Rows with their optimiser state."""
@@ -105,6 +138,8 @@ class RowExchange:
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of updates submitted from now on; pending updates keep theirs."""
         self._submit(self.store.set_lr, lr)
+        if self.window is not None:
+            self._submit(self.window.set_lr, lr)
 
     def finish(self) -> None:
         """Wait until every update is applied, including those deferred by `sync_every`."""
@@ -112,6 +147,13 @@ class RowExchange:
             self._last.result()
         if self._sync_every > 1:
             self._submit(self._flush).result()
+        if self.window is not None:
+            self._submit(self.window.write_back).result()
+
+    def discard_window(self) -> None:
+        """After `finish`: rows are about to change where they are held."""
+        if self.window is not None:
+            self.window.discard()
 
     def _submit(self, job: Any, *arguments: Any) -> Future[Any]:
         # Nobody waits for an update: raise its error here if it failed.
@@ -133,6 +175,9 @@ class RowExchange:
     @torch.no_grad()
     def _update(self, request: Request, answer: Answer, gradients_UD: Tensor) -> None:
         grid, layout = self.grid, self.layout
+        if answer.ahead is not None and self.window is not None:
+            self.window.update(answer.ahead, gradients_UD)
+            return
         gradients_UD = gradients_UD / grid.world_size
         gradients_HD = grid.swap(grid.world, gradients_UD, send=request.send, receive=answer.receive, phase="gradients")
         keys_K, inverse_H = distinct_keys(answer.keys_H, bound=max(layout.stride, 1))

@@ -31,10 +31,16 @@ class TieredState:
         for exchange in self._exchange_of.values():
             exchange.finish()
 
+    def _begin_change(self) -> None:
+        """Before rows change where they are held: copies of a window are no longer what they were."""
+        self.finish()
+        for exchange in self._exchange_of.values():
+            exchange.discard_window()
+
     @torch.no_grad()
     def start(self, initial_rows: InitialRows) -> None:
         """Set every row to its initial value and clear the optimiser state."""
-        self.finish()
+        self._begin_change()
         for table, exchange in self._exchange_of.items():
             num_rows = exchange.layout.maps[table].num_rows
             for first in range(0, num_rows, CHUNK_ROWS):
@@ -66,7 +72,7 @@ class TieredState:
     @torch.no_grad()
     def absorb(self, state: Mapping[str, Any]) -> None:
         """Load a state of the form that `state()` returns."""
-        self.finish()
+        self._begin_change()
         for table, exchange in self._exchange_of.items():
             start, _ = self._block(table)
             weights = _local(state["tables"][table])
@@ -86,7 +92,7 @@ class TieredState:
     @torch.no_grad()
     def put_rows(self, table: str, rows_R: Tensor, weights_RD: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write rows; all ranks pass the same values."""
-        self.finish()
+        self._begin_change()
         self._write(table, rows_R, weights_RD, state)
 
     def _fetch(self, table: str, rows_R: Tensor) -> Tensor:

@@ -61,6 +61,13 @@ CASES = [
     Case(ranks=8, ranks_per_node=4, mix="mixed", deduplicated=True),
     Case(ranks=8, ranks_per_node=4, mix="mixed", is_pooled=True, deduplicated=True),
 ]
+# Looking ahead changes no bit, so it is compared with the same tables without it.
+AHEAD = [
+    *(Case(ranks=ranks, ranks_per_node=1, mix="global", has_empty_ranks=ranks > 1) for ranks in (1, 2, 3)),
+    Case(ranks=2, ranks_per_node=1, mix="global", kind="sgd", is_pooled=True),
+    Case(ranks=2, ranks_per_node=1, mix="global", kind="adagrad", deduplicated=True),
+    Case(ranks=5, ranks_per_node=1, mix="global", is_pooled=True, deduplicated=True),
+]
 
 
 def tier_maps(mix: str, tables: list[str]) -> dict[str, TierMap]:
@@ -175,7 +182,7 @@ def reference(case: Case) -> tuple[dict[str, torch.Tensor], list[float]]:
     return {table: weight.detach() for table, weight in weights.items()}, losses
 
 
-def build(case: Case, group: dist.ProcessGroup, mix: str | None = None, sync_every: int = 1):
+def build(case: Case, group: dist.ProcessGroup, mix: str | None = None, sync_every: int = 1, lookahead: int = 0):
     collection = TieredEmbeddingCollection(
         configs(case),
         tier_maps(mix or case.mix, case.tables),
@@ -184,6 +191,7 @@ def build(case: Case, group: dist.ProcessGroup, mix: str | None = None, sync_eve
         optimiser=TableOptimiser(kind=case.kind, lr=LR[case.kind]),
         process_group=group,
         sync_every=sync_every,
+        lookahead=lookahead,
     )
     collection.start(initial_rows)
     return collection
@@ -217,6 +225,42 @@ def run_case(case: Case, group: dist.ProcessGroup, rank: int) -> dict:
     losses = train(collection, case, rank, range(NUM_STEPS))
     weights = {table: collection.gather_rows(table, torch.arange(ROWS[table]))[0] for table in case.tables}
     return {"losses": losses, "weights": {table: rows.tolist() for table, rows in weights.items()}}
+
+
+def run_lookahead(case: Case, group: dist.ProcessGroup, rank: int) -> dict:
+    """Training with windows of four batches and without: losses, held-out rows on the way, weights and state."""
+    found, traffic = [], []
+    for lookahead in (0, 4):
+        collection = build(case, group, lookahead=lookahead)
+        found.append(train_ahead(collection, case, rank))
+        traffic.append(collection.traffic())
+    differ = [place for place, pair in enumerate(zip(*found, strict=True)) if not torch.equal(*pair)]
+    return {"differ": differ, "num_tensors": len(found[0]), "traffic": traffic}
+
+
+def train_ahead(collection: TieredEmbeddingCollection, case: Case, rank: int) -> list[torch.Tensor]:
+    """All that must be equal. In the middle of windows: other batches, another rate, a checkpoint saved and loaded."""
+    batches = [make_batch(case, step, rank) for step in range(NUM_STEPS)]
+    if case.deduplicated:
+        batches = [InverseKeyedJaggedTensor.from_kjt(batch, min_factor=1.0) for batch in batches]
+    found, num_announced = [], 0
+    for step, ids in enumerate(batches):
+        while num_announced < min(step + 6, NUM_STEPS):
+            collection.prefetch(batches[num_announced])
+            num_announced += 1
+        loss = loss_of(collection(ids).to_dict())
+        found.append(loss.detach())
+        loss.backward()
+        if step in (1, 6, 7):
+            with torch.no_grad():
+                found.append(loss_of(collection(make_batch(case, 50 + step, rank)).to_dict()))
+        if step == 9:
+            collection.set_lr(0.03)
+        if step == 14:
+            collection.absorb(collection.state())
+    for table in case.tables:
+        found += flat(collection.gather_rows(table, torch.arange(ROWS[table])))
+    return found
 
 
 def run_checkpoint(groups, rank: int, folder: Path) -> dict:
@@ -357,6 +401,10 @@ def run_rank(rank: int, port: int, folder: str) -> None:
                 results[case.name] = run_case(case, group, rank)
             else:
                 make_subgroups(case)
+        for case in AHEAD:
+            group = dist.new_group(list(range(case.ranks)))
+            if rank < case.ranks:
+                results[f"ahead {case.name}"] = run_lookahead(case, group, rank)
         groups = {"8x4": dist.group.WORLD}
         results["checkpoint"] = run_checkpoint(groups, rank, out)
         results["delayed"] = run_delayed(groups, rank)
@@ -420,6 +468,19 @@ def test_weights_after_20_steps_are_those_of_whole_tables(case, ranks):
 def test_all_ranks_and_nodes_hold_the_same_bits(case, ranks):
     for results in ranks[1 : case.ranks]:
         assert results[case.name]["weights"] == ranks[0][case.name]["weights"]
+
+
+@pytest.mark.parametrize("case", AHEAD, ids=lambda case: case.name)
+def test_looking_ahead_changes_no_bit(case, ranks):
+    for results in ranks[: case.ranks]:
+        found = results[f"ahead {case.name}"]
+        assert found["num_tensors"] > NUM_STEPS
+        assert found["differ"] == []
+
+
+def test_looking_ahead_fetches_fewer_rows(ranks):
+    without, ahead = ranks[0][f"ahead {AHEAD[1].name}"]["traffic"]
+    assert ahead["vectors/inter"] < without["vectors/inter"]
 
 
 def test_a_state_loads_into_other_tiers_bit_for_bit(ranks):

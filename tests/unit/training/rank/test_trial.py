@@ -19,9 +19,9 @@ from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
 from recmill.training.rank import trial
 from recmill.training.rank.loop import TrainingRun
-from recmill.training.rank.trial import MAX_PAIRS, MIN_PAIRS, judge
+from recmill.training.rank.trial import MAX_PAIRS, MIN_PAIRS, add_verdict, judge
 from recmill.training.rank.worker import open_run
-from recmill.training.switches import Switch
+from recmill.training.switches import LOOKAHEAD, Switch
 from recmill.training.trainer import make_job
 from recmill.training.verdicts import VERDICTS_FILE, Verdict, Verdicts, remember, remembered
 
@@ -87,6 +87,21 @@ def test_noise_is_measured_longer_and_then_left_off():
 
 def test_one_disturbed_pair_does_not_hide_a_gain():
     assert judge(Switch.DEDUP, [0.3, 0.31, 0.29, -2.0, 0.3, 0.32, 0.28], is_over=False).is_on
+
+
+def test_looking_ahead_replaces_hot_batches_only_if_it_beats_them():
+    hot = Verdict(switch=Switch.HOT_BATCHES, is_on=True, reason="measured 1.50x", ratio=1.5)
+    tiers = Verdict(switch=Switch.TIERS, is_on=False, reason="measured 0.90x", ratio=0.9)
+    lost, won = (replace(hot, is_on=is_on, reason="measured") for is_on in (False, True))
+    assert add_verdict([tiers], hot, "auto") == [tiers, hot]
+    assert add_verdict([tiers, hot], lost, LOOKAHEAD) == [tiers, hot]
+    assert add_verdict([tiers], lost, LOOKAHEAD) == [tiers, lost]
+    found = add_verdict([tiers, replace(hot, is_on=False)], won, LOOKAHEAD)
+    verdicts = Verdicts.from_json(json.loads(json.dumps(Verdicts(found=tuple(found)).to_json())))
+    assert [own.switch for own in verdicts.found] == [Switch.TIERS, Switch.HOT_BATCHES]
+    settled = verdicts.settle(CONFIG)
+    assert (settled.tiers, settled.hot_batches, settled.dedup) == ("false", "lookahead", "auto")
+    assert Verdicts(found=(hot,)).settle(CONFIG).hot_batches == "auto"
 
 
 def test_a_switch_that_costs_is_left_off_and_one_that_pays_is_on(work, alone, tmp_path, monkeypatch):
