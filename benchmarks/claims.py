@@ -207,7 +207,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             for metric in (f"auc_difference_{encoder}",)
         ),
         _ratio("training samples/s, best single switch, globo, 0.1 Gbit/s", SWITCHES_OFF, "best_single"),
-        _ratio("training samples/s, all switches, `recd`, 0.1 Gbit/s", SWITCHES_OFF, "recd_all", 5.0),
+        _ratio("training samples/s, all five switches, `recd`, 0.1 Gbit/s", SWITCHES_OFF, "recd_five", 5.0),
         _at_most("relative error of predicted bytes per step", "bytes counted on the wire", "prediction_error", 0.15),
     ),
     "serving": (
