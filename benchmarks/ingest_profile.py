@@ -98,7 +98,7 @@ def main() -> None:
     epochs, repeats = {"tiny": (1, 1), "quick": (2, 3), "full": (4, 9)}[options.size]
     parts = Parts(options)
     with tempfile.TemporaryDirectory(prefix="recmill-ingest-") as scratch:
-        data = write_dataset(Path(scratch), num_groups=groups, rows_per_group=ROWS_PER_GROUP, seed=options.seed)
+        data = write_dataset(Path(scratch, "data"), num_groups=groups, rows_per_group=ROWS_PER_GROUP, seed=options.seed)
         sides: dict[str, Run] = {
             "loop": partial(read_peer, plain_loop, data, 0, epochs),
             "ours": partial(read_ours, data, epochs),
