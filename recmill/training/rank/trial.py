@@ -197,7 +197,8 @@ class _Side:
             read, seconds = _read_batches(stream, wanted)
             batches[is_hot] = cycle(read)
             reading_s += shares[is_hot] * seconds
-            num_steps = max(1, len(read) // 2) if is_ahead else num_steps
+            if is_ahead:  # ranks may have read different numbers, and must take the same steps
+                num_steps = int(broadcast_json(max(1, len(read) // 2)))
         return cls(config=config, run=run, batches=batches, shares=shares, reading_s=reading_s, num_steps=num_steps)
 
     def warm_up(self) -> float:
