@@ -39,7 +39,7 @@ class WindowBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Window:
+class _OpenWindow:
     keys: list[Tensor]  # per rank, the distinct keys of all ranks' rows that it reads in the window, ascending
     batches: list[WindowBatch]
     send_back: list[Tensor]  # per rank, slots of rows that it holds and that only this rank can return
@@ -58,7 +58,7 @@ class RowWindow:
         assert layout.node_start == layout.whole_start == layout.stride, "a window needs tables of global rows only"
         self.layout, self.store, self.grid = layout, store, layout.grid
         self.buffer: FusedTables | None = None
-        self._open: _Window | None = None
+        self._open: _OpenWindow | None = None
         self._is_dirty = False
         self._lr: float | None = None
 
@@ -144,7 +144,7 @@ class RowWindow:
         pieces = torch.split(arrived, lengths.tolist())
         return [list(pieces[rank * count : (rank + 1) * count]) for rank in range(grid.world_size)]
 
-    def _plan(self, listed: list[list[Tensor]]) -> _Window:
+    def _plan(self, listed: list[list[Tensor]]) -> _OpenWindow:
         grid, stride = self.grid, max(self.layout.stride, 1)
         unions = [distinct_keys(torch.cat(own), bound=stride * grid.world_size)[0] for own in listed]
         mine = unions[grid.rank]
@@ -174,7 +174,7 @@ class RowWindow:
             nobody if rank == grid.rank else (is_first & (holder_S == rank) & ~is_read_by[rank]).nonzero().squeeze(1)
             for rank in range(grid.world_size)
         ]
-        return _Window(
+        return _OpenWindow(
             keys=unions,
             batches=batches,
             send_back=send_back,
@@ -194,7 +194,7 @@ class RowWindow:
             known = torch.sort(torch.cat([known, new])).values
         return found
 
-    def _fetch(self, window: _Window, before: _Window | None) -> None:
+    def _fetch(self, window: _OpenWindow, before: _OpenWindow | None) -> None:
         """Fill the buffer: rows that this rank had in the last window stay, the others come from their holders."""
         grid, stride = self.grid, max(self.layout.stride, 1)
         mine = window.keys[grid.rank]
