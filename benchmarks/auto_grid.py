@@ -7,7 +7,7 @@ time_DATA_MODEL_BATCH   training seconds to the AUC of the pair's baseline less 
                         sides reach it
 lowest_rate             the lowest ratio of all cells
 lost_cells              cells whose whole interval of the rate is below 0.97, or whose AUC is below the baseline's by
-                        more than two standard errors
+                        more than two standard errors and more than 0.0005: sums in another order differ by 1e-6
 doubtful_cells          other cells whose rate is below 0.97: the interval says that this may be noise
 
 A cell trains both sides in turns (A B B A) in one process group, every pair with its own seed, as many pairs as
@@ -58,6 +58,7 @@ MIN_ROWS = 60_000  # of a log: with 256 samples per step, 210 steps
 EVALUATIONS = 8  # of a training, for the time to an AUC
 HELD_OUT = 0.1
 MIN_RATE = 0.97
+MIN_AUC_LOSS = 0.0005
 RANK_SCRIPT = Path(__file__).with_name("auto_rank.py")
 MEMORY_BUDGET_BYTES = 2**30
 
@@ -236,7 +237,7 @@ class CellResult:
     def is_lost(self) -> bool:
         """Whether the default run is slower than its baseline, or less accurate, beyond noise."""
         difference, error = self.auc
-        return self.rate["spread"]["interval"][1] < MIN_RATE or difference < -2 * error
+        return self.rate["spread"]["interval"][1] < MIN_RATE or difference < -max(2 * error, MIN_AUC_LOSS)
 
     @property
     def is_doubtful(self) -> bool:

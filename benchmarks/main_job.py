@@ -7,8 +7,9 @@ time        training seconds to the baseline's AUC less 0.002, baseline over our
 auc         AUC of the full system less the baseline's
 gauc        the same for the AUC inside sessions
 
-Every seed is one whole run, `recmill run --preset PRESET --nproc 2 --set seed=K`, baseline first. Finished runs are
-kept in --work, so that an interrupted benchmark continues. The note of rate counts the runs that turned each switch on.
+The first seed is a whole run, `recmill run --preset PRESET --nproc 2`; the others train both sides again on its data
+and plan, each with a trial of its own. The note of rate counts the seeds that turned each switch on. Finished runs are
+kept in --work, so that an interrupted benchmark continues.
 
     python benchmarks/main_job.py [--preset globo] [--seeds 8] [--quick] [--json PATH|-] [--work FOLDER]
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -28,6 +30,7 @@ from typing import Any
 from harness import Metric, Options, compare, finish, plain_value, say, warn_if_busy
 
 from recmill.report.ablation import TOLERANCE, time_to_auc
+from recmill.training.switches import Switch
 
 NPROC = 2
 SEEDS = {"tiny": 2, "quick": 4, "full": 8}
@@ -69,17 +72,43 @@ class Run:
         return float(self.ours["metrics"][figure] - self.baseline["metrics"][figure])
 
 
-def run_once(preset: str, seed: int, settings: Sequence[str], folder: Path) -> Run:
-    """One whole run, or a finished one of before."""
-    if not (folder / "report.html").exists():
-        command = ["-m", "recmill", "run", "--preset", preset, "--nproc", str(NPROC), "--no-tracking"]
-        chosen = [word for setting in (f"seed={seed}", *settings) for word in ("--set", setting)]
+@dataclass(frozen=True, kw_only=True)
+class MainJob:
+    """The runs of one preset: a whole one for the first seed, and both trainings again for every other."""
+
+    preset: str
+    settings: tuple[str, ...]
+    work: Path
+
+    def run(self, seed: int, first: int) -> Run:
+        """The results of one seed, or those of before."""
+        folder, whole = self.work / f"seed-{seed}", self.work / f"seed-{first}"
+        if seed == first and not (folder / "report.html").exists():
+            data = ("--preset", self.preset, "--nproc", str(NPROC), "--no-tracking")
+            self._call("run", *data, *self._flags(seed), "--out", str(folder))
+        elif seed != first:
+            baseline = (*self._flags(seed), *(f"--set={switch}=false" for switch in Switch), "--set=trial=false")
+            self._train(whole / "baseline", folder / "baseline" / "train", baseline)
+            shutil.rmtree(whole / "plan.trials", ignore_errors=True)  # this seed tries for itself
+            own = (*self._flags(seed), "--set=tuning=auto", "--allocation", str(whole / "allocation"))
+            self._train(whole, folder / "train", own)
+        return Run.load(folder)
+
+    def _train(self, made: Path, out: Path, flags: Sequence[str]) -> None:
+        if not (out / "result.json").exists():
+            inputs = (str(made / "dataset"), "--plan", str(made / "plan"), "--nproc", str(NPROC))
+            self._call("train", *inputs, "--out", str(out), *flags)
+
+    def _flags(self, seed: int) -> list[str]:
+        return [f"--set={setting}" for setting in (f"seed={seed}", *self.settings)]
+
+    @staticmethod
+    def _call(*arguments: str) -> None:
         done = subprocess.run(
-            [sys.executable, *command, *chosen, "--out", str(folder)], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "recmill", *arguments], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise SystemExit(f"recmill run --preset {preset} with seed {seed} failed:\n{done.stderr[-4000:]}")
-    return Run.load(folder)
+            raise SystemExit(f"recmill {' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
 
 
 def measure(runs: Sequence[Run]) -> tuple[dict[str, Metric], dict[str, str]]:
@@ -116,10 +145,11 @@ def main() -> None:
     warn_if_busy()
     preset = "tiny" if given.tiny else given.preset
     work = Path(given.work or f"runs/main-job-{preset}") / options.size
+    job = MainJob(preset=preset, settings=QUICK_SETTINGS if is_quick else (), work=work)
     runs, count = list[Run](), given.seeds or SEEDS[options.size]
     for number in range(count):
         seed = options.seed + number
-        runs.append(run_once(preset, seed, QUICK_SETTINGS if is_quick else (), work / f"seed-{seed}"))
+        runs.append(job.run(seed, options.seed))
         theirs, ours = runs[-1].rates()
         say(
             f"{number + 1} of {count}  {preset}, seed {seed}: {theirs:,.0f} -> {ours:,.0f} samples/s"
