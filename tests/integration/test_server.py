@@ -241,13 +241,15 @@ def test_a_full_server_answers_429_and_says_when_to_come_back(models: Path) -> N
 
 
 def test_sigterm_answers_calls_in_flight_and_is_not_ready_meanwhile(models: Path) -> None:
-    with serving(models / "one", "--drain-seconds", "1.5") as server:
+    with serving(models / "one", "--drain-seconds", "10") as server:
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        assert server.ask("/v2/health/ready")[0] == 503
+        deadline = time.monotonic() + 8
+        while (status := server.ask("/v2/health/ready")[0]) == 200 and time.monotonic() < deadline:
+            time.sleep(0.1)  # until the signal is noticed
+        assert status == 503
         assert server.ask("/v2/health/live")[0] == 200
         assert server.ask(PREDICT, INSTANCES)[0] == 200
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_several_workers_share_a_port_and_their_metrics(models: Path) -> None:
