@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recmill.artifacts import write_text_atomically
+from recmill.artifacts import is_remote, write_text_atomically
 from recmill.report.ablation import load_ablation
 from recmill.report.page import render_page
 from recmill.report.runs import load_runs
@@ -15,8 +15,8 @@ __all__ = ["build_report"]
 
 def build_report(
     runs: Sequence[str | Path], *, out: str | Path, title: str | None = None, ablation: str | Path | None = None
-) -> Path:
-    """Write the page about the run folders (the first is the baseline) and return its path.
+) -> Path | str:
+    """Write the page about the run folders (the first is the baseline) and return its path: a Path, or the URL.
 
     `ablation` is the folder of a comparison: the page then begins with the gain of each switch.
 
@@ -24,4 +24,4 @@ def build_report(
     """
     variants = load_ablation(ablation) if ablation else ()
     write_text_atomically(out, render_page(load_runs(runs), title=title, variants=variants))
-    return Path(out)
+    return out if is_remote(out) else Path(out)

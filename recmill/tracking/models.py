@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, local_folder
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.vocabulary import Vocabulary
 from recmill.tracking.server import load_mlflow
@@ -75,7 +75,12 @@ def _example(folder: Path, described: Mapping[str, Any]) -> Any:
 
 def log_model(folder: str | Path, *, name: str, quality: Mapping[str, float]) -> dict[str, str]:
     """Keep an exported model as a LoggedModel of the active run with a new registered version; returns both ids."""
-    mlflow, exported = load_mlflow(), package_model(folder)
+    with local_folder(folder) as local:
+        return _log_packaged(package_model(local), name=name, quality=quality)
+
+
+def _log_packaged(exported: Path, *, name: str, quality: Mapping[str, float]) -> dict[str, str]:
+    mlflow = load_mlflow()
     model = mlflow.models.Model.load(str(exported))
     flavour = model.flavors["python_function"]
     info = mlflow.pyfunc.log_model(
