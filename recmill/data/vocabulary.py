@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, join_path, read_json, read_record, record_json
+from recmill.data.dense_values import DenseValues
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 
@@ -57,6 +58,7 @@ class VocabularyMap:
     hash: str
     ancestors: tuple[str, ...] = ()
     tables: Mapping[str, TableMap]
+    dense: Mapping[str, DenseValues] = field(default_factory=dict)  # by feature: what numbers become
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = record_json(self)

@@ -48,11 +48,17 @@ def package_model(folder: str | Path) -> Path:
 
 
 def _signature(described: Mapping[str, Any]) -> Any:
-    """Columns in and out. MLflow's lists take no nulls, no single ids, and are checked cell by cell: ids are `Any`."""
+    """Columns in and out. MLflow's lists take no nulls, no single ids, and are checked cell by cell: ids are `Any`.
+
+    So are numbers of the original data: `double` would refuse whole numbers and nulls.
+    """
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, Schema
 
-    columns = [ColSpec("double", name) for name in described["dense"]]
+    columns = [
+        ColSpec(AnyType() if name in described.get("dense_values", {}) else "double", name)
+        for name in described["dense"]
+    ]
     columns += [ColSpec(AnyType(), entry["name"]) for entry in described["ids"]]
     return ModelSignature(
         inputs=Schema(columns), outputs=Schema([ColSpec("float", name) for name in described["labels"]])

@@ -1,7 +1,8 @@
 """The exported program behind MLflow's model interface. Self-contained: a server needs torch, numpy and pandas only.
 
 A model whose data has a vocabulary is asked with the values of the original data; pyarrow then reads the vocabulary.
-`text_of` and `ServedValues` follow recmill/data/vocabulary.py, whose results tests compare with theirs.
+`text_of` and `ServedValues` follow recmill/data/vocabulary.py, `dense_column` recmill/data/dense_values.py: tests
+compare their results.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
 class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """Probabilities for the rows of a data frame: dense columns hold numbers, id columns an id or a list of ids.
 
-    Ids are values as the original data has them where the model has a vocabulary, else rows of the tables. A missing
-    list of a sequence is empty; a missing id is the unknown one.
+    Ids are values as the original data has them where the model has a vocabulary, else rows of the tables; numbers are
+    those of the original data as well, before transforms. A missing list of a sequence is empty; a missing id is the
+    unknown one; a missing number is what log.yaml says.
 
     One number per row, or a data frame with one column per label if the model has several.
     """
@@ -54,7 +56,10 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     ) -> np.ndarray | pd.DataFrame:
         import torch
 
-        dense = model_input[self.signature["dense"]].to_numpy(dtype=np.float32, copy=True).reshape(len(model_input), -1)
+        rules = self.signature.get("dense_values", {})
+        dense = np.empty((len(model_input), len(self.signature["dense"])), dtype=np.float32)
+        for place, name in enumerate(self.signature["dense"]):
+            dense[:, place] = dense_column(model_input[name].tolist(), name, rules.get(name))
         ids = [self._ids_of(model_input[entry["name"]].tolist(), entry) for entry in self.signature["ids"]]
         with torch.no_grad():
             probabilities: np.ndarray = self.program(torch.from_numpy(dense), ids).numpy()
@@ -125,6 +130,24 @@ def hash_text(text: str | None, num_hashed: int) -> int:
     if text is None:
         return 0
     return int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:15], 16) % num_hashed + 1
+
+
+def dense_column(cells: list[Any], name: str, rules: dict[str, Any] | None) -> np.ndarray:
+    """Numbers of the original data after nulls and transforms, as `recmill prepare` makes them; else as given."""
+    try:
+        numbers = np.array([np.nan if text_of(cell) is None else float(cell) for cell in cells], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"feature {name!r}: expected numbers") from None
+    if rules is None:
+        return numbers
+    is_null = ~np.isfinite(numbers)
+    numbers[is_null] = 0.0 if rules["null_value"] is None else rules["null_value"]
+    for step in rules["transform"]:
+        is_log = step == "log1p"
+        numbers = np.log1p(np.maximum(numbers, 0.0)) if is_log else (numbers - rules["mean"]) / rules["scale"]
+    if rules["null_value"] is None:
+        numbers[is_null] = rules["fill"]
+    return numbers
 
 
 def check_program(path: str, sha256: str) -> None:

@@ -221,9 +221,12 @@ def describe_inputs(schema: Schema, folder: Path, *, max_sequence_length: int) -
     """What a caller must send: names and order of dense columns, then of id features.
 
     Those of a table that has a vocabulary in `folder` take values; the others rows, as do those with transforms: these
-    belong to the reader, so callers send what they make of rows.
+    belong to the reader, so callers send what they make of rows. Dense columns in `dense_values` take numbers as the
+    original data has them; log.yaml says what becomes of these.
     """
-    known = VocabularyMap.load(folder).tables if (folder / VOCABULARY_FOLDER).exists() else {}
+    found = VocabularyMap.load(folder) if (folder / VOCABULARY_FOLDER).exists() else None
+    known = found.tables if found else {}
+    plain = {feature.name for feature in schema.dense if not feature.transforms}
     ids = [
         {
             "name": feature.name,
@@ -239,6 +242,7 @@ def describe_inputs(schema: Schema, folder: Path, *, max_sequence_length: int) -
     tables = dict.fromkeys(str(entry["table"]) for entry in ids if entry["takes"] == "values")
     return {
         "dense": [feature.name for feature in schema.dense],
+        "dense_values": {name: asdict(own) for name, own in found.dense.items() if name in plain} if found else {},
         "ids": ids,
         "tables": {name: _describe_values(folder, name, known[name]) for name in tables},
         "output": "probability",

@@ -105,30 +105,59 @@ def test_executors_of_the_step_write_what_duckdb_writes(site: TestSite, package:
     )
 
 
-def test_the_command_line_clusters_on_executors_too(site: TestSite, by_duckdb: str) -> None:
-    """As in docs/kubernetes.md, with a pod as the driver."""
-    raw, out = by_duckdb.replace("dataset", "raw"), "/runs/spark-cli"
+def run_on_executors(site: TestSite, name: str, arguments: list[str]) -> None:
+    """Run a recmill command with --engine spark as in docs/kubernetes.md, with a pod as the driver."""
     settings = {
         "spark.kubernetes.container.image": site.image("data"),
         "spark.executor.instances": "1",
         "spark.executor.memory": "512m",
         "spark.executor.memoryOverhead": "512m",
     }
-    flags = [word for name, value in settings.items() for word in ("--spark", f"{name}={value}")]
+    flags = [word for setting, value in settings.items() for word in ("--spark", f"{setting}={value}")]
     fields = {
         "RECMILL_NAMESPACE": "metadata.namespace",
         "RECMILL_POD": "metadata.name",
         "RECMILL_POD_IP": "status.podIP",
     }
-    environment = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    environment = [{"name": own, "valueFrom": {"fieldRef": {"fieldPath": path}}} for own, path in fields.items()]
     container = {
         "image": site.image("data"),
-        "args": ["recmill", "cluster", raw, "--out", out, "--engine", "spark", "--master", MASTER, *flags],
+        "args": ["recmill", *arguments, "--engine", "spark", "--master", MASTER, *flags],
         "env": [*environment, {"name": "RECMILL_CLAIM", "value": "recmill-runs"}],
     }
-    site.cluster.apply(site.job("spark-cli", container, has_token=True), namespace=site.namespace)
+    site.cluster.apply(site.job(name, container, has_token=True), namespace=site.namespace)
     with watch_executors(site) as executors:
-        site.cluster.finish_job("spark-cli", namespace=site.namespace, timeout_s=400)
+        site.cluster.finish_job(name, namespace=site.namespace, timeout_s=400)
     assert {pod["spec"]["containers"][0]["image"] for pod in executors.values()} == {site.image("data")}
+
+
+def test_the_command_line_clusters_on_executors_too(site: TestSite, by_duckdb: str) -> None:
+    raw, out = by_duckdb.replace("dataset", "raw"), "/runs/spark-cli"
+    run_on_executors(site, "spark-cli", ["cluster", raw, "--out", out])
     site.shell("duckdb-cli", f"recmill cluster {raw} --out /runs/duckdb-cli", image="data")
     assert_same_rows(site, "same-cli", out, "/runs/duckdb-cli")
+
+
+def test_executors_prepare_the_log_that_duckdb_prepares(site: TestSite) -> None:
+    """From a shop's CSV files: joins, histories and vocabularies on executors, parts through the shared volume."""
+    site.shell(
+        "shop",
+        "recmill generate --preset shop --out /runs/shop && recmill init /runs/shop --out /runs/shop.yaml"
+        " && recmill prepare /runs/shop.yaml --out /runs/prepared-duckdb",
+        image="data",
+    )
+    run_on_executors(site, "spark-prepare", ["prepare", "/runs/shop.yaml", "--out", "/runs/prepared-spark"])
+    script = (
+        "from pathlib import Path\n"
+        "import pyarrow.parquet as pq\n"
+        "from recmill.data.schema import Schema\n"
+        "one, other = Path('/runs/prepared-duckdb'), Path('/runs/prepared-spark')\n"
+        "names = [sorted(str(file.relative_to(own)) for file in own.rglob('*.parquet')) for own in (one, other)]\n"
+        "is_same = names[0] == names[1] and Schema.load(one) == Schema.load(other)\n"
+        "is_same = is_same and all(pq.read_table(one / name) == pq.read_table(other / name) for name in names[0])\n"
+        "print('SAME', is_same, sum(pq.read_metadata(file).num_rows for file in one.glob('log-*.parquet')))"
+    )
+    said = site.shell("same-log", f'python3 -c "{script}"', image="data").strip().splitlines()[-1]
+    label, is_same, count = said.split()
+    assert (label, is_same) == ("SAME", "True")
+    assert int(count) > 1_000

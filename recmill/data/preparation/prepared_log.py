@@ -64,7 +64,8 @@ def prepare_log(
     with LeanArrow(), _scratch(out) as scratch, _open_engine(engine, scratch, memory_limit_bytes, out) as queries:
         tables = open_tables(spec, where, files, queries)
         before, opened = open_vocabularies(vocabulary, queries) if vocabulary else (None, {})
-        recipe = make_recipe(tables, previous=opened, version=before.version + 1 if before else 1)
+        known = before.dense if before else {}
+        recipe = make_recipe(tables, previous=opened, known=known, version=before.version + 1 if before else 1)
         if before:
             check_hashed(recipe, before, str(vocabulary))
         checked = check_events(tables, recipe.events)

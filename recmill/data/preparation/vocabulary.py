@@ -40,7 +40,9 @@ def write_vocabularies(
         own_values[name] = found.filter(pc.greater(found["row"], 0))
     fixed = {name: (own.num_rows if own.hashed else 0, own.rare_rows) for name, own in tables.items()}
     ancestors = (*previous.ancestors, previous.hash) if previous else ()
-    made = VocabularyMap(version=version, hash=hash_map(own_values, fixed), ancestors=ancestors, tables=tables)
+    dense = {feature.name: feature.dense for feature in recipe.plan.features if feature.kind == "dense"}
+    own_hash = hash_map(own_values, fixed)
+    made = VocabularyMap(version=version, hash=own_hash, ancestors=ancestors, tables=tables, dense=dense)
     (folder / VOCABULARY_FOLDER / MAP_FILE).write_text(dump_json(made.to_json()), encoding="utf-8")
     return made
 

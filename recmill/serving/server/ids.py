@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recmill.data.dense_values import DenseValues
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.vocabulary import MAP_FILE, Vocabulary, VocabularyMap, hash_value
 
@@ -138,3 +139,8 @@ def load_finders(folder: str | Path, tables: dict[str, int]) -> dict[str, RowFin
             own = known[name]
             plain[name] = HashedRows(own.num_rows) if own.hashed else VocabularyRows(Vocabulary.load(folder, name))
     return plain
+
+
+def load_dense_values(folder: str | Path) -> Mapping[str, DenseValues]:
+    """What becomes of numbers of the original data, by feature; empty for a model without FOLDER/vocabulary."""
+    return VocabularyMap.load(folder).dense if Path(folder, VOCABULARY_FOLDER, MAP_FILE).is_file() else {}

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,10 +55,11 @@ def instance_tensors(body: Any, signature: Signature) -> list[CallTensor]:
 
 
 def _dense_column(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> CallTensor:
+    """Numbers; null is NaN, which the model's rules for the feature replace."""
     for where, row in rows:
-        if isinstance(row.get(name), bool) or not isinstance(row.get(name), int | float):
+        if name not in row or isinstance(row[name], bool) or not isinstance(row[name], int | float | None):
             raise BadRequest(f"{where}.{name}: expected a number, received {_shown(row, name)}")
-    data = [row[name] for _, row in rows]
+    data = [math.nan if row[name] is None else row[name] for _, row in rows]
     return CallTensor(name=name, datatype="FP64", shape=[len(rows)], data=data)
 
 

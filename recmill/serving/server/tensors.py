@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from recmill.data.dense_values import DenseValues
 from recmill.data.transforms import Transforms
 from recmill.serving.batch import RequestBatch
 from recmill.serving.server.errors import BadRequest, TooLarge
@@ -124,6 +125,7 @@ class RequestReader:
     finders: Mapping[str, RowFinder]  # by table
     transforms: Transforms
     transformed: frozenset[str]  # features that have transforms
+    dense_values: Mapping[str, DenseValues]  # what becomes of numbers of the original data, by feature
     max_candidates: int
 
     def read(self, tensors: Iterable[CallTensor]) -> tuple[RequestBatch, dict[str, int]]:
@@ -189,7 +191,9 @@ class RequestReader:
             if len(values) != num_rows:
                 raise BadRequest(f"input {name!r}: has {len(values):,} values, expected {num_rows:,}: one per row")
             with np.errstate(over="ignore"):
-                column = self.transforms.values(name, values.astype(np.float32))
+                known = self.dense_values.get(name)
+                numbers = values.astype(np.float32) if known is None else known.apply(values)
+                column = self.transforms.values(name, numbers)
             if not np.isfinite(column).all():
                 raise BadRequest(f"input {name!r}: value {int(np.argmin(np.isfinite(column)))} is not a finite number")
             dense[:, place] = column

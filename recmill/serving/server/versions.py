@@ -24,7 +24,7 @@ from recmill.data.schema import Schema
 from recmill.data.transforms import Transforms
 from recmill.serving.batch import RequestBatch
 from recmill.serving.model import Memory, RequestModel
-from recmill.serving.server.ids import load_finders
+from recmill.serving.server.ids import load_dense_values, load_finders
 from recmill.serving.server.tensors import RequestReader
 from recmill.serving.signature import REQUEST_FOLDER, RequestManifest, Signature
 
@@ -95,6 +95,7 @@ def load_version(
         finders=load_finders(folder, {feature.table: feature.num_rows for feature in signature.features}),
         transforms=Transforms(schema),
         transformed=frozenset(feature.name for feature in schema.features if feature.transforms),
+        dense_values=load_dense_values(folder),
         max_candidates=max_candidates,
     )
     version = ServedVersion(folder=folder, identity=identity, model=model, reader=reader)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ features:
 - {{name: user, column: user, kind: sparse, dim: 4}}
 - {{name: item, column: item, kind: sparse, dim: 4, rows: {rows}}}
 - {{name: kind, column: kind, kind: sparse, dim: 4, rows: {{hash: 11}}}}
+- {{name: price, column: price, kind: dense, transform: [log1p, standardise]}}
 """
 
 
@@ -54,8 +55,12 @@ def prepare(
     """A day on which every item of the list is seen once, by users 1 to 3 in turn."""
     source = folder / f"source{day}"
     source.mkdir()
-    events = [f"{1 + n % 3},{item},{day * DAY_S + 60 * n},{'buy' if n % 2 else 'view'}" for n, item in enumerate(items)]
-    (source / "events.csv").write_text("\n".join(["user,item,at,kind", *events]) + "\n", encoding="utf-8")
+    prices = ["" if n % 4 == 3 else str(n % 7 + day) for n in range(len(items))]  # some are missing
+    events = [
+        f"{1 + n % 3},{item},{day * DAY_S + 60 * n},{'buy' if n % 2 else 'view'},{price}"
+        for n, (item, price) in enumerate(zip(items, prices, strict=True))
+    ]
+    (source / "events.csv").write_text("\n".join(["user,item,at,kind,price", *events]) + "\n", encoding="utf-8")
     (source / "log.yaml").write_text(LOG.format(rows=rows), encoding="utf-8")
     vocabulary = None if before is None else folder / f"day{before}"
     return prepare_log(source / "log.yaml", out=folder / f"day{day}", vocabulary=vocabulary, engine=engine)
@@ -179,6 +184,31 @@ def test_a_served_model_and_preparation_give_a_value_the_same_row(tmp_path, rows
         assert served.rows([value for _, value in by_time]).tolist() == [row for _, row in prepared]
 
 
+def test_a_served_model_and_preparation_give_a_number_the_same_value(tmp_path):
+    """With the mean and scale of the first day, whatever the second one has; other rules are measured anew."""
+    from recmill.tracking.pyfunc import dense_column
+
+    prepare(tmp_path, 1, ["a", "b", "c", "a", "b"] * 4)
+    prepare(tmp_path, 2, ["a", "b", "d", "d"] * 4, before=1)
+    first, second = (VocabularyMap.load(tmp_path / f"day{day}").dense["price"] for day in (1, 2))
+    assert first == second
+    assert first.scale not in (0.0, 1.0)
+    for day in (1, 2):
+        lines = [line.split(",") for line in (tmp_path / f"source{day}/events.csv").read_text().splitlines()[1:]]
+        given = [float(line[4]) if line[4] else None for line in sorted(lines, key=lambda line: int(line[2]))]
+        log = pq.read_table(next((tmp_path / f"day{day}").glob("log-*.parquet"))).sort_by("timestamp")
+        served = dense_column(given, "price", json.loads(json.dumps(asdict(first))))
+        assert served.astype(np.float32).tolist() == log["price"].to_pylist()
+        assert first.apply(np.array(given, dtype=np.float64)).tolist() == log["price"].to_pylist()
+    assert dense_column([1, None, True], "x", None).tolist()[::2] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="feature 'price': expected numbers"):
+        dense_column(["much"], "price", None)
+    text = (tmp_path / "source2/log.yaml").read_text().replace("[log1p, standardise]", "[standardise]")
+    (tmp_path / "source2/log.yaml").write_text(text)
+    prepare_log(tmp_path / "source2/log.yaml", out=tmp_path / "day3", vocabulary=tmp_path / "day1")
+    assert VocabularyMap.load(tmp_path / "day3").dense["price"].mean > first.mean
+
+
 def test_data_with_another_map_is_refused(tmp_path):
     prepare(tmp_path, 1, ["a", "b"])
     prepare(tmp_path, 2, ["c", "a", "b"])
@@ -274,10 +304,10 @@ def _check_served_values(folder):
 
     served = mlflow.pyfunc.load_model("model/mlflow")
     assert "pyarrow" in Path("model/mlflow/requirements.txt").read_text()
-    assert [column.name for column in served.metadata.signature.inputs] == ["user", "item", "kind"]
+    assert [column.name for column in served.metadata.signature.inputs] == ["price", "user", "item", "kind"]
     served.predict(served.metadata.load_input_example("model/mlflow"))
     events = pd.read_csv(folder / "source2/events.csv", dtype={"item": str}).sort_values("at")
-    frame = events[["user", "item", "kind"]]
+    frame = events[["user", "item", "kind", "price"]]  # prices as they are: some are missing
     probabilities = served.predict(frame)
     log = pq.read_table(next((folder / "day2").glob("log-*.parquet"))).sort_by("timestamp")
     model, _ = load_trained_model("run2/checkpoint")
@@ -285,9 +315,11 @@ def _check_served_values(folder):
     ids = KeyedJaggedTensor(
         ["user", "item", "kind"], torch.cat(rows), lengths=torch.ones(3 * len(log), dtype=torch.int32)
     )
-    expected = model(torch.empty(len(log), 0), ids).sigmoid().detach().numpy()
+    dense = torch.tensor(log["price"].to_numpy()).unsqueeze(1)
+    expected = model(dense, ids).sigmoid().detach().numpy()
     np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
-    unknown = served.predict(pd.DataFrame({"user": [99, None], "item": [["zz"], [None]], "kind": ["buy", "buy"]}))
+    asked = {"user": [99, None], "item": [["zz"], [None]], "kind": ["buy", "buy"], "price": [3, 3]}
+    unknown = served.predict(pd.DataFrame(asked))
     assert unknown[0] == unknown[1]  # both have no row of their own
     with pytest.raises(mlflow.MlflowException, match="item"):
-        served.predict(frame[["user", "kind"]])
+        served.predict(frame[["user", "kind", "price"]])

@@ -98,6 +98,7 @@ class SparkQueries:
 
     def _read_table(self, source: SourceFiles) -> Any:
         """A Delta or Iceberg table: with Spark's package for it, or a copy that this process makes."""
+        from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         version = source.options.get("version")
@@ -105,7 +106,7 @@ class SparkQueries:
         options = {} if version is None else {named: str(version)}
         try:
             return self.spark.read.format(source.format).options(**options).load(spark_path(source.path))
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             if "DATA_SOURCE_NOT_FOUND" not in str(error):
                 raise
         path = join_path(self.staging, f"{uuid.uuid4().hex[:8]}.parquet")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import ibis
 import numpy as np
 
+from recmill.data.dense_values import DenseValues
 from recmill.data.preparation.queries.codes import (
     MapVersion,
     PreviousTable,
@@ -22,14 +22,13 @@ from recmill.data.preparation.queries.codes import (
 from recmill.data.preparation.queries.events import EventTable, is_key, make_events
 from recmill.data.preparation.queries.joins import SideTable, join_side
 from recmill.data.preparation.queries.lists import ListColumns, ValueLists
+from recmill.data.preparation.queries.moments import weighted_moments
 from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables
 from recmill.data.preparation.samples.attributes import KeyTable
 from recmill.data.preparation.samples.blocks import ITEM_COLUMNS, FeaturePlan, SamplePlan, ValuePlan, WindowPlan
 from recmill.data.preparation.samples.negatives import Drawing
 from recmill.data.preparation.spec import DEFAULT_DIM, TIME_ROWS, FeatureSpec, RowsSpec
 from recmill.data.schema import Feature, Schema
-
-MEAN_BITS = 24  # of means and deviations: engines add up in different orders
 
 
 @dataclass(kw_only=True)
@@ -45,16 +44,21 @@ class Recipe:
 
 
 def make_recipe(
-    tables: SourceTables, *, previous: Mapping[str, PreviousTable] | None = None, version: int = 1
+    tables: SourceTables,
+    *,
+    previous: Mapping[str, PreviousTable] | None = None,
+    known: Mapping[str, DenseValues] | None = None,
+    version: int = 1,
 ) -> Recipe:
-    """`previous` holds the vocabularies that those of this `version` extend."""
-    return _Builder(tables, previous or {}, version).build()
+    """`previous` holds the vocabularies that those of this `version` extend, `known` the dense features before."""
+    return _Builder(tables, previous or {}, known or {}, version).build()
 
 
 @dataclass
 class _Builder:
     tables: SourceTables
     previous: Mapping[str, PreviousTable]
+    known: Mapping[str, DenseValues]
     version: int
     vocabularies: dict[str, Any] = field(default_factory=dict)  # by table; a number of rows for hashed ones
     num_rows: dict[str, int] = field(default_factory=dict)
@@ -194,20 +198,21 @@ class _Builder:
             return FeaturePlan(name=feature.name, kind=kind, value=value, lists=rows)
         if feature.kind_or_default != "dense":
             return FeaturePlan(name=feature.name, kind="sparse", value=value, time=feature.time or "")
-        plan = FeaturePlan(
-            name=feature.name,
-            kind="dense",
-            value=value,
-            time=feature.time or "",
-            null_value=0.0 if feature.time and feature.null_value is None else feature.null_value,
-            transform=tuple(feature.transform),
-        )
+        dense = self._dense_values(feature)
+        return FeaturePlan(name=feature.name, kind="dense", value=value, time=feature.time or "", dense=dense)
+
+    def _dense_values(self, feature: FeatureSpec) -> DenseValues:
+        null_value = 0.0 if feature.time and feature.null_value is None else feature.null_value
+        rules = DenseValues(null_value=null_value, transform=tuple(feature.transform))
+        before = self.known.get(feature.name)
+        if before and before.has_rules_of(rules):  # a model that goes on must see the numbers that it knows
+            return before
         if feature.time or ("standardise" not in feature.transform and feature.null_value is not None):
-            return plan
+            return rules
         mean, scale = self._moments(feature)
         if "standardise" in feature.transform:
-            return replace(plan, mean=mean, scale=scale or 1.0)
-        return replace(plan, fill=mean)
+            return replace(rules, mean=mean, scale=scale or 1.0)
+        return replace(rules, fill=mean)
 
     def _moments(self, feature: FeatureSpec) -> tuple[float, float]:
         """Mean and standard deviation over the events, after log1p if the feature has it."""
@@ -220,20 +225,7 @@ class _Builder:
             rows, key = self.events.rows, is_key(self.tables, origin)
             column = rows[key] if key else rows[self.events.raw[origin.column]]
             table = rows.select(x=self._number(column, feature), weight=ibis.literal(1).cast("float64"))
-        table = table.mutate(x=(table.x.isnan() | table.x.isinf()).ifelse(ibis.null("float64"), table.x))
-        if feature.null_value is not None:
-            table = table.mutate(x=table.x.fill_null(feature.null_value))
-        if "log1p" in feature.transform:
-            table = table.mutate(x=(table.x.clip(lower=0.0) + 1.0).ln())
-        table = table.filter(table.x.notnull())
-        sums = engine.fetch(table.aggregate(total=(table.x * table.weight).sum(), weight=table.weight.sum()))
-        total, weight = (float(sums[name][0].as_py() or 0.0) for name in ("total", "weight"))
-        if weight == 0:
-            return 0.0, 1.0
-        mean = _rounded(total / weight)
-        away = table.x - ibis.literal(mean, "float64")
-        total = float(engine.fetch(table.aggregate(total=(away * away * table.weight).sum()))["total"][0].as_py())
-        return mean, _rounded(math.sqrt(total / weight))
+        return weighted_moments(table, feature, engine)
 
     def _columns_of(self, values: Mapping[str, ValuePlan], table: str) -> dict[str, FeatureSpec]:
         """The columns that features read from a table of the plan ("" means the events), each with such a feature."""
@@ -388,9 +380,3 @@ class _Builder:
                     roles.setdefault(key, feature.name)
         labels = tuple(label.name for label in spec.labels)
         return Schema(features=tuple(features), labels=labels, user=roles.get("user", ""), item=roles.get("item", ""))
-
-
-def _rounded(number: float) -> float:
-    """The number with MEAN_BITS bits, so that the last digits of a sum, which depend on its order, do not show."""
-    mantissa, exponent = math.frexp(number)
-    return math.ldexp(round(math.ldexp(mantissa, MEAN_BITS)), exponent - MEAN_BITS)

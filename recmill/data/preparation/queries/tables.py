@@ -121,7 +121,8 @@ class SourceTables:
             return found.cast("int64")
         if kind.is_string() or kind.is_date() or kind.is_timestamp():
             return found.cast("string")
-        raise self.error(f"{place}: column {column!r} is {kind}, expected whole numbers or text")
+        shown = "empty" if kind.is_unknown() or kind.is_null() else kind  # a file with nulls only names no type
+        raise self.error(f"{place}: column {column!r} is {shown}, expected whole numbers or text")
 
     def time_of(self, table: Any, time: TimeSpec, place: str) -> Any:
         """A column of times as milliseconds since 1970."""

@@ -7,7 +7,7 @@ N = events, S = samples, P = positives. A history stays a window into its user's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kernels.take_rows import take_windows
+from recmill.data.dense_values import DenseValues
 from recmill.data.preparation.samples.attributes import Column, KeyTable, ListTable
 from recmill.data.preparation.samples.negatives import Drawing, Positives, keep_negatives, mixed
 from recmill.data.preparation.samples.timelines import Bools, Int64s, Ints, Timelines, number_repeats, settle_ties
@@ -46,11 +47,7 @@ class FeaturePlan:
     time: str = ""
     window: str = ""  # name of the history's window
     lists: ListTable | None = None  # of a column with several values per row: its values are numbers of lists
-    null_value: float | None = None
-    transform: tuple[str, ...] = ()
-    mean: float = 0.0  # subtracted by standardise
-    scale: float = 1.0
-    fill: float = 0.0  # replaces nulls after the transforms
+    dense: DenseValues = field(default_factory=DenseValues)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +170,7 @@ class _Block:
                 listed = kept[feature.window]
                 histories[feature.name] = values if listed is None else values[listed]
             elif feature.kind == "dense":
-                columns[feature.name] = _scaled(self._value(feature), feature)
+                columns[feature.name] = feature.dense.apply(self._value(feature))
             else:
                 columns[feature.name] = self._value(feature).astype(np.int64)
         return Samples(columns=columns, starts=starts, lengths=lengths, histories=histories)
@@ -271,16 +268,3 @@ class _Block:
         by_hour = {"hour_of_day": hours_S % 24, "hour_of_week": (hours_S + 24 * THURSDAY) % 168}
         found: Column = by_hour[time] if time in by_hour else (hours_S // 24 + THURSDAY) % 7
         return found
-
-
-def _scaled(values: Column, feature: FeaturePlan) -> npt.NDArray[np.float32]:
-    """A dense feature after nulls and transforms."""
-    numbers = values.astype(np.float64)
-    is_null = ~np.isfinite(numbers)
-    numbers[is_null] = 0.0 if feature.null_value is None else feature.null_value
-    for step in feature.transform:
-        is_log = step == "log1p"
-        numbers = np.log1p(np.maximum(numbers, 0.0)) if is_log else (numbers - feature.mean) / feature.scale
-    if feature.null_value is None:
-        numbers[is_null] = feature.fill
-    return numbers.astype(np.float32)

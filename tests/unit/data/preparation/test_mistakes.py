@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recmill.artifacts import InputError
+from recmill.cli import main
 from recmill.data.preparation.prepared_log import prepare_log
 from tests.event_logs import BASE_MS
 
@@ -139,3 +140,55 @@ def test_the_command_exits_with_2_and_replaces_nothing_of_the_user(tmp_path):
     (tmp_path / "raw" / "mine.txt").write_text("")
     with pytest.raises(InputError, match=r"holds files not from recmill \(mine.txt\)"):
         _prepare_changed(tmp_path, {}, {})
+
+
+DAY_MS = 86_400_000
+EMPTY_DAY = EVENTS | {"ts": [BASE_MS, BASE_MS + 2 * DAY_MS, BASE_MS + 2 * DAY_MS + 1]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "sentence"),
+    [
+        (
+            event_keys(user="customer"),
+            {},
+            "{yaml}: events.user: {folder}/events.parquet has no column 'customer'; it has user, item, ts, clicks",
+        ),
+        (
+            {},
+            {"products": {"id": [7, 8], "brand": ["x", "y"]}},
+            "{yaml}: joins[0]: no value of 'item' (such as 1) is in column 'id' of {folder}/products.parquet (such",
+        ),
+        (event_keys(session={"gap": "0min"}), {}, "{yaml}: events.session: gap is '0min', expected more than zero"),
+        (
+            {},
+            {"events": EVENTS | {"item": [1, None, 1]}},
+            "{yaml}: events.item: column 'item' of {folder}/events.parquet is null in 1 of 3 events",
+        ),
+        (
+            {},
+            {"products": {"id": [1, 1, 2], "brand": ["x", "y", "z"]}},
+            "{yaml}: sources.products: 1 values of 'id' occur more than once in {folder}/products.parquet, for ",
+        ),
+        ({}, {"events": EMPTY_DAY}, "1 of 3 days have no events, the first from 2023-11-15"),
+        (
+            {},
+            {"events": pa.table(EVENTS).slice(0, 0)},
+            "{yaml}: events.source: {folder}/events.parquet holds no events",
+        ),
+    ],
+    ids=["wrong column", "no join", "gap of zero", "nulls in ids", "duplicate keys", "empty day", "no events at all"],
+)
+def test_the_command_answers_a_mistake_with_one_sentence_and_exit_code_2(tmp_path, capsys, changes, data, sentence):
+    """docs/data.md, "Mistakes". An empty day is a warning, which --strict turns into an error."""
+    for name, table in ({"events": EVENTS, "products": PRODUCTS} | data).items():
+        pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), tmp_path / f"{name}.parquet")
+    yaml = tmp_path / "log.yaml"
+    yaml.write_text(json.dumps(SPEC | changes))
+    with pytest.raises(SystemExit) as stop:
+        main(["prepare", str(yaml), "--out", str(tmp_path / "raw"), "--strict"])
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("  ")]  # progress
+    assert stop.value.code == 2
+    assert said.startswith("recmill: error: ")
+    assert sentence.format(yaml=yaml, folder=tmp_path) in said
+    assert not (tmp_path / "raw").exists()

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import torch
 
 from recmill.artifacts import dump_json
+from recmill.data.dense_values import DenseValues
 from recmill.data.schema import Feature, Schema
 from recmill.data.vocabulary import TableMap, VocabularyMap
 from recmill.model.ranking_model import RankingModel
@@ -75,7 +76,8 @@ def write_vocabulary(folder: Path) -> None:
         "words": TableMap(num_rows=20, hashed=True),
     }
     (folder / "vocabulary").mkdir()
-    about = VocabularyMap(version=1, hash="sha256:0", tables=known)
+    dense = {"age": DenseValues(transform=("log1p", "standardise"), mean=1.0, scale=2.0, fill=0.25)}
+    about = VocabularyMap(version=1, hash="sha256:0", tables=known, dense=dense)
     (folder / "vocabulary/vocabulary.json").write_text(dump_json(about.to_json()), encoding="utf-8")
     for name, values in (("items", WORDS), ("city", CITIES)):
         rows = list(range(1, len(values) + 1))

@@ -221,6 +221,17 @@ def test_plain_json_says_the_same(named: ServedVersion) -> None:
     }
 
 
+def test_numbers_are_those_of_the_original_data(named: ServedVersion, plain: ServedVersion) -> None:
+    """log.yaml's rules for `age` come first, then the transforms of the schema; null is a missing value."""
+    body = {"instances": [{"user": {"age": age}, "candidates": [{"price": 500}]} for age in (0, 3, None)]}
+    batch, _ = named.reader.read(instance_tensors(json.loads(json.dumps(body)), named.signature))
+    expected = [[(np.log1p(age) - 1.0) / 2.0] for age in (0.0, 3.0)]
+    np.testing.assert_array_equal(batch.dense_user_RF, np.array([*expected, [0.25]], np.float32))
+    assert batch.dense_candidate_NF.tolist() == [[100.0]] * 3
+    with pytest.raises(BadRequest, match="input 'age': value 2 is not a finite number"):
+        plain.reader.read(instance_tensors(body, plain.signature))
+
+
 def test_hashed_tables_take_any_value(named: ServedVersion) -> None:
     found, num_unknown = named.reader.finders["words"].find(["red", 17, np.int64(17)])
     assert found.tolist() == [hash_value("red", 20), hash_value(17, 20), hash_value(17, 20)]
