@@ -13,10 +13,13 @@ from recmill.training.switches import Switch
 class Timed:
     """A side of a comparison whose blocks take that long."""
 
+    num_steps = 2
+
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def block(self) -> float:
+    def block(self, num_steps: int) -> float:
+        assert num_steps == self.num_steps
         return self.seconds
 
 

@@ -267,12 +267,13 @@ def _compare(switch: Switch, old: _Side, new: _Side, *, limit_s: float) -> Verdi
         seconds = {id(side): side.block(num_steps) for side in sides}
         logs.append(math.log(seconds[id(old)] / seconds[id(new)]))
         is_over = len(logs) == MAX_PAIRS or time.perf_counter() - began > limit_s
-        verdict = judge(switch, logs, is_over=is_over)  # from this rank's clock; rank 0's counts
+        # From this rank's clock; rank 0's counts.
+        verdict = judge(switch, logs, is_over=is_over, block_steps=num_steps)
         if (told := broadcast_json(verdict and vars(verdict))) is not None:
             return Verdict(**{**told, "switch": switch})
 
 
-def judge(switch: Switch, logs: Sequence[float], *, is_over: bool) -> Verdict | None:
+def judge(switch: Switch, logs: Sequence[float], *, is_over: bool, block_steps: int = BLOCK_STEPS) -> Verdict | None:
     """The verdict on log ratios of paired blocks, or None to measure more pairs."""
     if len(logs) < MIN_PAIRS:
         return None
@@ -285,7 +286,7 @@ def judge(switch: Switch, logs: Sequence[float], *, is_over: bool) -> Verdict | 
         return None
     is_on = middle - error > 0
     ratio, low, high = map(math.exp, (middle, middle - error, middle + error))
-    steps = f"{len(logs) * BLOCK_STEPS} steps each way"
+    steps = f"{len(logs) * block_steps} steps each way"
     reason = f"measured {ratio:.2f}x over {steps} ({low:.2f} to {high:.2f})" + ("" if is_on else ", which does not pay")
     return Verdict(switch=switch, is_on=is_on, reason=reason, ratio=ratio, low=low, high=high)
 
