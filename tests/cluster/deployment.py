@@ -8,16 +8,18 @@ import subprocess
 import tempfile
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.cluster.kube import Cluster
+from tests.cluster.kube import Cluster, wait_until
 
 POSTGRES = "docker.io/library/postgres"
 RUNS = "recmill-runs"
 USER = 10001
+END = "-- the end --"  # of a script: a log may be read before all of it is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +104,13 @@ class TestSite:
 
     def shell(self, name: str, script: str, *, image: str = "trainer", timeout_s: float = 300) -> str:
         """Output of a script in a pod with the runs' volume."""
-        container = {"image": self.image(image), "command": ["/bin/sh", "-ec", script]}
+        container = {"image": self.image(image), "command": ["/bin/sh", "-ec", f"{script}\nprintf '\\n{END}\\n'"]}
         self.cluster.apply(self.job(name, container), namespace=self.namespace)
         self.cluster.finish_job(name, namespace=self.namespace, timeout_s=timeout_s)
         (pod,) = self.cluster.pods(f"job-name={name}", namespace=self.namespace)
-        return self.cluster.logs(pod["metadata"]["name"], namespace=self.namespace)
+        read = partial(self.cluster.logs, pod["metadata"]["name"], namespace=self.namespace)
+        said = wait_until(lambda: [log for log in (read(),) if END in log], timeout_s=30, what="the whole log")
+        return str(said[0].partition(f"\n{END}")[0])
 
 
 def deploy(cluster: Cluster, *, tag: str, root: Path) -> TestSite:
