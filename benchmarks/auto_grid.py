@@ -222,10 +222,7 @@ class CellResult:
         """Seconds to the AUC of the pair's baseline; None where no pair reached it on both sides."""
         reached = []
         for own, other in zip(self.ours, self.baseline, strict=True):
-            target = other["auc"] - TOLERANCE
-            curves = [[(entry["seconds"], entry["auc"]) for entry in run["evaluations"]] for run in (other, own)]
-            seconds = [time_to_auc({"evaluations": curve}, target) for curve in curves]
-            if None not in seconds:
+            if seconds := times_to_auc(other, own, other["auc"]):
                 reached.append(seconds)
         if not reached:
             return None
@@ -261,6 +258,13 @@ class CellResult:
             *(self.on, verdict),
         )
         return f"| {' | '.join(map(str, columns))} |"
+
+
+def times_to_auc(baseline: dict[str, Any], ours: dict[str, Any], auc: float) -> tuple[float, float] | None:
+    """Seconds of both trainings to an AUC less the tolerance; None where one does not reach it."""
+    curves = [[(entry["seconds"], entry["auc"]) for entry in run["evaluations"]] for run in (baseline, ours)]
+    first, second = (time_to_auc({"evaluations": curve}, auc - TOLERANCE) for curve in curves)
+    return None if first is None or second is None else (first, second)
 
 
 HEADER = """| data | model | batch | pairs | samples/s | time to AUC | AUC difference | on | |

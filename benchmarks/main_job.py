@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from auto_grid import times_to_auc
 from harness import Metric, Options, compare, finish, plain_value, say, warn_if_busy
 
-from recmill.report.ablation import TOLERANCE, time_to_auc
 from recmill.training.switches import Switch
 
 NPROC = 2
@@ -60,13 +60,7 @@ class Run:
 
     def times(self) -> tuple[float, float] | None:
         """Seconds of both sides to the baseline's AUC; None where one does not reach it."""
-        target = self.baseline["metrics"]["auc"] - TOLERANCE
-        found = []
-        for side in (self.baseline, self.ours):
-            curve = [(entry["seconds"], entry["auc"]) for entry in side["evaluations"]]
-            found.append(time_to_auc({"evaluations": curve}, target))
-        theirs, ours = found
-        return None if theirs is None or ours is None else (theirs, ours)
+        return times_to_auc(self.baseline, self.ours, self.baseline["metrics"]["auc"])
 
     def difference(self, figure: str) -> float:
         return float(self.ours["metrics"][figure] - self.baseline["metrics"][figure])
