@@ -50,6 +50,7 @@ class Options:
     tiny: bool
     json_path: str | None
     seed: int
+    only: tuple[str, ...] = ()  # names of the parts to measure; empty: all
 
     @property
     def size(self) -> str:
@@ -63,10 +64,22 @@ def parse_options(description: str, *, quick: str) -> Options:
     parser.add_argument("--tiny", action="store_true", help="only show that it runs: too small to measure anything")
     parser.add_argument("--json", metavar="PATH", help="write the result to this file; - for standard output")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only",
+        metavar="PART",
+        action="append",
+        default=[],
+        help="measure this part alone and keep it for a later call, with --json PATH; may be given several times",
+    )
     given = parser.parse_args()
     name = Path(sys.argv[0]).stem
     return Options(
-        benchmark=name, quick=given.quick or given.tiny, tiny=given.tiny, json_path=given.json, seed=given.seed
+        benchmark=name,
+        quick=given.quick or given.tiny,
+        tiny=given.tiny,
+        json_path=given.json,
+        seed=given.seed,
+        only=tuple(given.only),
     )
 
 

@@ -1,6 +1,6 @@
 """What request-shaped scoring gains: candidates per second, latency and memory of one core that serves a ranker.
 
-    python benchmarks/serving.py [--quick] [--json PATH|-] [--seed K]
+    python benchmarks/serving.py [--quick] [--only STAGE] [--json PATH|-] [--seed K]
 
 A request is one user and 1, 20, 100 or 500 candidates: users and candidates of `recd` and globo, models with random
 weights (speed does not depend on them). Baseline: the exported program, model.pt2, with the user repeated for every
@@ -10,7 +10,10 @@ checks. Also, on `recd` with 1 and 100 candidates, against the model with plain 
 ratio is the mean of their logarithms. Open loop: Poisson arrivals at 70% of the baseline's rate. Over loopback:
 `recmill serve`, if its environment is there.
 
-The file of --json is written after every stage, with `is_partial` until the last. The same command continues it.
+The file of --json is written after every stage, with `is_partial` until the last. The same command continues it, and
+--only measures one stage: recd_transformer, recd_transformer_rivals, recd_pooled, recd_pooled_rivals,
+recd_pooled_forms, globo_transformer, globo_pooled, score_difference, large_table, globo_auc_difference or loopback.
+RECMILL_SERVING_WORK names a folder that keeps logs, models and compiled rivals for the next call of the same code.
 """
 
 from __future__ import annotations
@@ -33,11 +36,11 @@ import torch
 from harness import compare, parse_options, plain_count, plain_value, say, warn_if_busy
 from serving_bench import GB, Bench, Runs
 from serving_loops import closed_loop, infer_body, measure_apart, open_loop, percentile_ms, served_over_http
-from serving_memory import write_sparse_model
-from serving_models import RIVALS, Case, Scorer, Unavailable, exported_program, largest_difference, make_case
+from serving_memory import forget_cache, write_large_model
+from serving_models import RIVALS, Case, Inputs, Scorer, Unavailable, exported_program, largest_difference, make_case
 from session_logs import why_no_globo
 
-from recmill.serving import RequestModel
+from recmill.serving import RequestBatch, RequestModel
 from recmill.training.config import TrainConfig
 from recmill.training.serving import export_checkpoint
 from recmill.training.trainer import train
@@ -51,8 +54,11 @@ def make_case_of(bench: Bench, data: str, name: str) -> Case:
 
 
 def served_folder(bench: Bench, data: str, name: str, case: Case) -> Path:
-    folder = bench.folder / f"{data}-{name}"
-    return folder if folder.exists() else case.write(folder)
+    return written(case, bench.folder / f"{data}-{name}")
+
+
+def written(case: Case, folder: Path, form: str = "float32") -> Path:
+    return folder if folder.exists() else case.write(folder, form)
 
 
 def measure_case(bench: Bench, data: str, name: str) -> None:
@@ -61,12 +67,10 @@ def measure_case(bench: Bench, data: str, name: str) -> None:
     folder = served_folder(bench, data, name, case)
     model = RequestModel.load(folder, memory="resident")
     program = exported_program(case, folder)
-    rivals: dict[str, Scorer] = {}
     for count in CANDIDATES:
         key = f"{data}_{name}_{count}"
         say(key)
-        requests = [case.request(count, rng) for _ in range(bench.sizes.num_requests)]
-        inputs = [case.repeat_user(request) for request in requests]
+        requests, inputs = make_requests(bench, case, count, rng)
         difference = np.abs(program(*inputs[0]).numpy() - model.score(requests[0])).max()
         assert difference < 1e-5, f"{key}: scores differ by {difference}"
         runs: Runs = {
@@ -75,22 +79,38 @@ def measure_case(bench: Bench, data: str, name: str) -> None:
         }
         rates = bench.loops(key, runs, count)
         bench.metrics[key] = compare(*rates, unit="candidates/s", note=f"one core; {bench.note(key)}")
-        if data == "recd" and count in (1, 100):
-            rivals = rivals or make_rivals(bench, f"{data}_{name}", case, folder, inputs[0])
-            for rival, scorer in rivals.items():
-                difference = np.abs(np.asarray(scorer(*inputs[0])) - model.score(requests[0])).max()
-                assert difference < 1e-4, f"{key}: scores of {rival} differ by {difference}"
-                against: Runs = {
-                    rival: lambda n, inputs=inputs, scorer=scorer: scorer(*inputs[n]),
-                    "request": runs["request"],
-                }
-                rates_of_both = bench.loops(f"{key}_vs_{rival}", against, count)
-                note = bench.note(f"{key}_vs_{rival}")
-                bench.metrics[f"{key}_vs_{rival}"] = compare(*rates_of_both, unit="candidates/s", note=note)
         if count == 100:
             measure_open_loop(bench, f"{key}_p99_open", runs, float(np.mean(rates[0])) / count)
-            if data == "recd" and name == "pooled":
-                measure_forms(bench, key, case, requests)
+
+
+def make_requests(
+    bench: Bench, case: Case, count: int, rng: np.random.Generator
+) -> tuple[list[RequestBatch], list[Inputs]]:
+    requests = [case.request(count, rng) for _ in range(bench.sizes.num_requests)]
+    return requests, [case.repeat_user(request) for request in requests]
+
+
+def measure_rivals(bench: Bench, name: str) -> None:
+    """The same model in other runtimes, with the user repeated, for 1 and 100 candidates."""
+    rng = np.random.default_rng(bench.seed)
+    case = make_case_of(bench, "recd", name)
+    folder = served_folder(bench, "recd", name, case)
+    model = RequestModel.load(folder, memory="resident")
+    exported_program(case, folder)  # AOTInductor compiles it
+    given = {count: make_requests(bench, case, count, rng) for count in (1, 100)}
+    rivals = make_rivals(bench, f"recd_{name}", case, folder, given[1][1][0])
+    for count, (requests, inputs) in given.items():
+        for rival, scorer in rivals.items():
+            key = f"recd_{name}_{count}_vs_{rival}"
+            say(key)
+            difference = np.abs(np.asarray(scorer(*inputs[0])) - model.score(requests[0])).max()
+            assert difference < 1e-4, f"{key}: scores differ by {difference}"
+            against: Runs = {
+                rival: lambda n, inputs=inputs, scorer=scorer: scorer(*inputs[n]),
+                "request": lambda n, requests=requests: model.score(requests[n]),
+            }
+            rates = bench.loops(key, against, count)
+            bench.metrics[key] = compare(*rates, unit="candidates/s", note=bench.note(key))
 
 
 def measure_open_loop(bench: Bench, key: str, runs: Runs, capacity: float) -> None:
@@ -121,16 +141,18 @@ def make_rivals(bench: Bench, key: str, case: Case, folder: Path, example: Any) 
     return found
 
 
-def measure_forms(bench: Bench, key: str, case: Case, requests: list[Any]) -> None:
+def measure_forms(bench: Bench) -> None:
     """Other forms of the tables against float32: speed and memory of a process that holds all of it."""
+    key, case = "recd_pooled_100", make_case_of(bench, "recd", "pooled")
+    requests, _ = make_requests(bench, case, 100, np.random.default_rng(bench.seed))
     settings = {"memory": "resident", "num_requests": 20, "num_candidates": 100}
-    whole = bench.folder / f"{key}-float32"
-    plain = RequestModel.load(case.write(whole), memory="resident")
+    whole = served_folder(bench, "recd", "pooled", case)
+    plain = RequestModel.load(whole, memory="resident")
     base = measure_apart(whole, **settings)["model_bytes"]
-    small = {form: case.write(bench.folder / f"{key}-{form}", form) for form in ("bf16", "int8", "int4")}
+    small = {form: written(case, bench.folder / f"{key}-{form}", form) for form in ("bf16", "int8", "int4")}
     encoder = case.config.sequence_encoder
     shared = make_case(bench.dataset("recd"), encoder, num_samples=32, seed=bench.seed, compression=10)
-    small["shared10x"] = shared.write(bench.folder / f"{key}-shared")
+    small["shared10x"] = written(shared, bench.folder / f"{key}-shared")
     for form, folder in small.items():
         name = f"{key}_{form}"
         say(name)
@@ -149,13 +171,15 @@ def measure_forms(bench: Bench, key: str, case: Case, requests: list[Any]) -> No
 
 def measure_auc(bench: Bench) -> None:
     """A model trained on globo: how far the AUC of each form is from float32."""
-    run, dataset = bench.folder / "run", bench.dataset("globo")
-    train(dataset.path, out=run, nproc=1, config=TrainConfig(epochs=1, batch_size=2048, seed=bench.seed))
-    result = export_checkpoint(run / "checkpoint", out=bench.folder / "export", data=dataset.path, for_mlflow=False)
+    run, dataset = Path(tempfile.mkdtemp(dir=bench.folder)), bench.dataset("globo", one_in=bench.sizes.auc_users)
+    train(dataset.path, out=run / "train", nproc=1, config=TrainConfig(epochs=1, batch_size=2048, seed=bench.seed))
+    checkpoint = run / "train" / "checkpoint"
+    result = export_checkpoint(checkpoint, out=run / "export", data=dataset.path, for_mlflow=False)
     forms = result["request"]["forms"]
     for form in ("bf16", "int8", "int4"):
         difference = abs(forms[form]["auc"] - forms["float32"]["auc"])
         note = f"AUC {forms[form]['auc']:.5f}, float32 {forms['float32']['auc']:.5f}; bytes {forms[form]['bytes']:,}"
+        note += f"; one in {bench.sizes.auc_users} users"
         bench.metrics[f"globo_auc_difference_{form}"] = plain_count(difference, unit="AUC", note=note)
 
 
@@ -169,16 +193,24 @@ def measure_equality(bench: Bench) -> None:
 
 
 def measure_large_table(bench: Bench) -> None:
-    """A table of 20 GB behind a mapped file, with at most 1 GB of its cold pages in memory."""
-    sizes = bench.sizes
-    model = write_sparse_model(bench.folder / "large", table_bytes=sizes.table_bytes)
+    """A table of 20 GB behind a mapped file, of which at most 1 GB of cold pages is in memory. Nothing is cached."""
+    sizes, found = bench.sizes, []
+    if shutil.disk_usage(bench.folder).free < sizes.table_bytes + GB:
+        bench.skipped["large_table_resident"] = f"needs {sizes.table_bytes / GB + 1:g} GB of disk"
+        return
+    model = write_large_model(bench.folder / "large", table_bytes=sizes.table_bytes)
     settings = {"memory": "mapped", "cold_bytes": sizes.limit_bytes, "num_candidates": 100}
-    found = [measure_apart(model, num_requests=sizes.memory_requests, **settings) for _ in range(sizes.pairs)]
+    for _ in range(sizes.pairs):
+        forget_cache(model)
+        found.append(measure_apart(model, num_requests=sizes.memory_requests, **settings))
+    shutil.rmtree(model)
     what = f"{sizes.table_bytes / GB:g} GB of tables, uniform ids, at most {sizes.limit_bytes / GB:g} GB of cold pages"
     resident = [own["resident_bytes"] / GB for own in found]
     bench.metrics["large_table_resident"] = plain_value(resident, unit="GB", note=what)
     released = max(own["num_released"] for own in found)
-    note = f"100 candidates, 20 ids of history; pages were given back up to {released:.0f} times"
+    p50_ms = float(np.mean([own["p50_ms"] for own in found]))
+    note = f"100 candidates, 20 ids of history, nothing cached before; p50 {p50_ms:.2f} ms; "
+    note += f"pages were given back up to {released:.0f} times"
     bench.metrics["large_table_p99"] = plain_value([own["p99_ms"] for own in found], unit="ms", note=note)
 
 
@@ -221,7 +253,9 @@ def main() -> None:
     options = parse_options(__doc__ or "", quick="fewer pairs, shorter loops, smaller tables")
     warn_if_busy()
     torch.set_num_threads(1)
-    scratch = Path(tempfile.mkdtemp(prefix="recmill-serving-"))
+    kept = os.environ.get("RECMILL_SERVING_WORK")
+    scratch = Path(kept) if kept else Path(tempfile.mkdtemp(prefix="recmill-serving-"))
+    scratch.mkdir(exist_ok=True)
     bench, is_complete = Bench(folder=scratch, options=options), False
     bench.stop_on_signals()
     bench.resume()
@@ -234,16 +268,20 @@ def main() -> None:
                 continue
             for name in ENCODERS:
                 bench.run(f"{data}_{name}", partial(measure_case, bench, data, name))
+        for name in ENCODERS:
+            bench.run(f"recd_{name}_rivals", partial(measure_rivals, bench, name))
+        bench.run("recd_pooled_forms", partial(measure_forms, bench))
         bench.run("score_difference", partial(measure_equality, bench))
         bench.run("large_table", partial(measure_large_table, bench))
         if not no_globo:
             bench.run("globo_auc_difference", partial(measure_auc, bench))
         bench.run("loopback", partial(measure_loopback, bench))
-        is_complete = True
+        is_complete = not bench.left_out
     finally:
         if bench.metrics:
             bench.finish(is_partial=not is_complete)
-        shutil.rmtree(scratch, ignore_errors=True)
+        if not kept:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ Runs = dict[str, Callable[[int], object]]  # ways to score request n
 class Sizes:
     recd_sessions: int
     globo_users: int  # one in this many users
+    auc_users: int  # the same, of the model that is trained
     num_samples: int
     num_requests: int  # different ones in a loop
     seconds: float  # of a loop
@@ -40,6 +41,7 @@ SIZES = {
     "tiny": Sizes(
         recd_sessions=8,
         globo_users=20_000,
+        auc_users=20_000,
         num_samples=32,
         num_requests=2,
         seconds=0.005,
@@ -53,6 +55,7 @@ SIZES = {
     "quick": Sizes(
         recd_sessions=100,
         globo_users=2_000,
+        auc_users=2_000,
         num_samples=1024,
         num_requests=50,
         seconds=0.15,
@@ -66,6 +69,7 @@ SIZES = {
     "full": Sizes(
         recd_sessions=500,
         globo_users=50,
+        auc_users=1,
         num_samples=8192,
         num_requests=200,
         seconds=0.6,
@@ -87,6 +91,7 @@ class Bench:
     skipped: dict[str, str] = field(default_factory=dict)
     latency: dict[str, Any] = field(default_factory=dict)  # ms: p50 and p99 of every loop
     stages: list[str] = field(default_factory=list)  # that are complete
+    left_out: list[str] = field(default_factory=list)  # by --only
 
     @property
     def sizes(self) -> Sizes:
@@ -113,6 +118,9 @@ class Bench:
         """Measure a stage unless an earlier run has, and write what there is."""
         if stage in self.stages:
             return
+        if self.options.only and stage not in self.options.only:
+            self.left_out.append(stage)
+            return
         say(stage)
         measure()
         self.stages.append(stage)
@@ -136,14 +144,16 @@ class Bench:
 
         signal.signal(signal.SIGTERM, stop)
 
-    def dataset(self, preset: str) -> Dataset:
-        """The log of a preset, written on first use."""
-        path, sizes = self.folder / preset / "data", self.sizes
+    def dataset(self, preset: str, *, one_in: int | None = None) -> Dataset:
+        """The log of a preset, written on first use; `one_in` users of globo."""
+        sizes = self.sizes
+        one_in = one_in or sizes.globo_users
+        folder = self.folder / (f"{preset}-{one_in}" if preset == "globo" else preset)
+        raw, path = folder / "raw", folder / "data"
         if path.exists():
             return Dataset.load(path)
-        raw = self.folder / preset / "raw"
-        wide = {"one_in": sizes.globo_users} if preset == "globo" else {"sessions": sizes.recd_sessions}
-        say(f"write {preset}")
+        wide = {"one_in": one_in} if preset == "globo" else {"sessions": sizes.recd_sessions}
+        say(f"write {folder.name}")
         make_raw_log(preset, out=raw, overrides={"seed": self.seed, **wide})
         return cluster_sessions(raw, out=path, layout="session", eval_fraction=0.1)
 

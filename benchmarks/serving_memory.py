@@ -1,11 +1,12 @@
 """Memory and latency of one process that serves a model: `serving_memory.py MODEL '{"memory": "mapped"}'`.
 
-It loads nothing but recmill.serving, as a server does. `write_sparse_model` makes a model with a table of any size.
+It loads nothing but recmill.serving, as a server does. `write_large_model` makes a model with a table of any size.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,8 +24,8 @@ from recmill.serving.signature import REQUEST_FOLDER, RequestManifest, StoredTab
 DIM = 64
 
 
-def write_sparse_model(folder: Path, *, table_bytes: int) -> Path:
-    """A model with an item table of this size. Its file has a hole where rows are zero, so it takes no disk."""
+def write_large_model(folder: Path, *, table_bytes: int) -> Path:
+    """A model with an item table of this size, all of it on disk: random rows, repeated every 64 MiB."""
     num_rows = table_bytes // (4 * DIM)
     schema = Schema(
         features=(
@@ -40,8 +41,12 @@ def write_sparse_model(folder: Path, *, table_bytes: int) -> Path:
         folder, ranker=ranker, config=config, tables=rows, shared=None, checkpoint_hash="none"
     )
     target = folder / REQUEST_FOLDER
-    with open(target / written.tables["items"].file, "r+b") as file:
-        file.truncate(num_rows * 4 * DIM)
+    block = (torch.randn(2**18, DIM) * 0.1).numpy().tobytes()
+    with open(target / written.tables["items"].file, "wb") as file:
+        for start in range(0, num_rows * 4 * DIM, len(block)):
+            file.write(block[: num_rows * 4 * DIM - start])
+        file.flush()
+        os.fsync(file.fileno())
     (target / RequestManifest.manifest_name).unlink()
     table = StoredTable(
         file=written.tables["items"].file, form="float32", num_rows=num_rows, dim=DIM, row_bytes=4 * DIM
@@ -49,6 +54,13 @@ def write_sparse_model(folder: Path, *, table_bytes: int) -> Path:
     body = {**written.to_json(), "tables": {"items": table.__dict__}}
     RequestManifest.of_json(body, inputs=written.inputs).seal(target)
     return folder
+
+
+def forget_cache(folder: Path) -> None:
+    """Drop what the operating system has cached of a model's files: the next reads come from the disk."""
+    for path in (folder / REQUEST_FOLDER).iterdir():
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def random_request(signature: Signature, num_candidates: int, rng: np.random.Generator) -> RequestBatch:

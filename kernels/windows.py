@@ -27,8 +27,10 @@ def window_rows_of(starts_W: Tensor, lengths_W: Tensor, *, num_values: int | Non
 
 def check_windows(starts_W: Tensor, lengths_W: Tensor) -> None:
     """ValueError unless both are int64 and of one length."""
+    import torch
+
     if starts_W.shape != lengths_W.shape or starts_W.dim() != 1:
         raise ValueError(f"received starts of shape {tuple(starts_W.shape)}, lengths of shape {tuple(lengths_W.shape)}")
     for name, own in (("starts_W", starts_W), ("lengths_W", lengths_W)):
-        if str(own.dtype) != "torch.int64":
+        if own.dtype != torch.int64:
             raise ValueError(f"{name}: dtype is {own.dtype}, expected torch.int64")

@@ -37,5 +37,7 @@ def pool_windows(
         return reference.pool_windows(rows_ND, scores_NH, starts_W, lengths_W)
     from kernels.pool_windows import ops
 
+    if not rows_ND.requires_grad and (scores_NH is None or not scores_NH.requires_grad):
+        return ops.pool(rows_ND, scores_NH, starts_W, lengths_W)[0]
     pooled_WHD: Tensor = ops.PoolWindows.apply(rows_ND, scores_NH, starts_W, lengths_W)  # type: ignore[no-untyped-call]
     return pooled_WHD

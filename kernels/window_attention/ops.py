@@ -10,16 +10,24 @@ from torch import Tensor
 from kernels import _cpu
 
 
+def attend(
+    packed_NE: Tensor, starts_W: Tensor, lengths_W: Tensor, num_heads: int, num_values: int
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The result without autograd, and what the gradient needs."""
+    inputs = packed_NE.contiguous(), starts_W.contiguous(), lengths_W.contiguous()
+    out_TD = packed_NE.new_empty(num_values, packed_NE.shape[1] // 3)
+    log_sums_HT = packed_NE.new_empty(num_heads, num_values)  # logarithms of the sums of the softmax
+    _cpu.window_attention(*inputs, out_TD, log_sums_HT)
+    return out_TD, (*inputs, out_TD, log_sums_HT)
+
+
 class WindowAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, packed_NE: Tensor, starts_W: Tensor, lengths_W: Tensor, num_heads: int, num_values: int
     ) -> Tensor:
-        inputs = packed_NE.contiguous(), starts_W.contiguous(), lengths_W.contiguous()
-        out_TD = packed_NE.new_empty(num_values, packed_NE.shape[1] // 3)
-        log_sums_HT = packed_NE.new_empty(num_heads, num_values)  # logarithms of the sums of the softmax
-        _cpu.window_attention(*inputs, out_TD, log_sums_HT)
-        ctx.save_for_backward(*inputs, out_TD, log_sums_HT)
+        out_TD, kept = attend(packed_NE, starts_W, lengths_W, num_heads, num_values)
+        ctx.save_for_backward(*kept)
         return out_TD
 
     @staticmethod

@@ -8,6 +8,7 @@ sequence   tables that a sequence feature reads: rows, pooled or padded after th
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from recmill.model.encoders.windows import SequenceWindows
 
 # B = batch, U = distinct rows of a feature (B if not deduplicated), L = padded length, D = embedding width
 INIT_BLOCK_ROWS = 65_536  # rows are initialised in blocks of this size, so any shard can initialise its own
+
+# TorchRec asks torch in a way that makes it print advice to TorchRec's authors on the caller's terminal.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, so a union would say no more
 

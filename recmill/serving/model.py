@@ -50,7 +50,8 @@ class RequestModel:
         cold_bytes   the most that mapped tables keep in memory beyond their most read rows (default: no limit)
         verify       compare the hashes of mapped tables too (default: as `--verify full`)
         is_split     False: layers that are linear in the user's inputs are computed per candidate all the same
-        is_fused     False: features are looked up one after another by torch, not all at once (kernels/pool_tables)
+        is_fused     False: features are looked up one after another by torch, not all at once (kernels/pool_tables),
+                     and encoders run as in training, not with neighbouring layers in one (model/encoders/folded.py)
         """
         if memory not in ("mapped", "resident"):
             raise InputError(f"memory is {memory!r}, expected 'mapped' or 'resident'")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from recmill.artifacts import module_name
 from recmill.data.schema import Feature, Schema
-from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder
+from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder, fold_encoder
 from recmill.model.ranker import Ranker
 from recmill.serving.batch import Ints, Lists, RequestBatch
 from recmill.serving.lookups import FeaturePath, Found, SlotLookup
@@ -26,7 +27,7 @@ class RequestScorer:
     """Logits [N, labels] of the candidates of a batch of requests.
 
     `is_split=False` encodes users once per request but computes all that follows per candidate, with the ranker itself.
-    `is_fused=False` looks up feature after feature.
+    `is_fused=False` looks up feature after feature and encodes as training does.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class RequestScorer:
 
     def _describe(self, feature: Feature) -> FeaturePath:
         name, target = module_name(feature.name), self.ranker.targets.get(feature.name, "")
+        encoder = self.ranker.encoders[name] if feature.kind == "sequence" else None
+        is_folded = encoder is not None and self.is_fused and self.is_split
         is_user = feature.name in self.user_names
         return FeaturePath(
             name=feature.name,
@@ -87,7 +90,7 @@ class RequestScorer:
             is_mean=feature.pooling == "mean",
             is_user=is_user,
             is_user_vector=is_user and (not target or target in self.user_names),
-            encoder=self.ranker.encoders[name] if feature.kind == "sequence" else None,
+            encoder=fold_encoder(encoder) if is_folded else encoder,
             projection=self.ranker.projections[name] if name in self.ranker.projections else None,  # noqa: SIM401
             target=target,
         )
@@ -134,7 +137,18 @@ class RequestScorer:
         return own.encoder.encode(windows, target_ND, requests.request_N if own.is_user else None)
 
     def _windows(self, rows_ND: Tensor, offsets: Ints) -> SequenceWindows:
-        return SequenceWindows.of_lists(rows_ND, torch.from_numpy(offsets[1:] - offsets[:-1]), max_length=self.limit)
+        """The last `limit` rows of every list."""
+        lengths_U = offsets[1:] - offsets[:-1]
+        is_packed = not lengths_U.max(initial=0) > self.limit
+        if not is_packed:
+            lengths_U = np.minimum(lengths_U, self.limit)
+        starts_U = offsets[1:] - lengths_U
+        return SequenceWindows(
+            rows_ND=rows_ND,
+            starts_U=torch.from_numpy(starts_U),
+            lengths_U=torch.from_numpy(lengths_U),
+            is_packed=is_packed,
+        )
 
     def _rank(self, batch: RequestBatch, requests: Requests) -> Tensor:
         """With the ranker itself, which expands users after their encoders."""

@@ -1,6 +1,7 @@
 """Sequence encoders: they turn the elements of a list into one vector per sample."""
 
 from recmill.model.encoders.choice import make_encoder
+from recmill.model.encoders.folded import fold_encoder
 from recmill.model.encoders.hstu import HSTUEncoder
 from recmill.model.encoders.pooling import AttentionEncoder, MeanEncoder
 from recmill.model.encoders.standard import StandardTransformerEncoder
@@ -16,5 +17,6 @@ __all__ = [
     "StandardTransformerEncoder",
     "TargetAttentionEncoder",
     "TransformerEncoder",
+    "fold_encoder",
     "make_encoder",
 ]

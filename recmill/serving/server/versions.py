@@ -137,7 +137,7 @@ class ServedModel:
     ) -> None:
         self._model, self._reloaded = model, reloaded
         self._load = partial(load_version, max_candidates=max_candidates, memory=memory, cold_bytes=cold_bytes)
-        self._failed: tuple[tuple[Any, ...], float] | None = None
+        self._failed: tuple[Any, float] | None = None  # what was not served, and until when it is not tried again
         self.version = self._load(model_folder(model))
 
     def refresh(self) -> bool:
@@ -145,26 +145,31 @@ class ServedModel:
         try:
             folder = model_folder(self._model)
             identity = identify(folder)
-        except (InputError, OSError) as error:  # a folder that is being replaced: the next look finds it
-            logger.warning("no new version: %s", error)
-            return False
-        if identity == self.version.identity:
-            return False
-        if self._failed and self._failed[0] == identity and time.monotonic() < self._failed[1]:
+        except (InputError, OSError) as error:
+            return self._refuse(str(error), f"no new version: {error}")
+        if identity == self.version.identity or self._is_known(identity):
             return False
         try:
             version = self._load(folder)
         except Exception as error:  # noqa: BLE001 - a broken version must not end the one that serves
-            self._failed = (identity, time.monotonic() + RETRY_S)
-            logger.warning("version in %s is not served: %s", folder, error)
-            self._reloaded(None)
-            return False
+            return self._refuse(identity, f"version in {folder} is not served: {error}")
         self.version, self._failed = version, None
         logger.info("serving version %s from %s", version.name, folder)
         self._reloaded(version)
         del version
         release_memory()
         return True
+
+    def _is_known(self, what: Any) -> bool:
+        """Whether it was refused a moment ago."""
+        return self._failed is not None and self._failed[0] == what and time.monotonic() < self._failed[1]
+
+    def _refuse(self, what: Any, sentence: str) -> bool:
+        if not self._is_known(what):
+            self._failed = (what, time.monotonic() + RETRY_S)
+            logger.warning("%s; version %s serves on", sentence, self.version.name)
+            self._reloaded(None)
+        return False
 
 
 def release_memory() -> None:

@@ -6,11 +6,13 @@ from torch import nn
 from torch.nn import functional
 
 from recmill.model.encoders import (
+    AttentionEncoder,
     HSTUEncoder,
     SequenceWindows,
     StandardTransformerEncoder,
     TargetAttentionEncoder,
     TransformerEncoder,
+    fold_encoder,
 )
 
 DIM, HEADS, LAYERS, LONGEST = 8, 2, 2, 16
@@ -265,3 +267,40 @@ def test_standard_blocks_are_sequential_and_ours_parallel():
     standard.load_state_dict(ours.state_dict(), strict=False)
     rows, lengths = torch.randn(1, 5, DIM), torch.tensor([5])
     assert not torch.allclose(ours(rows, lengths), standard(rows, lengths), atol=1e-3)
+
+
+FOLDED = {
+    "attention": lambda: AttentionEncoder(DIM, HEADS),
+    **{
+        f"transformer, {layers} blocks": lambda layers=layers: TransformerEncoder(DIM, HEADS, layers, LONGEST)
+        for layers in (1, 2, 3)
+    },
+}
+
+
+@pytest.mark.parametrize("windows", [*WINDOWS, "one", "one, empty", "one, cut", "packed"])
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_folded_encoder_encodes_what_the_encoder_encodes(name, windows):
+    torch.manual_seed(0)
+    encoder, rows_ND = FOLDED[name](), torch.randn(24, DIM)
+    for weight in encoder.parameters():
+        nn.init.normal_(weight, std=0.5)  # norms and biases too
+    lists = {"one": [24], "one, empty": [0], "one, cut": [24], "packed": [16, 0, 3, 5]}
+    if windows in lists:
+        lengths_U = torch.tensor(lists[windows])
+        limit = 8 if windows == "one, cut" else 24
+        rows_ND = rows_ND[: lengths_U.sum()]
+        given = SequenceWindows.of_lists(rows_ND, lengths_U, max_length=min(limit, LONGEST))
+    else:
+        given = make_windows(windows, rows_ND)
+    with torch.no_grad():
+        expected_UD = encoder.encode(given)
+        found_UD = fold_encoder(encoder).encode(given)
+    assert found_UD.shape == expected_UD.shape
+    torch.testing.assert_close(found_UD, expected_UD, atol=2e-6 * max(1.0, float(expected_UD.abs().max())), rtol=1e-5)
+
+
+def test_encoders_without_a_folded_form_stay_as_they_are():
+    for make in STACKED.values():
+        encoder = make()
+        assert fold_encoder(encoder) is encoder

@@ -149,7 +149,7 @@ def test_a_request_scores_what_repeating_the_user_scores(tmp_path, name, encoder
 
 
 @pytest.mark.parametrize("form", TABLE_FORMS)
-@pytest.mark.parametrize("encoder", ["mean", "attention", "din"])
+@pytest.mark.parametrize("encoder", ["mean", "attention", "transformer", "din"])
 def test_one_lookup_of_all_tables_scores_what_lookups_of_each_score(tmp_path, encoder, form):
     config = RankerConfig(sequence_encoder=encoder, max_sequence_length=LIMIT)
     counts = {"items": (np.arange(0, 50, 3), np.arange(17) + 1)}

@@ -80,6 +80,26 @@ def test_a_broken_version_is_not_served_and_not_tried_all_the_time(tmp_path: Pat
     assert served.refresh()
 
 
+def test_a_folder_without_a_model_is_counted_and_logged_once(
+    tmp_path: Path, pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    link(pair[0], tmp_path / "current")
+    seen: list[object] = []
+    served = ServedModel(tmp_path, max_candidates=9, reloaded=seen.append)
+    before = served.version.name
+    (tmp_path / "no model").mkdir()
+    link(tmp_path / "no model", tmp_path / "current")
+    for _ in range(3):
+        assert not served.refresh()
+    assert seen == [None]
+    assert [own.message for own in caplog.records if "no new version" in own.message] == [
+        f"no new version: {tmp_path / 'no model'}/request/request.json: not found; expected a folder that recmill "
+        f"export wrote; version {before} serves on"
+    ]
+    link(pair[1], tmp_path / "current")
+    assert served.refresh()
+
+
 def test_settings_survive_the_way_to_the_process() -> None:
     settings = ServerSettings(model="/m", port=1, latency_budget_s=0.5, as_json=True)
     assert ServerSettings.from_argument(settings.to_argument()) == settings
