@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ class RequestScorer:
 
     def _describe(self, feature: Feature) -> FeaturePath:
         name, target = module_name(feature.name), self.ranker.targets.get(feature.name, "")
-        encoder = self.ranker.encoders[name] if feature.kind == "sequence" else None
+        encoder: Any = self.ranker.encoders[name] if feature.kind == "sequence" else None
         is_folded = encoder is not None and self.is_fused and self.is_split
         is_user = feature.name in self.user_names
         return FeaturePath(
