@@ -12,8 +12,8 @@ ratio is the mean of their logarithms. Open loop: Poisson arrivals at 70% of the
 
 The file of --json is written after every stage, with `is_partial` until the last. The same command continues it, and
 --only measures one stage: recd_transformer, recd_transformer_rivals, recd_pooled, recd_pooled_rivals,
-recd_pooled_forms, globo_transformer, globo_pooled, score_difference, large_table, globo_auc_difference or loopback.
-RECMILL_SERVING_WORK names a folder that keeps logs, models and compiled rivals for the next call of the same code.
+recd_pooled_forms, globo_transformer, globo_pooled, score_difference, large_table, globo_auc_difference, loopback
+or loopback_globo. RECMILL_SERVING_WORK names a folder that keeps logs, models and compiled rivals for later calls.
 """
 
 from __future__ import annotations
@@ -214,18 +214,18 @@ def measure_large_table(bench: Bench) -> None:
     bench.metrics["large_table_p99"] = plain_value([own["p99_ms"] for own in found], unit="ms", note=note)
 
 
-def measure_loopback(bench: Bench) -> None:
+def measure_loopback(bench: Bench, data: str, prefix: str) -> None:
     """The same requests over HTTP; the client's JSON is prepared, the server's is part of the time."""
     rng = np.random.default_rng(bench.seed)
-    case = make_case_of(bench, "recd", "transformer")
-    folder = served_folder(bench, "recd", "transformer", case)
+    case = make_case_of(bench, data, "transformer")
+    folder = served_folder(bench, data, "transformer", case)
     seconds = 5 * bench.sizes.seconds
     try:
         if bench.options.tiny:
             raise Unavailable("too slow to start for a test")
         with served_over_http(folder) as (send, process):
             for count in CANDIDATES:
-                say(f"loopback, {count} candidates")
+                say(f"{prefix}, {count} candidates")
                 requests = [case.request(count, rng) for _ in range(bench.sizes.num_requests)]
                 bodies = [infer_body(request, case.signature) for request in requests]
                 loops = [
@@ -236,17 +236,17 @@ def measure_loopback(bench: Bench) -> None:
                 taken = [own for loop in loops for own in loop]
                 p50_ms, p99_ms = (percentile_ms(taken, share) for share in (0.5, 0.99))
                 note = f"one core; closed loop, p50 {p50_ms:.2f}, p99 {p99_ms:.2f} ms"
-                bench.metrics[f"loopback_{count}"] = plain_value(rates, unit="candidates/s", note=note)
+                bench.metrics[f"{prefix}_{count}"] = plain_value(rates, unit="candidates/s", note=note)
                 rate = 0.7 * len(taken) / sum(taken)
                 taken = open_loop(lambda n, b=bodies: send(b[n]), len(bodies), rate=rate, seconds=seconds, rng=rng)
                 note = f"Poisson arrivals, {rate:.0f} requests/s (70% of capacity), p50 {percentile_ms(taken, 0.5):.2f}"
                 value = plain_value([percentile_ms(taken, 0.99)], unit="ms", note=note)
-                bench.metrics[f"loopback_{count}_p99_open"] = value
+                bench.metrics[f"{prefix}_{count}_p99_open"] = value
             server = psutil.Process(process)
             bytes_ = sum(own.memory_info().rss for own in [server, *server.children(recursive=True)])
-            bench.metrics["loopback_memory"] = plain_value([bytes_ / 2**20], unit="MiB", note="server and its workers")
+            bench.metrics[f"{prefix}_memory"] = plain_value([bytes_ / 2**20], unit="MiB", note="server and its workers")
     except Unavailable as reason:
-        bench.skipped |= dict.fromkeys(("loopback", "loopback_100"), str(reason))
+        bench.skipped |= dict.fromkeys((prefix, f"{prefix}_100"), str(reason))
 
 
 def main() -> None:
@@ -275,7 +275,9 @@ def main() -> None:
         bench.run("large_table", partial(measure_large_table, bench))
         if not no_globo:
             bench.run("globo_auc_difference", partial(measure_auc, bench))
-        bench.run("loopback", partial(measure_loopback, bench))
+        bench.run("loopback", partial(measure_loopback, bench, "recd", "loopback"))
+        if not no_globo:
+            bench.run("loopback_globo", partial(measure_loopback, bench, "globo", "loopback_globo"))
         is_complete = not bench.left_out
     finally:
         if bench.metrics:
