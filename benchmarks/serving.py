@@ -198,12 +198,12 @@ def measure_large_table(bench: Bench) -> None:
     if shutil.disk_usage(bench.folder).free < sizes.table_bytes + GB:
         bench.skipped["large_table_resident"] = f"needs {sizes.table_bytes / GB + 1:g} GB of disk"
         return
-    model = write_large_model(bench.folder / "large", table_bytes=sizes.table_bytes)
     settings = {"memory": "mapped", "cold_bytes": sizes.limit_bytes, "num_candidates": 100}
-    for _ in range(sizes.pairs):
-        forget_cache(model)
-        found.append(measure_apart(model, num_requests=sizes.memory_requests, **settings))
-    shutil.rmtree(model)
+    with tempfile.TemporaryDirectory(dir=bench.folder) as scratch:
+        model = write_large_model(Path(scratch) / "large", table_bytes=sizes.table_bytes)
+        for _ in range(sizes.pairs):
+            forget_cache(model)
+            found.append(measure_apart(model, num_requests=sizes.memory_requests, **settings))
     what = f"{sizes.table_bytes / GB:g} GB of tables, uniform ids, at most {sizes.limit_bytes / GB:g} GB of cold pages"
     resident = [own["resident_bytes"] / GB for own in found]
     bench.metrics["large_table_resident"] = plain_value(resident, unit="GB", note=what)

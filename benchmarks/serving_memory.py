@@ -58,7 +58,7 @@ def write_large_model(folder: Path, *, table_bytes: int) -> Path:
 
 def forget_cache(folder: Path) -> None:
     """Drop what the operating system has cached of a model's files: the next reads come from the disk."""
-    for path in (folder / REQUEST_FOLDER).iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
