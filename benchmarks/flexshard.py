@@ -1,35 +1,37 @@
 """What rows in tiers save on a network with a slow link between nodes: bytes by kind and communication time per step.
 
-    python benchmarks/flexshard.py [--quick] [--json PATH|-] [--seed K]
+    python benchmarks/flexshard.py [--quick] [--json PATH|-] [--seed K] [--only PART]
 
-Two nodes of four ranks, real processes in network namespaces. Every side looks up the same ids and updates the same
-tables, in turns: TorchRec row-wise and table-wise as shipped, row-wise + id dedup (our exchange with every row global,
-ids as wide as ours: the strongest rival) and the tiers that `plan_shards` chooses from a profile of an earlier time
-span, with the same memory budget per rank. Bytes are counted at the interfaces and split by kind in proportion to the
-payload. The communication time of a step is the time inside its collectives, each started when all of its ranks are
-ready, on the slowest rank. A simulation calibrated on these runs covers 16 x 8 and 128 x 8 ranks. Without namespaces,
-everything that depends on the network is skipped.
+Parts are "planner gap", zipf08, zipf10, zipf12, globo, simulation.
+
+Two nodes of four ranks, real processes in network namespaces. A rank's link is ten times as fast as its node's uplink.
+Every side looks up the same ids and updates the same tables, in turns: TorchRec row-wise and table-wise as shipped,
+row-wise + id dedup (our exchange with every row global, ids as wide as ours: the strongest rival) and what
+`plan_shards` chooses (tiers, merged requests of a node) from a profile of an earlier time span, with the same memory
+budget per rank; the last two also with bfloat16 on the wire. Bytes are counted at the interfaces and split by kind in
+proportion to the payload. The communication time of a step is the time inside its collectives, each started when all
+of its ranks are ready, on the slowest rank. A simulation calibrated on these runs covers 16 x 8 and 128 x 8 ranks.
+Without namespaces, everything that depends on the network is skipped.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flexshard_sides import NODES, RANKS_PER_NODE, SIDES, WORLD, Side, case_metrics, prediction_error, print_bytes
 from flexshard_simulation import calibrate, simulate
 from flexshard_workloads import Table, Workload, globo_workload, save_batches, write_profile, zipf_law, zipf_workload
 from harness import (
     Metric,
     Options,
-    compare,
-    compare_counts,
     parse_options,
     plain_count,
     say,
@@ -42,12 +44,9 @@ from shaped_network import run_on_nodes
 from recmill.artifacts import ShardPlan
 from recmill.planning.planner import Topology, plan_shards
 
-NODES, RANKS_PER_NODE = 2, 4
-WORLD = NODES * RANKS_PER_NODE
 EXPONENTS = (0.8, 1.0, 1.2)
+LINK_RATIO = 10
 MEMORY_SLACK = 1.05  # every side may use 5% more memory than row-wise sharding needs
-SIDES = ("row_wise", "table_wise", "dedup", "tiers")
-A2A = ("ids", "vectors", "gradients")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +58,17 @@ class Size:
     samples: int  # per rank and step, Zipf
     globo_samples: int
     num_steps: int
-    inter_mbit: float
+    inter_mbit: float  # of a node's uplink; LINK_RATIO times that is a rank's link
     num_instances: int  # number of random planning problems
 
 
 SIZES = {
     "tiny": Size(num_rows=1000, dim=8, samples=8, globo_samples=16, num_steps=2, inter_mbit=1000, num_instances=1),
     "quick": Size(
-        num_rows=100_000, dim=32, samples=1024, globo_samples=2048, num_steps=3, inter_mbit=400, num_instances=5
+        num_rows=100_000, dim=32, samples=1024, globo_samples=2048, num_steps=3, inter_mbit=100, num_instances=5
     ),
     "full": Size(
-        num_rows=400_000, dim=64, samples=2048, globo_samples=4096, num_steps=10, inter_mbit=500, num_instances=20
+        num_rows=400_000, dim=64, samples=2048, globo_samples=4096, num_steps=10, inter_mbit=200, num_instances=20
     ),
 }
 
@@ -79,7 +78,7 @@ def topology_of(size: Size) -> Topology:
         nodes=NODES,
         ranks_per_node=RANKS_PER_NODE,
         inter_node_bytes_per_s=size.inter_mbit * 1e6 / 8 / RANKS_PER_NODE,
-        intra_node_bytes_per_s=0.5e9,
+        intra_node_bytes_per_s=LINK_RATIO * size.inter_mbit * 1e6 / 8,
         intra_node_latency_s=1e-3,  # eight gloo processes on few cores: a message costs a thread's wake-up
         inter_node_latency_s=1e-3,
     )
@@ -102,7 +101,7 @@ def make_workloads(size: Size, seed: int) -> tuple[list[Workload], dict[str, str
     folder = os.environ.get("RECMILL_DATA_DIR", "")
     path = Path(folder) / "globo" / "clicks.parquet"
     names = [f"{name}_globo" for name in ("alltoall_bytes", "total_bytes", "inter_node_bytes", "comm_time")]
-    names.append("comm_time_globo_vs_dedup")
+    names += ["comm_time_globo_vs_dedup", "comm_time_globo_bf16_vs_dedup"]
     if not folder:
         return made, dict.fromkeys(names, "RECMILL_DATA_DIR is not set")
     if not path.exists():
@@ -142,99 +141,6 @@ def prepare(workload: Workload, folder: Path, topology: Topology) -> dict[str, A
         "dim": workload.dim,
         "ranks_per_node": topology.ranks_per_node,
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """Measurements of one side over all ranks: bytes of one step, seconds of several."""
-
-    all_to_all: float
-    sync: float
-    total: float
-    inter_node: float
-    largest_rank: float
-    payload: float
-    ids: float
-    comm_seconds: list[float]
-    step_seconds: list[float]
-    messages: float
-
-    @classmethod
-    def of(cls, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Side:
-        """Combine all ranks' steps; the first step gives the bytes, the others the times."""
-        first = [steps[0] for steps in ranks]
-        payload = sum(step["sent"] for step in first)
-        phases = [step.get("phases", {}) for step in first]
-        lookups = sum(count for own in phases for name, count in own.items() if name.split("/")[0] in A2A)
-        share = lookups / payload if any(phases) and payload else 1.0
-        if "interface" in first[0]:
-            sent = [step["interface"]["sent"] for step in first]
-            nodes = [first[node * RANKS_PER_NODE]["interface"]["node_sent"] for node in range(NODES)]
-        else:
-            sent, nodes = [step["sent"] for step in first], [0]
-        timed = [steps[1:] or steps for steps in ranks]
-        return cls(
-            all_to_all=share * sum(sent),
-            sync=(1 - share) * sum(sent),
-            total=float(sum(sent)),
-            inter_node=float(sum(nodes)),
-            largest_rank=float(max(sent)),
-            payload=float(payload),
-            ids=float(sum(count for own in phases for name, count in own.items() if name.startswith("ids"))),
-            comm_seconds=[
-                max(own) for own in zip(*([s["comm_seconds"] for s in steps] for steps in timed), strict=True)
-            ],
-            step_seconds=[max(steps[0]["step_seconds"] for steps in ranks)],
-            messages=first[0]["messages"],
-        )
-
-
-def case_metrics(name: str, sides: Mapping[str, Side]) -> dict[str, Metric]:
-    """The metrics of one workload against row-wise + id dedup, and against TorchRec row-wise as shipped."""
-    base, dedup, ours = sides["row_wise"], sides["dedup"], sides["tiers"]
-    metrics = {
-        f"total_bytes_{name}": compare_counts(
-            dedup.total,
-            ours.total,
-            unit="bytes/step",
-            note=f"row-wise + id dedup, ids as wide as ours; {dedup.all_to_all / ours.all_to_all:.2f}x in the "
-            f"all-to-all, {dedup.largest_rank / ours.largest_rank:.2f}x at the largest rank",
-        ),
-        f"comm_time_{name}_vs_dedup": _compare_seconds(dedup, ours, note="row-wise + id dedup, ids as wide as ours"),
-        f"alltoall_bytes_{name}": compare_counts(
-            base.all_to_all,
-            ours.all_to_all,
-            unit="bytes/step",
-            note=f"TorchRec row-wise as shipped; {base.total / ours.total:.2f}x in total, "
-            f"{_ratio(base.inter_node, ours.inter_node)} between nodes",
-        ),
-        f"comm_time_{name}": _compare_seconds(
-            base,
-            ours,
-            note="TorchRec row-wise as shipped; "
-            f"table-wise takes {statistics.median(sides['table_wise'].comm_seconds):.3g} s",
-        ),
-    }
-    if ours.inter_node:
-        metrics[f"inter_node_bytes_{name}"] = compare_counts(
-            dedup.inter_node, ours.inter_node, unit="bytes/step", note="row-wise + id dedup, ids as wide as ours"
-        )
-    return metrics
-
-
-def _compare_seconds(theirs: Side, ours: Side, *, note: str) -> Metric:
-    return compare(theirs.comm_seconds, ours.comm_seconds, unit="s/step", less_is_better=True, note=note)
-
-
-def _ratio(baseline: float, ours: float) -> str:
-    return f"{baseline / ours:.2f}x" if ours else "not counted"
-
-
-def prediction_error(plans: Mapping[str, ShardPlan], cases: Mapping[str, Mapping[str, Side]]) -> Metric:
-    """Relative error of the plans' bytes against the interfaces: the worst workload; the note has all."""
-    errors = {name: abs(plans[name].prediction.bytes.total / sides["tiers"].total - 1) for name, sides in cases.items()}
-    note = "predicted total bytes of a step against measured; " + ", ".join(f"{n} {e:.1%}" for n, e in errors.items())
-    return plain_count(max(errors.values()), unit="share", note=note)
 
 
 def planner_gap(folder: Path, *, count: int, seed: int) -> Metric:
@@ -279,82 +185,108 @@ def planner_gap(folder: Path, *, count: int, seed: int) -> Metric:
     return plain_count(max(gaps), unit="share", note=note)
 
 
-def print_bytes(cases: Mapping[str, Mapping[str, Side]]) -> None:
-    say("bytes of a step over all ranks, and seconds:")
-    say(
-        f"{'':20}{'all-to-all':>13}{'sync':>12}{'total':>13}{'inter-node':>13}{'largest':>12}{'comm s':>9}{'step s':>9}"
-    )
-    for name, sides in cases.items():
-        for side, own in sides.items():
-            numbers = (own.all_to_all, own.sync, own.total, own.inter_node, own.largest_rank)
-            widths = (13, 12, 13, 13, 12)
-            line = "".join(f"{value:{width},.0f}" for value, width in zip(numbers, widths, strict=True))
-            times = statistics.median(own.comm_seconds), statistics.median(own.step_seconds)
-            say(f"{name + ' ' + side:20}{line}{times[0]:9.3f}{times[1]:9.3f}")
-
-
 def run(options: Options, folder: Path) -> None:
     size = SIZES[options.size]
     topology = topology_of(size)
     workloads, skipped = make_workloads(size, options.seed)
     described = {workload.name: prepare(workload, folder / workload.name, topology) for workload in workloads}
-    (folder / "cases.json").write_text(json.dumps(described), encoding="utf-8")
     plans = {name: ShardPlan.load(folder / name / "plan") for name in described}
     for name, plan in plans.items():
         tiers = {t: {tier.kind: tier.num_rows for tier in e.tiers} for t, e in plan.tables.items()}
-        say(f"{name}: {tiers}")
+        say(f"{name}: {tiers}, {'merged' if plan.merges_nodes else 'direct'} requests")
     parts = Parts(options)
     parts.skipped |= skipped
     parts.measure("planner gap", lambda: _gap(folder, size, options.seed))
-    parts.measure("ranks", lambda: measure_ranks(folder, size, workloads, plans))
+    for workload in workloads:
+        name = workload.name
+        case = {name: described[name]}
+        parts.measure(name, partial(measure_ranks, folder, size, workload, plans[name], case))
+    if set(parts.extra.get("bytes", {})) == set(plans):
+        parts.measure("simulation", lambda: _simulation(folder, workloads, parts.extra))
     parts.finish()
+
+
+def _simulation(folder: Path, workloads: Sequence[Workload], extra: Mapping[str, Any]) -> Found:
+    """The error of predicted bytes over all workloads, and the simulation calibrated on them."""
+    cases = {name: {side: Side(**own) for side, own in sides.items()} for name, sides in extra["bytes"].items()}
+    measured = {name: sides["tiers"].total for name, sides in cases.items()}
+    metrics = {"predicted_bytes_error": prediction_error(extra["predicted_bytes"], measured)}
+    network = extra["network"]
+    metrics, unshaped = without_network(metrics, list(metrics), kind=network["kind"], note=network["note"])
+    simulated = simulate(workloads, calibrate(cases, nodes=NODES), folder)
+    for line in simulated["table"]:
+        say(line)
+    return Found(metrics=metrics, skipped=unshaped, extra={"simulation": simulated})
 
 
 def _gap(folder: Path, size: Size, seed: int) -> Found:
     return Found(metrics={"planner_gap": planner_gap(folder, count=size.num_instances, seed=seed)})
 
 
-def measure_ranks(folder: Path, size: Size, workloads: Sequence[Workload], plans: Mapping[str, ShardPlan]) -> Found:
-    """Bytes and times of all workloads on real processes, and the simulation that is calibrated on them."""
-    say(f"start {WORLD} ranks on {NODES} nodes, {size.inter_mbit:g} Mbit/s between them")
+def measure_ranks(
+    folder: Path, size: Size, workload: Workload, plan: ShardPlan, case: Mapping[str, Mapping[str, Any]]
+) -> Found:
+    """Bytes and times of one workload on real processes."""
+    name = workload.name
+    say(
+        f"{name}: start {WORLD} ranks on {NODES} nodes, {size.inter_mbit:g} Mbit/s between them, "
+        f"{LINK_RATIO * size.inter_mbit:g} inside"
+    )
+    (folder / "cases.json").write_text(json.dumps(case), encoding="utf-8")
     found = run_on_nodes(
         Path(__file__).with_name("flexshard_rank.py"),
         [str(folder)],
         nodes=NODES,
         ranks_per_node=RANKS_PER_NODE,
         inter_mbit=size.inter_mbit,
+        intra_mbit=LINK_RATIO * size.inter_mbit,
         preload=["flexshard_rank"],
     )
     if found["note"]:
         say(found["note"])
-    cases = {
-        name: {side: Side.of([ranks[name][side] for ranks in found["results"]]) for side in SIDES} for name in plans
+    ranks = [own[name] for own in found["results"]]
+    sides = {
+        side: Side.of([own[side] for own in ranks], merged=side.startswith("tiers") and plan.merges_nodes)
+        for side in SIDES
     }
-    print_bytes(cases)
-    metrics: dict[str, Metric] = {}
-    for name, sides in cases.items():
-        metrics |= case_metrics(name, sides)
-    metrics["predicted_bytes_error"] = prediction_error(plans, cases)
+    print_bytes({name: sides})
+    assert plan.prediction is not None
+    metrics = case_metrics(name, sides, merging_bound(workload))
     metrics, unshaped = without_network(metrics, list(metrics), kind=found["network"], note=found["note"])
-    calibration = calibrate(cases, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
-    simulated = simulate(workloads, calibration, folder)
-    for line in simulated["table"]:
-        say(line)
-    memory = {name: [ranks[name]["memory_bytes"] for ranks in found["results"]] for name in plans}
+    memory = {
+        "budget": plan.memory_budget_bytes,
+        "row_wise": row_wise_bytes(workload),
+        "tiers": max(own["memory_bytes"]["tiers"] for own in ranks),
+    }
     extra = {
-        "network": {"kind": found["network"], "note": found["note"], "inter_mbit": size.inter_mbit},
-        "bytes": {name: {side: asdict(own) for side, own in sides.items()} for name, sides in cases.items()},
-        "memory_bytes": {
-            name: {
-                "budget": plans[name].memory_budget_bytes,
-                "row_wise": row_wise_bytes(next(w for w in workloads if w.name == name)),
-                "tiers": max(own["tiers"] for own in ranks),
-            }
-            for name, ranks in memory.items()
+        "network": {
+            "kind": found["network"],
+            "note": found["note"],
+            "inter_mbit": size.inter_mbit,
+            "intra_mbit": LINK_RATIO * size.inter_mbit,
         },
-        "simulation": simulated,
+        "bytes": {name: {side: asdict(own) for side, own in sides.items()}},
+        "predicted_bytes": {name: plan.prediction.bytes.total},
+        "memory_bytes": {name: memory},
+        "merged": {name: plan.merges_nodes},
     }
     return Found(metrics=metrics, skipped=unshaped, extra=extra)
+
+
+def merging_bound(workload: Workload) -> float:
+    """Distinct rows of all ranks over distinct rows of all nodes: how much less merging can send between two nodes.
+
+    On two nodes a node that reads a row costs one vector between them on average, with or without a second copy: the
+    row and its gradient cross if the other node holds it (every second time), or its gradient crosses to the copy.
+    """
+    apart = merged = 0
+    for ranks in workload.batches:
+        for table in workload.tables:
+            distinct = [np.unique(own[table.name][0]) for own in ranks]
+            apart += sum(map(len, distinct))
+            nodes = [distinct[first : first + RANKS_PER_NODE] for first in range(0, WORLD, RANKS_PER_NODE)]
+            merged += sum(len(np.unique(np.concatenate(own))) for own in nodes)
+    return apart / merged
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """One rank of the FlexShard benchmark: `flexshard_rank.py FOLDER`, started by benchmarks/flexshard.py on every rank.
 
 All sides run in the same processes and train the same batches in turns: TorchRec row-wise and table-wise, our exchange
-with every row global (row-wise + id dedup), and the plan's tiers.
+with every row global (row-wise + id dedup), and the plan's tiers; these two also with bfloat16 on the wire.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def torchrec_side(configs: list[EmbeddingConfig], sharding: str) -> Lookup:
 
 
 def tiered_side(
-    configs: list[EmbeddingConfig], plan: ShardPlan | None, ranks_per_node: int
+    configs: list[EmbeddingConfig], plan: ShardPlan | None, ranks_per_node: int, *, wire: str = "float32"
 ) -> TieredEmbeddingCollection:
-    shared = {"is_pooled": False, "optimiser": OPTIMISER, "process_group": dist.group.WORLD}
+    shared = {"is_pooled": False, "optimiser": OPTIMISER, "process_group": dist.group.WORLD, "wire": wire}
     if plan is not None:
         return TieredEmbeddingCollection(configs, plan, **shared)
     maps = {config.name: TierMap.of(config.num_embeddings) for config in configs}
@@ -196,6 +196,8 @@ def run_case(folder: Path, case: Mapping[str, Any], wire: Wire) -> dict[str, Any
             "table_wise": torchrec_side(configs, "table_wise"),
             "dedup": tiered_side(configs, None, case["ranks_per_node"]),
             "tiers": tiered_side(configs, plan, case["ranks_per_node"]),
+            "dedup_bf16": tiered_side(configs, None, case["ranks_per_node"], wire="bfloat16"),
+            "tiers_bf16": tiered_side(configs, plan, case["ranks_per_node"], wire="bfloat16"),
         }
     batches = load_batches(folder, rank, features)
     results: dict[str, Any] = {name: [] for name in sides}

@@ -1,6 +1,7 @@
 """Communication time per step on more ranks than this machine can run: the planner's bytes at the measured speed.
 
     seconds = messages * per message + bytes over the slowest node's link / its speed
+              + bytes of a rank inside its node before and after that, if requests are merged / their speed
 
 Speed and cost of a message are fitted to the runs on 2 x 4 ranks, all workloads and sides together.
 """
@@ -18,6 +19,7 @@ from flexshard_workloads import Workload, write_profile
 from scipy.optimize import nnls
 
 from recmill.planning.planner import Topology, plan_shards
+from recmill.planning.tiers.costs import PHASES
 
 SHAPES = ((16, 8), (128, 8))
 TORCHREC_MESSAGES = 5  # splits, lengths, ids, vectors, gradients
@@ -25,29 +27,33 @@ TORCHREC_MESSAGES = 5  # splits, lengths, ids, vectors, gradients
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Seconds per message and per byte on a node's link, and how well they fit the measurements."""
+    """Seconds per message and per byte on a node's and a rank's link, and how well they fit the measurements."""
 
     seconds_per_message: float
     seconds_per_byte: float
+    hop_seconds_per_byte: float
     median_error: float
 
 
-def calibrate(cases: Mapping[str, Mapping[str, Any]], *, nodes: int, ranks_per_node: int) -> Calibration:
+def calibrate(cases: Mapping[str, Mapping[str, Any]], *, nodes: int) -> Calibration:
     """Least squares without negative costs. Table-wise is excluded: its bytes are unevenly distributed."""
     rows, seconds = [], []
     for sides in cases.values():
         for name, side in sides.items():
             if name != "table_wise":
                 inter = side.inter_node / nodes or side.total * (nodes - 1) / nodes / nodes
-                rows.append([side.messages, inter])
+                rows.append([side.messages, inter, side.hop_bytes])
                 seconds.append(statistics.median(side.comm_seconds))
     matrix, target = np.array(rows), np.array(seconds)
-    scale = matrix.max(axis=0)
-    (per_message, per_byte), _ = nnls(matrix / scale / target[:, None], np.ones(len(target)))
-    found = np.array([per_message, per_byte]) / scale
+    scale = np.maximum(matrix.max(axis=0), 1e-12)
+    scaled, _ = nnls(matrix / scale / target[:, None], np.ones(len(target)))
+    found = scaled / scale
     errors = np.abs(matrix @ found / target - 1)
     return Calibration(
-        seconds_per_message=float(found[0]), seconds_per_byte=float(found[1]), median_error=float(np.median(errors))
+        seconds_per_message=float(found[0]),
+        seconds_per_byte=float(found[1]),
+        hop_seconds_per_byte=float(found[2]),
+        median_error=float(np.median(errors)),
     )
 
 
@@ -68,7 +74,8 @@ def simulate(workloads: Sequence[Workload], calibration: Calibration, folder: Pa
                 f"{name:16} all-to-all {own['all_to_all_ratio']:6.2f}x less, total against dedup "
                 f"{own['total_vs_dedup']:.3f}x, communication {own['row_wise_seconds']:8.3f} s -> "
                 f"{own['tiers_seconds']:7.3f} s ({own['row_wise_seconds'] / own['tiers_seconds']:.1f}x; dedup "
-                f"{own['row_wise_seconds'] / own['dedup_seconds']:.1f}x)"
+                f"{own['row_wise_seconds'] / own['dedup_seconds']:.1f}x), against dedup "
+                f"{own['dedup_seconds'] / own['tiers_seconds']:.2f}x"
             )
     return {"calibration": asdict(calibration), "shapes": shapes, "table": lines}
 
@@ -81,7 +88,7 @@ def _simulate_one(
         nodes=nodes,
         ranks_per_node=per_node,
         inter_node_bytes_per_s=1 / max(calibration.seconds_per_byte, 1e-12) / per_node,
-        intra_node_bytes_per_s=0.5e9,
+        intra_node_bytes_per_s=1 / max(calibration.hop_seconds_per_byte, 1e-10),
         intra_node_latency_s=calibration.seconds_per_message,
         inter_node_latency_s=calibration.seconds_per_message,
     )
@@ -110,11 +117,13 @@ def _simulate_one(
     messages = {
         "row_wise": TORCHREC_MESSAGES,
         "dedup": 4,
-        "tiers": 4 + 7 * (prediction.bytes.gradient_exchange > 0),
+        "tiers": sum(phase.num_messages for phase in PHASES if phase.name in prediction.phases),
     }
+    hop = sum(own.intra_node_bytes for own in prediction.phases.values()) if plan.merges_nodes else 0.0
     seconds = {
         f"{side}_seconds": messages[side] * calibration.seconds_per_message
         + inter[side] / nodes * calibration.seconds_per_byte
+        + (hop * calibration.hop_seconds_per_byte if side == "tiers" else 0.0)
         for side in inter
     }
     return {

@@ -40,6 +40,7 @@ class Parts:
         self.skipped: dict[str, str] = {}
         self.extra: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
+        self.left_out: list[str] = []  # by --only
         code = hash_code(options.benchmark) or describe_commit()
         self._key = {"size": options.size, "seed": options.seed, "code": code, "machine": describe_machine()}
         self._kept: dict[str, Any] = self._read()
@@ -55,6 +56,9 @@ class Parts:
 
     def measure(self, name: str, run: Callable[[], Found]) -> None:
         """Run a part, unless a call before did, and add what it found."""
+        if self.options.only and name not in self.options.only and name not in self:
+            self.left_out.append(name)
+            return
         try:
             if name in self:
                 say(f"{name}: kept from an earlier call")
@@ -85,7 +89,16 @@ class Parts:
         return self._kept[name]
 
     def finish(self) -> None:
-        """Print the table, write the JSON, and exit with 1 if a part failed."""
+        """Print the table, write the JSON, and exit with 1 if a part failed.
+
+        If --only left out parts that no call before measured, the result is not complete: no JSON is written.
+        """
+        if self.left_out:
+            for name, metric in self.metrics.items():
+                ratio = f"{metric['ratio']:.3f}x {metric['spread']['interval']}" if metric["ratio"] else metric["ours"]
+                say(f"{name}: {ratio}")
+            say(f"kept in {self.path}; still to be measured: {', '.join(self.left_out)}")
+            return
         failed = {"failed": self.failed} if self.failed else {}
         finish(self.options, self.metrics, skipped=self.skipped, extra={**self.extra, **failed})
         if self.failed:

@@ -225,6 +225,8 @@ class ShardPlan(Artifact):
     shared: SharedParameters | None
     gap: float | None = None
     total_bytes_ratio: float | None = None
+    merges_nodes: bool = False  # requests and gradients of a node are merged before they cross to another one
+    wire: Literal["float32", "bfloat16"] = "float32"  # of rows and gradients in messages
     rank_bytes: tuple[int, ...] = ()
     memory_budget_bytes: int = 0
     batch_size: int = 0

@@ -36,8 +36,20 @@ from recmill.sizes import format_bytes
 @click.option(
     "--total-bytes",
     "total_bytes_ratio",
-    default="1.0",
+    default="any",
     help="Limit on bytes sent by all ranks, as a multiple of row-wise sharding with id dedup; `any`: no limit.",
+)
+@click.option(
+    "--merge",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    help="Merge the ids and gradients of a node before they cross to another one; auto: if that is faster.",
+)
+@click.option(
+    "--wire",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    help="Type of rows and gradients in messages; bfloat16 rounds them.",
 )
 @click.option(
     "--hot-budget",

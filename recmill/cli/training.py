@@ -62,6 +62,7 @@ def train(
       sequence_encoder=schema|mean|attention|transformer|standard_transformer|din|hstu  max_sequence_length=64
       dedup, tiers, hot_batches, sharing, tuning: each auto|true|false (tuning is false by default, the others auto)
       hot_batches=lookahead  lookahead_batches=8 (in the given order: rows of coming batches are fetched together)
+      merge_requests=auto|true|false  wire=auto|float32|bfloat16 (how tiers cross between nodes; auto: as planned)
       multi_task=shared|mmoe|ple  num_experts=4  tower_layers=64  task_weights=1,2  (several labels in schema.json)
       eval_every=100  patience=3  max_steps=1000  seed=1
       checkpoint_every=500  checkpoint_async=auto|true|false (write checkpoints beside training, from a copy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recmill.artifacts import ShardPlan
-from recmill.planning.tiers.costs import KINDS, WEIGHT_BYTES, held_bytes, row_bytes, row_memory
+from recmill.planning.tiers.costs import KINDS, WEIGHT_BYTES, held_bytes, row_memory
 from recmill.planning.tiers.entries import TablePlacement, binding_seconds, placements
 from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.solution import Solved, table_rows
@@ -59,6 +59,8 @@ def _rows(plan: ShardPlan) -> str:
             f"{plan.prediction.row_wise_dedup.seconds * 1e3:.2f} ms with every row spread over all ranks"
         )
         text += f"; no plan takes less than {plan.bound * 1e3:.2f} ms." if plan.bound else "."
+    if plan.merges_nodes:
+        text += " The ids and gradients of a node are merged before they cross to another one."
     return text
 
 
@@ -122,7 +124,7 @@ def _alternatives(problem: TierProblem, t: int) -> str:
     sent = {"row-wise without dedup": plain}
     for kind in reversed(KINDS):
         if kind != "node" or topology.nodes > 1:
-            found = row_bytes(kind, table.reads_C, table.dim, topology) @ table.rows_C
+            found = problem.row_bytes(kind, table.reads_C, table.dim) @ table.rows_C
             sent[f"all {kind}"] = float(found.sum())
     _, owner = problem.whole_bytes
     named = ", ".join(f"{name} {format_bytes(value)}" for name, value in sent.items())
@@ -158,7 +160,7 @@ def _marginal(problem: TierProblem, solved: Solved, t: int, placed: TablePlaceme
     reads = np.array([_reads_at(problem, t, rows[0] + rows[1])])
     if not reads[0]:
         return ["The next row is never read."]
-    costs = {kind: row_bytes(kind, reads, table.dim, topology)[:, 0] for kind in KINDS}
+    costs = {kind: problem.row_bytes(kind, reads, table.dim)[:, 0] for kind in KINDS}
     saved = {kind: float(seconds_P @ (costs["global"] - costs[kind])) for kind in ("node", "replicated")}
     best = max(saved, key=lambda kind: saved[kind])
     if saved[best] <= 0:

@@ -18,6 +18,7 @@ from recmill.planning.dedup import choose_features, plan_dedup
 from recmill.planning.explain import explain_plan, explain_tables
 from recmill.planning.ingest import starting_workers
 from recmill.planning.sharing.choice import SharedChoice, choose_sharing
+from recmill.planning.tiers.costs import VALUE_BYTES, Routing
 from recmill.planning.tiers.entries import empty_plan, step_prediction, table_entries, whole_table
 from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.reads import TableReads, load_reads
@@ -30,8 +31,9 @@ from recmill.planning.tiers.refresh import (
     cut_by_origin,
     settle,
 )
+from recmill.planning.tiers.routes import MERGE_CHOICES, solve_routes
 from recmill.planning.tiers.row_files import write_rows, write_slots
-from recmill.planning.tiers.solution import Solved, solve_tiers
+from recmill.planning.tiers.solution import Solved
 from recmill.progress import Progress, no_progress
 
 __all__ = ["ShardPlan", "Topology", "default_plan", "plan_shards", "table_bytes"]
@@ -54,7 +56,9 @@ def plan_shards(
     previous: ShardPlan | str | Path | None = None,
     previous_steps: int = DEFAULT_STEPS,
     strategy: str = "tiers",
-    total_bytes_ratio: float | None = 1.0,
+    total_bytes_ratio: float | None = None,
+    merge: str = "auto",
+    wire: str = "float32",
     cores: int | None = None,
     progress: Progress = no_progress,
 ) -> ShardPlan:
@@ -65,7 +69,9 @@ def plan_shards(
     - `strategy`: "tiers" minimises the predicted communication time of a step by replicating hot rows, keeping warm
       rows once per node and spreading cold rows; "torchrec" calls TorchRec's planner
     - `total_bytes_ratio`: all ranks together send at most this many times the bytes of the plan with every row global
-      (None: no limit)
+      (None: no limit, bytes on fast links may save time on slow ones)
+    - `merge`: merge the requests of a node before they cross to another one: "on", "off", or "auto", if that is faster
+    - `wire`: type of rows and gradients in messages: float32, or bfloat16, which rounds them
     - `previous`: an older plan; rows move only if the move pays off within `previous_steps` steps
     - `hot_budget_bytes`: per-rank budget for a hot set, on top of `memory_budget_bytes`; "auto": what gains most
       within the memory that rows leave of it; None: no hot set
@@ -79,6 +85,8 @@ def plan_shards(
         batch_size=batch_size,
         strategy=strategy,
         total_bytes_ratio=total_bytes_ratio,
+        merge=merge,
+        wire=wire,
         previous_steps=previous_steps,
     )
     request.check()
@@ -122,11 +130,16 @@ class _Request:
     batch_size: int
     strategy: str
     total_bytes_ratio: float | None
+    merge: str
+    wire: str
     previous_steps: int
 
     def check(self) -> None:
         if self.strategy not in STRATEGIES:
             raise InputError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+        for name, allowed in (("merge", MERGE_CHOICES), ("wire", tuple(VALUE_BYTES))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(allowed)}")
         for name in ("memory_budget_bytes", "batch_size", "previous_steps"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -158,6 +171,7 @@ def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> t
         topology=topology,
         memory_budget_bytes=request.memory_budget_bytes,
         total_bytes_ratio=request.total_bytes_ratio,
+        routing=Routing(value_bytes=VALUE_BYTES[request.wire]),
     )
     problem.check_feasible()
     if topology.world_size == 1:
@@ -169,13 +183,13 @@ def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> t
     if older is not None:
         check_previous(older, tables, topology)
     with local_folder(request.profile.path) as folder:
-        solved = solve_tiers(problem)
+        unplaced = problem
+        problem, solved = solve_routes(unplaced, merge=request.merge)
         rows = _rows_of(tables, origins, solved, folder)
         if older is not None:
             from_scratch = _moves(problem, solved, rows, older)
             segments, origins = cut_by_origin(older, tables, folder, topology, steps=request.previous_steps)
-            problem = replace(problem, segments=tuple(segments))
-            solved = solve_tiers(problem)
+            problem, solved = solve_routes(replace(unplaced, segments=tuple(segments)), merge=request.merge)
             rows = _rows_of(tables, origins, solved, folder)
             rows = {name: settle(tiers, older, name) for name, tiers in rows.items()}
             refresh = Refresh(
@@ -193,6 +207,8 @@ def _plan_tiers(request: _Request, schema: Schema, older: ShardPlan | None) -> t
         bound=solved.bound,
         gap=solved.gap,
         total_bytes_ratio=request.total_bytes_ratio,
+        merges_nodes=problem.routing.merges_nodes,
+        wire="bfloat16" if request.wire == "bfloat16" else "float32",
         prediction=step_prediction(problem, solved),
         refresh=refresh,
     )

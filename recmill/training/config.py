@@ -20,6 +20,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(Switch, ("auto", "true", "false")),
     Switch.HOT_BATCHES: ("auto", "true", "false", LOOKAHEAD),
     "hot_sync": ("reduced", "raw"),
+    "merge_requests": ("auto", "true", "false"),
+    "wire": ("auto", "float32", "bfloat16"),
     "lr_schedule": ("constant", "linear"),
     "multi_task": ("shared", "mmoe", "ple"),
     "checkpoint_async": ("auto", "true", "false"),
@@ -64,6 +66,8 @@ class TrainConfig(RankerConfig):
     tuning: str = "auto"  # adjust worker counts while training (InTune); "auto": if there is an allocation
 
     hot_sync_every: int = 1  # steps between exchanges of replicated rows' gradients; above 1 the result differs
+    merge_requests: str = "auto"  # merge ids and gradients of a node before they cross to another; "auto": as planned
+    wire: str = "auto"  # of rows and gradients in messages of tiers: float32, or bfloat16 (rounds); "auto": as planned
     lookahead_batches: int = 8  # with hot_batches=lookahead; the result does not depend on it
     hot_sync: str = "reduced"  # "raw": bitwise equal to whole tables; "reduced": fewer bytes, equal up to rounding
     table_memory_bytes: int = 0  # per-process limit for tables and their state, the largest go to disk; 0: no limit

@@ -14,7 +14,7 @@ LAWS = ("08", "10", "12")
 COUNTED = ("alltoall_bytes", "total_bytes", "inter_node_bytes", "comm_time")
 METRICS = {
     *(f"{name}_zipf{law}" for name in COUNTED for law in LAWS),
-    *(f"comm_time_zipf{law}_vs_dedup" for law in LAWS),
+    *(f"comm_time_zipf{law}_{rival}" for law in LAWS for rival in ("vs_dedup", "bf16_vs_dedup")),
     "predicted_bytes_error",
     "planner_gap",
 }
@@ -29,7 +29,7 @@ def test_every_metric_that_needs_no_data_is_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text(encoding="utf-8"))
     assert all(set(entry) == FIELDS for entry in result["metrics"].values())
-    globo = [*(f"{name}_globo" for name in COUNTED), "comm_time_globo_vs_dedup"]
+    globo = [*(f"{name}_globo" for name in COUNTED), "comm_time_globo_vs_dedup", "comm_time_globo_bf16_vs_dedup"]
     skipped = dict(result["skipped"])
     assert {name: skipped.pop(name) for name in globo} == dict.fromkeys(globo, "RECMILL_DATA_DIR is not set")
     assert set(result["metrics"]) | set(skipped) | {f"inter_node_bytes_zipf{law}" for law in LAWS} == METRICS

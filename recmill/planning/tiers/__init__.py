@@ -8,6 +8,7 @@ __all__ = [
     "problem",
     "reads",
     "refresh",
+    "routes",
     "row_files",
     "solution",
     "whole_tables",

@@ -100,7 +100,7 @@ def _group_seconds(
     if not choices:  # replicated rows without copies
         return float("inf")
     is_tiered = any(t not in problem.candidates or not decided.get(t, True) for t in tables)
-    return float(min(choices.values())) + (problem.latency("ids", "vectors", "gradients") if is_tiered else 0.0)
+    return float(min(choices.values())) + (problem.lookup_latency_s if is_tiered else 0.0)
 
 
 def _phase_prices(solution: LinearSolution) -> tuple[np.ndarray, np.ndarray]:

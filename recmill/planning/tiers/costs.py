@@ -13,6 +13,12 @@ With n expected reads of a row by a rank, reads being independent, the row is to
     exchange    sums of a node to the other nodes                     x (N-1)/R        x (N-1)/R
     spread      the sums to all ranks of the node                                      p3 (R-1)/R
 
+If the requests of a node are merged before they cross to another one, two exchanges replace each of the first three:
+
+    node_*      ids, vectors, gradients in the node   p1 (R-1)/R      p1 (R-1)/R
+    peer_*      the same between nodes, distinct      p2 (N-1)/(N R)
+                ids and sums of a node
+
 where x is p2 if every node sends its sums to all others, or (p2 + p3) / N if each node adds up a share of the rows;
 the ranks choose the smaller one. In the last three phases a row is identified by 4 bytes, or by one bit of a bitmap.
 """
@@ -32,6 +38,7 @@ from recmill.planning.tiers.reads import TableReads
 # C = classes of rows, P = lanes (a phase on a level)
 KINDS = ("replicated", "node", "global")
 WEIGHT_BYTES = 4
+VALUE_BYTES = {"float32": 4, "bfloat16": 2}  # of a weight or gradient in a message
 STATE_BYTES_PER_ROW = 4  # row-wise Adagrad keeps one float per row
 ID_BYTES = 4  # an id that ranks send: the position of the row on its owner
 TORCHREC_ID_BYTES = 8
@@ -54,14 +61,22 @@ class Phase:
     is_overlapped: bool = False  # runs in parallel with the computation until the next lookup
 
 
-TIER_PHASES = (
-    Phase(name="ids", ring="world", num_counts=1, num_messages=2),
-    Phase(name="vectors", ring="world", num_counts=0, num_messages=1),
-    Phase(name="gradients", ring="world", num_counts=0, num_messages=1, is_overlapped=True),
+def _lookup(prefix: str, ring: str) -> tuple[Phase, Phase, Phase]:
+    return (
+        Phase(name=f"{prefix}ids", ring=ring, num_counts=1, num_messages=2),
+        Phase(name=f"{prefix}vectors", ring=ring, num_counts=0, num_messages=1),
+        Phase(name=f"{prefix}gradients", ring=ring, num_counts=0, num_messages=1, is_overlapped=True),
+    )
+
+
+DIRECT_PHASES = _lookup("", "world")
+NODE_PHASES, PEER_PHASES = _lookup("node_", "node"), _lookup("peer_", "peers")  # of merged requests
+COPY_PHASES = (
     Phase(name="reduce", ring="node", num_counts=1, num_messages=2, is_all_to_all=False, is_overlapped=True),
     Phase(name="exchange", ring="peers", num_counts=2, num_messages=3, is_all_to_all=False, is_overlapped=True),
     Phase(name="spread", ring="node", num_counts=1, num_messages=2, is_all_to_all=False, is_overlapped=True),
 )
+TIER_PHASES = (*DIRECT_PHASES, *NODE_PHASES, *PEER_PHASES, *COPY_PHASES)
 WHOLE_PHASES = (  # of tables that TorchRec keeps whole
     Phase(name="whole_ids", ring="world", num_counts=1, num_messages=3),
     Phase(name="whole_vectors", ring="world", num_counts=0, num_messages=1),
@@ -77,28 +92,47 @@ def lane(phase: str, level: str) -> int:
     return PHASE_NAMES.index(phase) * len(LEVELS) + LEVELS.index(level)
 
 
-_IDS, _VECTORS, _GRADIENTS, _REDUCE, _EXCHANGE, _SPREAD = (
-    [lane(phase.name, level) for level in LEVELS] for phase in TIER_PHASES
-)
+_REDUCE, _EXCHANGE, _SPREAD = ([lane(phase.name, level) for level in LEVELS] for phase in COPY_PHASES)
 
 
-def row_bytes(kind: str, reads_C: np.ndarray, dim: int, topology: Topology) -> np.ndarray:
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How rows and gradients travel: `merges_nodes`, and the bytes of one value in a message."""
+
+    merges_nodes: bool = False
+    value_bytes: int = WEIGHT_BYTES
+
+    @property
+    def lookup_phases(self) -> tuple[Phase, ...]:
+        return (*NODE_PHASES, *PEER_PHASES) if self.merges_nodes else DIRECT_PHASES
+
+
+DIRECT = Routing()
+
+
+def row_bytes(kind: str, reads_C: np.ndarray, dim: int, topology: Topology, routing: Routing = DIRECT) -> np.ndarray:
     """[P, C] bytes that a rank sends (and receives) in a step for one row of each class."""
     nodes, per_node, world = topology.nodes, topology.ranks_per_node, topology.world_size
-    vector = dim * WEIGHT_BYTES
+    vector = dim * routing.value_bytes
     by_rank, by_node, by_any = (-np.expm1(-reads_C * ranks) for ranks in (1, per_node, world))
     sent = np.zeros((NUM_LANES, len(reads_C)))
-    if kind == "global":
-        shares = ((per_node - 1) / world, (world - per_node) / world)
+    inside = (per_node - 1) / per_node
+
+    def look_up(phases: tuple[Phase, ...], level: str, share_C: np.ndarray) -> None:
+        for phase, size in zip(phases, (ID_BYTES, vector, vector), strict=True):
+            sent[lane(phase.name, level)] += share_C * size
+
+    if kind == "global" and routing.merges_nodes:
+        look_up(NODE_PHASES, "intra", inside * by_rank)
+        look_up(PEER_PHASES, "inter", (nodes - 1) / world * by_node)
+    elif kind == "global":
+        look_up(DIRECT_PHASES, "intra", (per_node - 1) / world * by_rank)
+        look_up(DIRECT_PHASES, "inter", (world - per_node) / world * by_rank)
+    elif kind == "node":
+        look_up(NODE_PHASES if routing.merges_nodes else DIRECT_PHASES, "intra", inside * by_rank)
     else:
-        shares = ((per_node - 1) / per_node, 0.0)
-    if kind != "replicated":
-        for level, share in enumerate(shares):
-            sent[_IDS[level]] = share * by_rank * ID_BYTES
-            sent[_VECTORS[level]] = sent[_GRADIENTS[level]] = share * by_rank * vector
-    if kind == "replicated":
-        sent[_REDUCE[0]] = shares[0] * _named(by_rank, vector)
-        sent[_SPREAD[0]] = shares[0] * _named(by_any, vector)
+        sent[_REDUCE[0]] = inside * _named(by_rank, vector)
+        sent[_SPREAD[0]] = inside * _named(by_any, vector)
     if kind != "global" and nodes > 1:
         everything = _named(by_node, vector)
         a_share = (everything + _named(by_any, vector)) / nodes

@@ -112,7 +112,7 @@ def step_prediction(problem: TierProblem, solved: Solved) -> StepPrediction:
     average, _ = problem.whole_bytes
     sent_P = prediction.table_bytes.sum(axis=(0, 1)) + prediction.count_bytes
     sent_P += average[list(solved.placement.whole)].sum(axis=0)
-    every_row_global = predict(problem, TierPlacement(rows=np.zeros((len(problem.segments), 2), np.int64)))
+    every_row_global = predict(problem.direct, TierPlacement(rows=np.zeros((len(problem.segments), 2), np.int64)))
     return StepPrediction(
         seconds=prediction.seconds,
         latency_seconds=prediction.latency_seconds,

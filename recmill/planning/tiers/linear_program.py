@@ -25,12 +25,15 @@ import numpy as np
 from recmill.artifacts import InputError
 from recmill.artifacts.topology import LEVELS
 from recmill.planning.tiers.costs import (
+    COPY_PHASES,
     KINDS,
     NUM_LANES,
     PHASE_NAMES,
     PHASES,
+    WHOLE_PHASES,
     count_bytes,
     held_bytes,
+    lane,
     remap_bytes,
     row_memory,
 )
@@ -47,6 +50,7 @@ from recmill.planning.tiers.problem import (
 # C = classes of rows, G = buckets of all segments, P = lanes (phase and level), K = kinds of tiers
 MAX_VARIABLES = 40_000  # of the linear program: 1,000 tables get 20 buckets each, which costs 0.3% and solves in 10 s
 MAX_BUCKETS = 128
+WHOLE_LANES = [lane(phase.name, level) for phase in WHOLE_PHASES for level in LEVELS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +175,7 @@ class _LinearProgram:
             columns = np.concatenate([x_columns, y_columns, [t]])
             self.add(columns, np.concatenate([x, y, [-1.0]]), -float(base_P[p]))
         self.first_cut = len(self.limits)
-        for p in range(NUM_LANES):
+        for p in WHOLE_LANES:
             shares = owner[self.candidates, p] * problem.seconds_per_byte[p] / scale
             times = np.full(len(shares), self.t0 + p // len(LEVELS))
             rows = np.tile(np.arange(len(shares)), 2)
@@ -205,7 +209,8 @@ class _LinearProgram:
             x = total_KG[self.choice_K, self.choice_G] - total_KG[GLOBAL, self.choice_G]
             y = average[self.candidates].sum(axis=1) - problem.global_bytes[self.candidates].sum(axis=1)
             base = float(total_KG[GLOBAL].sum()) + float(average[list(self.whole or {})].sum())
-            lengths = sum(float(count_bytes(phase, problem.topology).sum()) for phase in PHASES) * len(problem.groups)
+            used = (*problem.routing.lookup_phases, *COPY_PHASES, *WHOLE_PHASES)
+            lengths = sum(float(count_bytes(phase, problem.topology).sum()) for phase in used) * len(problem.groups)
             base += min(lengths, max(problem.total_limit / world - base, 0.0) / 2)
             columns = np.concatenate([np.arange(self.y0), y_columns])
             self.add(columns, np.concatenate([x, y]) / scale, (problem.total_limit / world - base) / scale)
@@ -269,8 +274,8 @@ class _LinearProgram:
         whole[list(self.whole or {})] = 1.0
         owner_prices = np.zeros((len(problem.tables), NUM_LANES))
         if self.candidates:
-            cuts = prices[self.first_cut : self.memory_row].reshape(NUM_LANES, len(self.candidates))
-            owner_prices[self.candidates] = cuts.T
+            cuts = prices[self.first_cut : self.memory_row].reshape(len(WHOLE_LANES), len(self.candidates))
+            owner_prices[np.ix_(self.candidates, WHOLE_LANES)] = cuts.T
         has_total = np.isfinite(problem.total_limit)
         whole_memory_prices = np.zeros(len(problem.tables))
         shared = prices[self.memory_row + 1] / problem.topology.world_size

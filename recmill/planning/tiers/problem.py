@@ -17,12 +17,14 @@ from recmill.artifacts import InputError
 from recmill.artifacts.topology import LEVELS, Topology
 from recmill.data.schema import Table
 from recmill.planning.tiers.costs import (
+    DIRECT_PHASES,
     ID_BYTES,
     KINDS,
     NUM_LANES,
     PHASES,
     TORCHREC_ID_BYTES,
     WHOLE_PHASES,
+    Routing,
     count_bytes,
     held_bytes,
     lane,
@@ -78,6 +80,7 @@ class TierProblem:
     memory_budget_bytes: int
     total_bytes_ratio: float | None = 1.0  # bytes over all ranks at most this times those of the global plan
     segments: Sequence[Segment] = field(default=())
+    routing: Routing = field(default_factory=Routing)
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -103,6 +106,10 @@ class TierProblem:
         return sum(phase_latency(phase, self.topology) for phase in PHASES if phase.name in phases)
 
     @cached_property
+    def lookup_latency_s(self) -> float:
+        return self.latency(*(phase.name for phase in self.routing.lookup_phases))
+
+    @cached_property
     def whole_latency_s(self) -> float:
         return self.latency(*(phase.name for phase in WHOLE_PHASES))
 
@@ -110,9 +117,18 @@ class TierProblem:
     def class_bytes(self) -> list[np.ndarray]:
         """[K, P, C] of every segment: bytes that a rank sends for one row of each class in each tier."""
         return [
-            np.array([row_bytes(kind, s.reads_C, self.tables[s.table].dim, self.topology) for kind in KINDS])
+            np.array([self.row_bytes(kind, s.reads_C, self.tables[s.table].dim) for kind in KINDS])
             for s in self.segments
         ]
+
+    def row_bytes(self, kind: str, reads_C: np.ndarray, dim: int) -> np.ndarray:
+        """[P, C] bytes that a rank sends in a step for one row of each class."""
+        return row_bytes(kind, reads_C, dim, self.topology, self.routing)
+
+    @cached_property
+    def direct(self) -> TierProblem:
+        """The same problem with every rank asking the holders of rows itself."""
+        return replace(self, routing=replace(self.routing, merges_nodes=False)) if self.routing.merges_nodes else self
 
     @cached_property
     def global_bytes(self) -> np.ndarray:
@@ -154,20 +170,20 @@ class TierProblem:
         """[P] bytes of a rank with every row global and ids as TorchRec sends them: row-wise with distinct ids."""
         wider = np.ones(NUM_LANES)
         wider[[lane("ids", level) for level in LEVELS]] = TORCHREC_ID_BYTES / ID_BYTES
-        found: np.ndarray = self.global_bytes.sum(axis=0) * wider + self._id_counts
+        found: np.ndarray = self.direct.global_bytes.sum(axis=0) * wider + self._id_counts
         return found
 
     @property
     def _id_counts(self) -> np.ndarray:
         """[P] bytes that announce the number of ids, over all groups."""
-        return count_bytes(PHASES[0], self.topology) * len(self.groups)
+        return count_bytes(DIRECT_PHASES[0], self.topology) * len(self.groups)
 
     @cached_property
     def total_limit(self) -> float:
-        """Bytes that all ranks together may send; never below those of every row global."""
+        """Bytes that all ranks together may send; never below those of every row global and asked for directly."""
         if self.total_bytes_ratio is None:
             return np.inf
-        every_row_global = float(self.global_bytes.sum() + self._id_counts.sum())
+        every_row_global = float(self.direct.global_bytes.sum() + self._id_counts.sum())
         allowed = self.total_bytes_ratio * (1 - TOTAL_MARGIN) * float(self.dedup_bytes.sum())
         return max(allowed, every_row_global) * self.topology.world_size
 

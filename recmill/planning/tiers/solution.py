@@ -138,8 +138,10 @@ def predict(problem: TierProblem, placement: TierPlacement) -> Prediction:
     )
 
 
-def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0) -> Solved:
+def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0, rival_s: float = np.inf) -> Solved:
     """The best placement found, and the bound that says how good it is.
+
+    A search that cannot end below `rival_s` stops early.
 
     The linear program decides how the rows of a bucket are divided. Whether a table is kept whole and whether a group
     has copies at all is decided by branching, lowest bound first, until the gap is below GOOD_GAP or `time_limit_s` of
@@ -171,7 +173,7 @@ def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0) -> Solved:
     explore(Branch())
     spent = time.process_time() - started
     expected = spent  # of the next two halves
-    while nodes and spent + expected < time_limit_s:
+    while nodes and nodes[0][0] < rival_s * (1 - GOOD_GAP) and spent + expected < time_limit_s:
         bound, _, branch, relaxed = heapq.heappop(nodes)
         assert best is not None
         halves = _halves(problem, relaxed, branch, best.prediction.objective)
@@ -309,7 +311,7 @@ def overhead(problem: TierProblem, placement: TierPlacement) -> tuple[float, np.
     used: list[str] = []
     for tables in problem.groups:
         tiered = [t for t in tables if t not in placement.whole]
-        used += ["ids", "vectors", "gradients"] if tiered else []
+        used += [phase.name for phase in problem.routing.lookup_phases] if tiered else []
         used += ["reduce", "spread"] if rows[tiered, 0].any() else []
         used += ["exchange"] if rows[tiered].any() else []
     used += [phase.name for phase in WHOLE_PHASES] if placement.whole else []

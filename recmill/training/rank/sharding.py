@@ -227,6 +227,8 @@ class _Tables:
                 sync_every=self.config.hot_sync_every,
                 ranks_per_node=self.plan.topology.ranks_per_node,
                 lookahead=self.config.lookahead_batches if is_ahead else 0,
+                merges_nodes=None if self.config.merge_requests == "auto" else self.config.merge_requests == "true",
+                wire=None if self.config.wire == "auto" else self.config.wire,
                 **self._options(),
             )
             self.groups.extend(collection.grid.own_groups)

@@ -28,12 +28,14 @@ from recmill.model.stores.interface import TableOptimiser
 from recmill.model.stores.lookups import HandOver, pooling_of
 from recmill.model.stores.tiered.exchange import Grid
 from recmill.model.stores.tiered.layout import KeyLayout
-from recmill.model.stores.tiered.lookup import Answer, Request, RowExchange
+from recmill.model.stores.tiered.lookup import RowExchange
+from recmill.model.stores.tiered.routes import Answer, Request
 from recmill.model.stores.tiered.state import TieredState
 from recmill.model.stores.tiered.tier_map import TierMap
 from recmill.model.stores.tiered.window import WindowBatch
 
 # N = ids of a feature, U = distinct rows of a lookup, B = lists of a feature, D = embedding width
+WIRES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Ids = Any  # KeyedJaggedTensor | InverseKeyedJaggedTensor; TorchRec is untyped, so a union would say no more
 
 
@@ -65,6 +67,8 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
     the number of ranks. `sync_every` above 1 updates replicated rows only every that many steps, with the sum of their
     gradients: less traffic and equal rows on all ranks, but a different training result. `lookahead` above 0 fetches
     the rows of that many announced batches (`prefetch`) together; all rows must be global, and no bit changes.
+    `merges_nodes` merges the requests and gradients of a node before they cross to another one (routes.py); `wire` is
+    the type of rows and gradients in messages: float32, or bfloat16, which rounds them. Both default to the plan's.
 
     Tables are not parameters of the module. All ranks construct it, call it and run its backward pass together.
     """
@@ -81,16 +85,22 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
         sync_every: int = 1,
         ranks_per_node: int = 1,
         lookahead: int = 0,
+        merges_nodes: bool | None = None,
+        wire: str | None = None,
     ) -> None:
         super().__init__()
         if sync_every < 1:
             raise InputError(f"sync_every is {sync_every}, expected 1 or more")
         if isinstance(plan, ShardPlan):
             ranks_per_node = plan.topology.ranks_per_node
+            merges_nodes = plan.merges_nodes if merges_nodes is None else merges_nodes
+            wire = wire or plan.wire
+        if wire == "bfloat16" and lookahead:
+            raise InputError("wire is bfloat16, but lookahead sends rows with their optimiser state, in float32 only")
         maps = _plan_maps(plan, tables) if isinstance(plan, ShardPlan) else plan
         device = device or torch.device("cpu")
         self.is_pooled = is_pooled
-        self.grid = Grid.of(process_group, ranks_per_node=ranks_per_node, device=device)
+        self.grid = Grid.of(process_group, ranks_per_node=ranks_per_node, device=device, wire=WIRES[wire or "float32"])
         self._configs = dict(zip(maps, tables, strict=True))
         self._features = {name: table for table, config in self._configs.items() for name in config.feature_names}
         for table, config in self._configs.items():
@@ -104,7 +114,14 @@ class TieredEmbeddingCollection(TieredState, nn.Module):
             own = {table: maps[table].to(device) for table, c in self._configs.items() if c.embedding_dim == dim}
             layout = KeyLayout.of(own, self.grid)
             store = FusedTables([layout.num_local], dim=dim, optimiser=optimiser, device=device)
-            self._exchanges[dim] = RowExchange(layout, store, worker, sync_every=sync_every, is_lookahead=lookahead > 0)
+            self._exchanges[dim] = RowExchange(
+                layout,
+                store,
+                worker,
+                sync_every=sync_every,
+                is_lookahead=lookahead > 0,
+                merges_nodes=bool(merges_nodes),
+            )
         self._lookahead = lookahead
         self._ahead: deque[_Coming] = deque()  # batches announced by `prefetch`
         self._opened: dict[int, Future[list[WindowBatch]]] = {}  # the open window, by width

@@ -49,6 +49,7 @@ class Grid:
     node: Ring
     peers: Ring
     device: torch.device = CPU  # of messages: NCCL sends CUDA tensors only
+    wire: torch.dtype = torch.float32  # of rows and gradients in messages: float32 or bfloat16
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
@@ -58,6 +59,7 @@ class Grid:
         *,
         ranks_per_node: int,
         device: torch.device = CPU,
+        wire: torch.dtype = torch.float32,
     ) -> Grid:
         """The grid of a process group, called on all ranks; a single node if `ranks_per_node` does not divide them."""
         if not dist.is_initialized():
@@ -76,6 +78,7 @@ class Grid:
             node=_ring(rows, everyone),
             peers=_ring(columns, everyone),
             device=device,
+            wire=wire,
         )
 
     @property
@@ -114,11 +117,35 @@ class Grid:
                 self.sent[phase, level] += send[position] * entry_bytes
         return received
 
+    def swap_vectors(
+        self,
+        ring: Ring,
+        rows_KD: Tensor,
+        *,
+        send: Sequence[int],
+        receive: Sequence[int],
+        phase: str,
+        is_exact: bool = False,
+    ) -> Tensor:
+        """`swap` for float32 rows or gradients, rounded to the type of the wire unless `is_exact`."""
+        if is_exact or ring.size == 1 or self.wire == torch.float32:
+            return self.swap(ring, rows_KD, send=send, receive=receive, phase=phase)
+        return _unpacked(self.swap(ring, _packed(rows_KD), send=send, receive=receive, phase=phase))
+
     def swap_counts(self, ring: Ring, counts: Sequence[int], *, phase: str) -> list[int]:
         """How many entries each rank of the ring will send us, given how many we send to each of them."""
         ones = [1] * ring.size
         values = self.swap(ring, torch.tensor(counts, device=self.device), send=ones, receive=ones, phase=phase)
         return [int(count) for count in values.tolist()]
+
+
+def _packed(rows_KD: Tensor) -> Tensor:
+    """Rows as bfloat16, two of them in a word: gloo has no collectives of bfloat16. Widths are even."""
+    return rows_KD.bfloat16().contiguous().view(torch.float32)
+
+
+def _unpacked(words: Tensor) -> Tensor:
+    return words.contiguous().view(torch.bfloat16).float()
 
 
 def _ring(lines: Sequence[tuple[int, ...]], everyone: Ring) -> Ring:
@@ -194,16 +221,20 @@ def swap_rows(
     """
     if ring.size == 1:
         return list(lists)
-    dim = lists[0].rows_KD.shape[1]
+    is_packed = grid.wire == torch.bfloat16
+    dim = lists[0].rows_KD.shape[1] // (2 if is_packed else 1)  # words per row
+    rows = [_packed(own.rows_KD) if is_packed else own.rows_KD for own in lists]
     send = [len(own.keys_K) for own in lists]
     receive = grid.swap_counts(ring, send, phase=phase) if receive is None else receive
-    payload = torch.cat([part for own in lists for part in (own.rows_KD.reshape(-1), _encode(own.keys_K, domain))])
+    named = [_encode(own.keys_K, domain) for own in lists]
+    payload = torch.cat([part for own, keys in zip(rows, named, strict=True) for part in (own.reshape(-1), keys)])
     words = [[count * dim + _encoded_words(count, domain) for count in counts] for counts in (send, receive)]
     arrived = grid.swap(ring, payload, send=words[0], receive=words[1], phase=phase)
     found = []
     for count, part in zip(receive, torch.split(arrived, words[1]), strict=True):
         rows_KD = part[: count * dim].view(count, dim)
-        found.append(SparseRows(keys_K=_decode(part[count * dim :], count, domain), rows_KD=rows_KD))
+        keys_K = _decode(part[count * dim :], count, domain)
+        found.append(SparseRows(keys_K=keys_K, rows_KD=_unpacked(rows_KD) if is_packed else rows_KD))
     return found
 
 

@@ -11,7 +11,9 @@ What a step sends, in this order (D is the width):
     spread      node    counts, 4 D bytes per replicated row                  the same
 
 The last three name rows by 4 bytes each or by a bitmap, whichever is shorter; ids take 8 bytes where a rank holds 2**31
-rows or more. Node rows are sent with the global ones in the first three.
+rows or more. Node rows are sent with the global ones in the first three. With `merges_nodes` the first three are sent
+inside the node first and then between nodes, with the ids and gradients of a node merged (routes.py). With bfloat16 on
+the wire a row takes 2 D bytes.
 
 With lookahead (window.py), the rows of several batches are fetched together and only gradients are sent per batch.
 
@@ -24,40 +26,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import distinct_keys, sum_rows
 from recmill.model.stores.fbgemm import FusedTables
 from recmill.model.stores.tiered.exchange import SparseRows
 from recmill.model.stores.tiered.layout import KeyLayout
+from recmill.model.stores.tiered.routes import Answer, Request, route_of
 from recmill.model.stores.tiered.sync import GradientSync
 from recmill.model.stores.tiered.window import RowWindow, WindowBatch
 
-# N = ids, U = distinct keys of this rank, H = keys requested from this rank (may repeat between ranks), D = width
-INT32_KEYS = 1 << 31
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The distinct keys that a rank requests, by holder, and the position of each id's row among them."""
-
-    keys_U: Tensor  # on the holder
-    inverse_N: Tensor
-    send: list[int]  # number of keys per rank
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The rows received, and what a later gradient needs: which rank requested which keys of this rank."""
-
-    rows_UD: Tensor
-    keys_H: Tensor
-    receive: list[int]
-    ahead: WindowBatch | None = None  # rows of a window: all of the above but the rows is empty
+# N = ids, U = distinct keys of this rank, D = width
 
 
 @dataclass
@@ -79,6 +60,7 @@ class RowExchange:
         *,
         sync_every: int = 1,
         is_lookahead: bool = False,
+        merges_nodes: bool = False,
     ) -> None:
         self.layout, self.store, self.grid = layout, store, layout.grid
         self._worker, self._sync_every = worker, sync_every
@@ -89,23 +71,19 @@ class RowExchange:
         )
         self._unsynced = _Unsynced()
         self.window = RowWindow(layout, store) if is_lookahead else None
+        # A window sends by holder.
+        self._route = route_of(layout, merges_nodes=merges_nodes and not is_lookahead)
         self._last: Future[Any] | None = None
-        self.key_dtype = torch.int32 if layout.stride < INT32_KEYS else torch.int64  # of an id in a message
 
     def request(self, keys_N: Tensor) -> Request:
-        """Deduplicate keys and sort them by holder."""
-        stride, world = max(self.layout.stride, 1), self.grid.world_size
-        distinct_U, inverse_N = distinct_keys(keys_N, bound=stride * world)
-        edges = torch.searchsorted(distinct_U, torch.arange(1, world, device=distinct_U.device) * stride).tolist()
-        ends = [0, *edges, len(distinct_U)]
-        send = [stop - start for start, stop in pairwise(ends)]
-        return Request(keys_U=distinct_U % stride, inverse_N=inverse_N, send=send)
+        """The distinct keys in the order in which they are sent."""
+        return self._route.request(keys_N)
 
     def lookup(self, request: Request) -> Future[Answer]:
         """Start fetching the rows of a request."""
         if self.window is not None:
             self._submit(self.window.write_back)
-        return self._submit(self._answer, request, self.store.look_up)
+        return self._submit(lambda: self._route.fetch(request, self.store.look_up, is_exact=False))
 
     def open_window(self, requests: Sequence[Request]) -> Future[list[WindowBatch]]:
         """Start fetching the rows of the next batches, which are then looked up in this order."""
@@ -128,7 +106,7 @@ class RowExchange:
 
     def read(self, request: Request) -> Tensor:
         """Rows with their optimiser state."""
-        answer: Answer = self._submit(self._answer, request, self.store.read).result()
+        answer: Answer = self._submit(lambda: self._route.fetch(request, self.store.read, is_exact=True)).result()
         return answer.rows_UD
 
     def update(self, request: Request, answer: Answer, gradients_UD: Tensor) -> None:
@@ -162,26 +140,13 @@ class RowExchange:
         self._last = self._worker.submit(job, *arguments)
         return self._last
 
-    def _answer(self, request: Request, read: Any) -> Answer:
-        grid, send = self.grid, request.send
-        receive = grid.swap_counts(grid.world, send, phase="ids")
-        keys_H = grid.swap(
-            grid.world, request.keys_U.to(self.key_dtype), send=send, receive=receive, phase="ids"
-        ).long()
-        rows_HD = read(keys_H)
-        rows_UD = grid.swap(grid.world, rows_HD, send=receive, receive=send, phase="vectors")
-        return Answer(rows_UD=rows_UD, keys_H=keys_H, receive=receive)
-
     @torch.no_grad()
     def _update(self, request: Request, answer: Answer, gradients_UD: Tensor) -> None:
         grid, layout = self.grid, self.layout
         if answer.ahead is not None and self.window is not None:
             self.window.update(answer.ahead, gradients_UD)
             return
-        gradients_UD = gradients_UD / grid.world_size
-        gradients_HD = grid.swap(grid.world, gradients_UD, send=request.send, receive=answer.receive, phase="gradients")
-        keys_K, inverse_H = distinct_keys(answer.keys_H, bound=max(layout.stride, 1))
-        sums = SparseRows(keys_K=keys_K, rows_KD=sum_rows(gradients_HD, inverse_H, len(keys_K)))
+        sums = self._route.give(request, answer, gradients_UD / grid.world_size)
         self._apply(sums.between(0, layout.node_start), 0)
         self._apply(sums.between(layout.whole_start, layout.stride), layout.whole_start)
         node = sums.between(layout.node_start, layout.replicated_start)
@@ -189,7 +154,7 @@ class RowExchange:
         if self._sync_every == 1:
             self._synchronise(node, replicated)
             return
-        self._synchronise(node, SparseRows(keys_K=keys_K[:0], rows_KD=sums.rows_KD[:0]))
+        self._synchronise(node, SparseRows(keys_K=sums.keys_K[:0], rows_KD=sums.rows_KD[:0]))
         self._unsynced.lists.append(replicated)
         self._unsynced.num_steps += 1
         if self._unsynced.num_steps >= self._sync_every:

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import socket
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,8 @@ class Case:
     is_pooled: bool = False
     has_empty_ranks: bool = False
     deduplicated: bool = False
+    merges_nodes: bool = False
+    wire: str = "float32"
 
     @property
     def tables(self) -> list[str]:
@@ -44,8 +46,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        flags = [flag for flag in ("is_pooled", "has_empty_ranks", "deduplicated") if getattr(self, flag)]
-        return "-".join([f"{self.ranks}x{self.ranks_per_node}", self.mix, self.kind, *flags])
+        names = ("is_pooled", "has_empty_ranks", "deduplicated", "merges_nodes")
+        flags = [flag for flag in names if getattr(self, flag)]
+        return "-".join([f"{self.ranks}x{self.ranks_per_node}", self.mix, self.kind, *flags, self.wire])
 
 
 MIXES = ("global", "replicated", "node", "mixed", "whole")
@@ -60,6 +63,17 @@ CASES = [
     Case(ranks=8, ranks_per_node=2, mix="mixed", kind="adagrad"),
     Case(ranks=8, ranks_per_node=4, mix="mixed", deduplicated=True),
     Case(ranks=8, ranks_per_node=4, mix="mixed", is_pooled=True, deduplicated=True),
+    Case(ranks=8, ranks_per_node=4, mix="global", has_empty_ranks=True, merges_nodes=True),
+    Case(ranks=8, ranks_per_node=4, mix="mixed", has_empty_ranks=True, merges_nodes=True),
+    Case(ranks=8, ranks_per_node=2, mix="global", kind="adagrad", is_pooled=True, merges_nodes=True),
+    Case(ranks=8, ranks_per_node=4, mix="whole", deduplicated=True, merges_nodes=True),
+    Case(ranks=4, ranks_per_node=2, mix="global", has_empty_ranks=True, merges_nodes=True),
+    Case(ranks=6, ranks_per_node=2, mix="mixed", kind="sgd", merges_nodes=True),
+]
+# bfloat16 in messages rounds rows and gradients, on every rank in the same way.
+ROUNDED = [
+    Case(ranks=8, ranks_per_node=4, mix="mixed", wire="bfloat16"),
+    Case(ranks=8, ranks_per_node=4, mix="mixed", merges_nodes=True, wire="bfloat16"),
 ]
 # Looking ahead changes no bit, so it is compared with the same tables without it.
 AHEAD = [
@@ -192,6 +206,8 @@ def build(case: Case, group: dist.ProcessGroup, mix: str | None = None, sync_eve
         process_group=group,
         sync_every=sync_every,
         lookahead=lookahead,
+        merges_nodes=case.merges_nodes,
+        wire=case.wire,
     )
     collection.start(initial_rows)
     return collection
@@ -216,6 +232,7 @@ def check_rows(outputs: dict[str, JaggedTensor], batch: KeyedJaggedTensor, case:
     lists = lists_of(batch)
     for table in case.tables:
         rows = initial_rows(table, 0, ROWS[table])
+        rows = rows.bfloat16().float() if case.wire == "bfloat16" else rows
         for feature in FEATURES[table]:
             assert torch.equal(outputs[feature].values(), rows[lists[feature][0]]), f"{case.name}: {feature}"
 
@@ -223,8 +240,11 @@ def check_rows(outputs: dict[str, JaggedTensor], batch: KeyedJaggedTensor, case:
 def run_case(case: Case, group: dist.ProcessGroup, rank: int) -> dict:
     collection = build(case, group)
     losses = train(collection, case, rank, range(NUM_STEPS))
+    collection.finish()
+    traffic = collection.traffic()
     weights = {table: collection.gather_rows(table, torch.arange(ROWS[table]))[0] for table in case.tables}
-    return {"losses": losses, "weights": {table: rows.tolist() for table, rows in weights.items()}}
+    weights = {table: rows.tolist() for table, rows in weights.items()}
+    return {"losses": losses, "weights": weights, "traffic": traffic}
 
 
 def run_lookahead(case: Case, group: dist.ProcessGroup, rank: int) -> dict:
@@ -394,7 +414,7 @@ def run_rank(rank: int, port: int, folder: str) -> None:
     try:
         dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
         results: dict = {}
-        for case in CASES:
+        for case in [*CASES, *ROUNDED]:
             group = dist.new_group(list(range(case.ranks)))
             # Subgroups of nodes are made by all ranks of the job: those that take no part make them as well.
             if rank < case.ranks:
@@ -464,10 +484,41 @@ def test_weights_after_20_steps_are_those_of_whole_tables(case, ranks):
         assert float((ours - expected).abs().max()) < 1e-6, table
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *ROUNDED], ids=lambda case: case.name)
 def test_all_ranks_and_nodes_hold_the_same_bits(case, ranks):
     for results in ranks[1 : case.ranks]:
         assert results[case.name]["weights"] == ranks[0][case.name]["weights"]
+
+
+def test_merging_requests_of_a_node_adds_up_in_the_order_of_node_rows(ranks):
+    """Bit for bit: both add up the gradients of a node's ranks first, then those of the nodes."""
+    merged = next(case for case in CASES if case.merges_nodes)
+    node = replace(merged, mix="node", merges_nodes=False)
+    assert ranks[0][merged.name]["weights"] == ranks[0][node.name]["weights"]
+
+
+def test_merging_requests_of_a_node_sends_less_between_nodes(ranks):
+    merged = next(case for case in CASES if case.merges_nodes)
+    apart = replace(merged, merges_nodes=False)
+    for phase in ("ids", "vectors", "gradients"):
+        sent = [sum(own[name]["traffic"][f"{phase}/inter"] for own in ranks) for name in (merged.name, apart.name)]
+        assert sent[0] < 0.9 * sent[1], (phase, sent)
+
+
+@pytest.mark.parametrize("case", ROUNDED, ids=lambda case: case.name)
+def test_bfloat16_on_the_wire_rounds_and_halves_the_bytes(case, ranks):
+    weights, losses = reference(case)
+    found = [results[case.name] for results in ranks]
+    totals = [sum(step) for step in zip(*(own["losses"] for own in found), strict=True)]
+    assert totals == pytest.approx(losses, rel=0.01)
+    for table, expected in weights.items():
+        difference = (torch.tensor(found[0]["weights"][table]) - expected).abs().max()
+        assert 0 < float(difference) < 0.05, table
+    # Every id between nodes takes 4 bytes and asks for one row, whose gradient has as many bytes.
+    peers = 1 if case.merges_nodes else 4
+    sent = {phase: sum(own["traffic"][f"{phase}/inter"] for own in found) for phase in ("ids", "gradients")}
+    num_rows = (sent["ids"] - NUM_STEPS * NUM_RANKS * peers * 8) // 4
+    assert sent["gradients"] == num_rows * DIM * 2
 
 
 @pytest.mark.parametrize("case", AHEAD, ids=lambda case: case.name)

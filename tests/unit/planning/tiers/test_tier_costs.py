@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from recmill.artifacts.topology import Topology
-from recmill.planning.tiers.costs import KINDS, NUM_LANES, PHASES, lane, phase_latency, row_bytes, row_memory
+from recmill.planning.tiers.costs import KINDS, NUM_LANES, PHASES, Routing, lane, phase_latency, row_bytes, row_memory
 
 TWO_BY_FOUR = Topology(nodes=2, ranks_per_node=4)
 
@@ -58,6 +58,24 @@ def test_costs_are_the_mean_of_simulated_steps(kind):
         exchanged = (of_node[:, 0] & (stripe == 0)).mean()
         sent[lane("exchange", "inter")] = dim * 4 * exchanged + 1 / 4 / 8
     model = row_bytes(kind, np.array([reads]), dim, TWO_BY_FOUR)[:, 0]
+    np.testing.assert_allclose(model, sent, rtol=0.05)
+
+
+def test_costs_of_merged_requests_are_the_mean_of_simulated_steps():
+    rng = np.random.default_rng(0)
+    per_node, dim, reads, steps = 4, 16, 0.7, 40_000
+    touched = rng.poisson(reads, (steps, 8)) > 0
+    owner = rng.integers(0, 8, steps)
+    of_node = touched.reshape(steps, 2, per_node).any(axis=2)
+    sent = np.zeros(NUM_LANES)
+    asks = (touched[:, 0] & (owner % per_node != 0)).mean()  # the agent in the owner's column
+    sent[lane("node_ids", "intra")], sent[lane("node_gradients", "intra")] = 4 * asks, dim * 2 * asks
+    sent[lane("node_vectors", "intra")] = dim * 2 * (touched[:, 1:4].sum(axis=1) * (owner % per_node == 0)).mean()
+    crosses = (of_node[:, 0] & (owner == per_node)).mean()  # rank 0 is an agent for rank 4
+    sent[lane("peer_ids", "inter")], sent[lane("peer_gradients", "inter")] = 4 * crosses, dim * 2 * crosses
+    sent[lane("peer_vectors", "inter")] = dim * 2 * (of_node[:, 1] & (owner == 0)).mean()
+    routing = Routing(merges_nodes=True, value_bytes=2)
+    model = row_bytes("global", np.array([reads]), dim, TWO_BY_FOUR, routing)[:, 0]
     np.testing.assert_allclose(model, sent, rtol=0.05)
 
 

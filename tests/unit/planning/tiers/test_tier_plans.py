@@ -39,7 +39,7 @@ def planned(profile, tmp_path_factory):
         topology=TOPOLOGY,
         memory_budget_bytes=260_000,
         batch_size=BATCH,
-        total_bytes_ratio=None,
+        merge="off",
     )
 
 
@@ -105,6 +105,54 @@ def test_the_objective_follows_from_the_files_alone(planned, profile):
     assert planned.bound <= planned.objective <= planned.bound * 1.01
 
 
+@pytest.mark.parametrize(
+    ("inter_bytes_per_s", "wire", "is_merged"),
+    [(1e7, "float32", True), (1e7, "bfloat16", True), (1e9, "float32", False)],
+)
+def test_requests_are_merged_where_the_links_between_nodes_are_slow(
+    profile, planned, tmp_path, inter_bytes_per_s, wire, is_merged
+):
+    request = {
+        "topology": replace(TOPOLOGY, inter_node_bytes_per_s=inter_bytes_per_s),
+        "memory_budget_bytes": 260_000,
+        "batch_size": BATCH,
+        "wire": wire,
+    }
+    plans = {
+        merge: plan_shards(profile[0], out=tmp_path / merge, merge=merge, **request) for merge in ("auto", "on", "off")
+    }
+    auto, on, off = plans.values()
+    assert (auto.merges_nodes, on.merges_nodes, off.merges_nodes) == (is_merged, True, False)
+    assert auto.objective == min(on.objective, off.objective)
+    assert auto.bound <= auto.objective <= auto.bound * 1.01
+    assert auto.wire == wire
+    # Row-wise with distinct ids stays what it is, whatever the plan does.
+    assert on.prediction.row_wise_dedup == off.prediction.row_wise_dedup
+    assert on.prediction.bytes.inter_node < off.prediction.bytes.inter_node * 1.001
+    phases = set(on.prediction.phases)
+    assert {"node_ids", "peer_ids", "node_vectors", "peer_vectors", "node_gradients", "peer_gradients"} <= phases
+    assert "ids" not in phases
+    assert "ids" in off.prediction.phases
+
+
+def test_a_merged_plan_costs_what_its_rows_cost(profile, tmp_path):
+    """With every row global: from the counts alone."""
+    _, counts = profile
+    tight = sum(-(-len(counts[table]) // 8) * (DIMS[table] * 4 + 4) for table in DIMS) + 8
+    plan = plan_shards(
+        profile[0], out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=tight, batch_size=BATCH, merge="on"
+    )
+    inside, between, latency = np.zeros(3), np.zeros(3), 0.0
+    for table, dim in DIMS.items():
+        p1, p2 = (1 - np.exp(-counts[table] / SAMPLES * BATCH / 8 * ranks) for ranks in (1, 4))
+        sizes = np.array([4, dim * 4, dim * 4])
+        inside += sizes * p1.sum() * 3 / 4 + [8 * 3, 0, 0]
+        between += sizes * p2.sum() / 8 + [8, 0, 0]
+        latency += 4 * 20e-6 + 4 * 50e-6
+    assert {tier.kind for entry in plan.tables.values() for tier in entry.tiers} == {"global"}
+    assert plan.objective == pytest.approx(latency + inside.sum() / 1e9 + between.sum() / 1e7, rel=1e-6)
+
+
 def test_memory_is_what_the_ranks_will_hold(planned, profile):
     _, counts = profile
     held = np.zeros(8)
@@ -122,9 +170,15 @@ def test_memory_is_what_the_ranks_will_hold(planned, profile):
 
 def test_all_ranks_together_never_send_more_than_row_wise_with_distinct_ids(profile, tmp_path):
     plan = plan_shards(
-        profile[0], out=tmp_path / "plan", topology=TOPOLOGY, memory_budget_bytes=260_000, batch_size=BATCH
+        profile[0],
+        out=tmp_path / "plan",
+        topology=TOPOLOGY,
+        memory_budget_bytes=260_000,
+        batch_size=BATCH,
+        total_bytes_ratio=1.0,
     )
     sent, baseline = plan.prediction.bytes, plan.prediction.row_wise_dedup
+    assert not plan.merges_nodes
     assert sent.total <= baseline.total
     assert sent.inter_node < baseline.inter_node
     assert plan.objective < baseline.seconds
@@ -169,6 +223,7 @@ def test_a_refresh_moves_fewer_rows_than_a_plan_from_scratch(profile, planned, t
         memory_budget_bytes=260_000,
         batch_size=BATCH,
         total_bytes_ratio=None,
+        merge="off",
         previous=planned,
         previous_steps=100,
     )
@@ -199,6 +254,7 @@ def test_an_unchanged_profile_moves_nothing(profile, planned, tmp_path):
         memory_budget_bytes=260_000,
         batch_size=BATCH,
         total_bytes_ratio=None,
+        merge="off",
         previous=planned.path,
     )
     assert again.refresh.moved_rows <= 5
