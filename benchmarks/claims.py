@@ -56,6 +56,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         _ratio("preprocessing rows/s, globo", SAME_TRANSFORMS, "preprocess_globo", 1.3),
         _ratio("training samples/s, transformer, `recd`", PLAIN_TRAINING, "train_sequence", 2.5),
         _ratio("training samples/s, transformer, globo", PLAIN_TRAINING, "train_sequence_globo", 1.5, is_headline=True),
+        _ratio("training samples/s, standard transformer, `recd`", PLAIN_TRAINING, "train_standard", 2.5),
+        _ratio("training samples/s, standard transformer, globo", PLAIN_TRAINING, "train_standard_globo"),
         _ratio("training samples/s, pooled DLRM, `recd`", PLAIN_TRAINING, "train_pooled", 1.25),
         _ratio("training samples/s, pooled DLRM, globo", PLAIN_TRAINING, "train_pooled_globo", 1.0),
         _ratio(CONTROL, PLAIN_TRAINING, "train_control_same_lookups", 0.97),

@@ -40,15 +40,17 @@ GLOBO_METRICS = (
     "storage_globo_vs_best",
     "preprocess_globo",
     "train_sequence_globo",
+    "train_standard_globo",
     "train_pooled_globo",
     "reader_bytes_globo",
     "wire_bytes_globo",
 )
-NUM_TRAINED = 5  # comparisons that train, each in a separate process
+NUM_TRAINED = 7  # comparisons that train, each in a separate process
 
 
-def make_logs(logs: Logs, sizes: Sizes, seed: int, *, ranks: ProcessPoolExecutor, has_globo: bool) -> dict[str, Metric]:
+def make_logs(logs: Logs, sizes: Sizes, seed: int, *, ranks: ProcessPoolExecutor) -> dict[str, Metric]:
     """Write all logs but the curve's; two ranks count their bytes as soon as their logs are ready."""
+    has_globo = not why_no_globo()
     recd = [(rows, SAMPLES_PER_SESSION) for rows in (sizes.rows, sizes.sequence_rows, sizes.storage_rows)]
     globo = [sizes.sequence_globo_users, sizes.storage_globo_users, sizes.globo_users] if has_globo else []
     with logs.made_ahead(recd=[*recd, (sizes.control_rows, 1.0)], globo=globo):
@@ -65,21 +67,22 @@ def moved_bytes(metrics: dict[str, Metric]) -> dict[str, Any]:
     return {
         log: {way: {side: metrics[name + suffix][side] for side in ("baseline", "ours")} for way, name in ways.items()}
         for log, suffix in (("recd", ""), ("globo", "_globo"))
-        if f"reader_bytes{suffix}" in metrics
+        if f"reader_bytes{suffix}" in metrics and f"wire_bytes{suffix}" in metrics
     }
 
 
 def run_recd(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[ProcessPoolExecutor]) -> None:
     """The metrics of the synthetic preset."""
-    seed, main, stored = parts.options.seed, logs.recd(sizes.rows), logs.recd(sizes.storage_rows)
+    seed = parts.options.seed
 
     def store() -> Found:
         names = ("session", "deduplicated")
-        found = zip(names, measure_storage(stored, *names), strict=True)
+        found = zip(names, measure_storage(logs.recd(sizes.storage_rows), *names), strict=True)
         return Found(metrics={f"storage_{name}_vs_best": metric for name, metric in found})
 
     def read() -> Found:
         say("preprocess")
+        main, stored = logs.recd(sizes.rows), logs.recd(sizes.storage_rows)
         rate = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_repeats)
         return Found(metrics={"preprocess": rate, "reader_bytes": measure_reader_bytes(main, sizes, seed)})
 
@@ -91,10 +94,17 @@ def run_recd(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[Process
         trained = next(processes).submit(train_apart, layouts, "transformer", sizes, seed, **how)
         return Found(metrics=dict(zip(("train_sequence", "peak_memory"), trained.result(), strict=True)))
 
+    def train_standard() -> Found:
+        say("train with the standard transformer")
+        layouts, shape = logs.recd(sizes.sequence_rows), {"batch_size": sizes.sequence_batch_size}
+        how = {"repeats": sizes.sequence_repeats, "num_steps": 1, "num_batches": sizes.sequence_batches, **shape}
+        trained = next(processes).submit(train_apart, layouts, "standard_transformer", sizes, seed, **how)
+        return Found(metrics={"train_standard": trained.result()[0]})
+
     def train_pooled() -> Found:
         say("train pooled")
         how = {"repeats": sizes.repeats, "num_steps": 2}
-        trained = next(processes).submit(train_apart, main, "mean", sizes, seed, **how)
+        trained = next(processes).submit(train_apart, logs.recd(sizes.rows), "mean", sizes, seed, **how)
         return Found(metrics={"train_pooled": trained.result()[0]})
 
     def train_control() -> Found:
@@ -104,19 +114,21 @@ def run_recd(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[Process
         trained = next(processes).submit(train_apart, layouts, "mean", sizes, seed, **how)
         return Found(metrics={"train_control_same_lookups": trained.result()[0]})
 
-    for run in (store, read, train_sequence, train_pooled, train_control):
+    for run in (store, read, train_sequence, train_standard, train_pooled, train_control):
         parts.measure(f"recd, {run.__name__}", run)
 
 
 def run_globo(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[ProcessPoolExecutor]) -> None:
     """The metrics of globo."""
-    seed, main, stored = parts.options.seed, logs.globo(sizes.globo_users), logs.globo(sizes.storage_globo_users)
+    seed = parts.options.seed
 
     def store() -> Found:
+        stored = logs.globo(sizes.storage_globo_users)
         return Found(metrics={"storage_globo_vs_best": measure_storage(stored, "deduplicated")[0]})
 
     def read() -> Found:
         say("preprocess globo")
+        main, stored = logs.globo(sizes.globo_users), logs.globo(sizes.storage_globo_users)
         rate = measure_preprocessing(stored, sizes, seed, repeats=sizes.preprocess_globo_repeats)
         return Found(metrics={"preprocess_globo": rate, "reader_bytes_globo": measure_reader_bytes(main, sizes, seed)})
 
@@ -125,15 +137,19 @@ def run_globo(parts: Parts, logs: Logs, sizes: Sizes, processes: Iterator[Proces
         found = next(processes).submit(train_apart, logs.globo(users), encoder, sizes, seed, num_steps=2, **shape)
         return Found(metrics={name: found.result()[0]})
 
+    sequence = {"repeats": sizes.sequence_globo_repeats, "batch_size": sizes.sequence_globo_batch_size}
+
     def train_sequence() -> Found:
-        shape = {"repeats": sizes.sequence_globo_repeats, "batch_size": sizes.sequence_globo_batch_size}
-        return train("train_sequence_globo", sizes.sequence_globo_users, "transformer", **shape)
+        return train("train_sequence_globo", sizes.sequence_globo_users, "transformer", **sequence)
+
+    def train_standard() -> Found:
+        return train("train_standard_globo", sizes.sequence_globo_users, "standard_transformer", **sequence)
 
     def train_pooled() -> Found:
         shape = {"repeats": sizes.globo_repeats, "num_batches": sizes.globo_batches}
         return train("train_pooled_globo", sizes.globo_users, "mean", **shape)
 
-    for run in (store, read, train_sequence, train_pooled):
+    for run in (store, read, train_sequence, train_standard, train_pooled):
         parts.measure(f"globo, {run.__name__}", run)
 
 
@@ -158,7 +174,8 @@ def main() -> None:
         one_rank(),
     ):
         logs = Logs(Path(folder), options.seed, widest_globo=sizes.storage_globo_users, writers=next(processes))
-        parts.metrics |= make_logs(logs, sizes, options.seed, ranks=next(processes), has_globo=not why_no_globo())
+        ranks = next(processes)
+        parts.measure("wire bytes", lambda: Found(metrics=make_logs(logs, sizes, options.seed, ranks=ranks)))
         run_recd(parts, logs, sizes, processes)
         if reason := why_no_globo():
             parts.skipped |= dict.fromkeys(GLOBO_METRICS, reason)

@@ -45,7 +45,7 @@ from recmill.data.ingest.splits import StoredGroup, split_groups
 from recmill.data.schema import Schema
 from recmill.data.storage.checks import first_line
 from recmill.data.storage.deduplicated import decode_rows
-from recmill.data.storage.encoding import Encoding, columns_of
+from recmill.data.storage.encoding import Encoding, FeatureEncoding, columns_of
 from recmill.data.storage.options import writer_options
 from recmill.data.storage.record_format import record_format
 from recmill.data.storage.writer import PartFormat, PartWriter, SplitRows
@@ -224,7 +224,7 @@ class _HotLayout:
 
 def without_codecs(encoding: Encoding) -> Encoding:
     """The encoding without the codecs that trade time for bytes: a run reads the files every epoch, then drops them."""
-    plain = {name: replace(own, coded=False, shared_by="") for name, own in encoding.features.items()}
+    plain = {name: FeatureEncoding(group=own.group, windows=own.windows) for name, own in encoding.features.items()}
     return Encoding(features=plain)
 
 

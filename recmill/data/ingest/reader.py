@@ -81,6 +81,7 @@ class RowGroupReader:
                 f"{dataset.path}: layout {dataset.layout!r} cannot be read, expected one of {', '.join(LAYOUTS)}"
             )
         encoding = load_encoding(dataset, schema) if dataset.layout == "deduplicated" else None
+        self._stored = schema
         if only is not None:
             schema = schema.select(only)
         check_groups(dedup or (), windows, known=[feature.name for feature in schema.id_features])
@@ -108,7 +109,7 @@ class RowGroupReader:
         names += ["session_id"] if self._keeps_sessions else []
         if self._encoding is None:
             return list(dict.fromkeys([*names, *(["session_id"] if self._session_limit else [])]))
-        stored = (columns_of(name, self._schema, self._encoding) for name in names)
+        stored = (columns_of(name, self._stored, self._encoding) for name in names)
         return list(dict.fromkeys(column for columns in stored for column in columns))
 
     def part(self, name: str) -> PartFile:
@@ -178,7 +179,7 @@ class RowGroupReader:
             rows = decode_block(table, self._schema, where=where, checks_ranges=False, keeps_sessions=keeps)
             block = find_windows(find_distinct(rows, self._keys, self._dedup or ()), self._windows)
         else:
-            block = decode_distinct(table, self._schema, self._encoding, keeps_sessions=keeps)
+            block = decode_distinct(table, self._stored, self._encoding, keeps_sessions=keeps, wanted=self._schema)
             if self._dedup is not None:
                 block = regroup(block, group_keys(self._keys, self._dedup))
         block = self._transforms.apply(block)

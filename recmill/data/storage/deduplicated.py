@@ -17,11 +17,14 @@
 
 Each column is one long list, so that Parquet stores neither nulls nor the ends of sessions a second time. Dense values
 are stored as integers (`rotate_floats`); ids may be the symbols of popular_ids.py, with `tags/rest` for the bytes that
-follow them. Histories (`windows`) overlap: `history` is one sequence per session, `history/ends` says where each
-distinct list ends in it (the session's first end, then differences), `history/lengths` how long it is (likewise; or one
-number n: the last n ids, or fewer where its end comes sooner). Where users come back, their sessions share one sequence
-in the footer (sequences.py), which Arrow passes on with every table. Names of features never contain '/', so columns
-cannot clash.
+follow them, and timestamps those of numbers.py, a session's first one less the time in its id.
+
+Histories (`windows`) overlap: `history` is one sequence per session, `history/ends` says where each distinct list ends
+in it (the session's first end, then differences), `history/lengths` how long it is (likewise; or one number n: the last
+n ids, or fewer where its end comes sooner). Where users come back, their sessions share one sequence in the footer
+(sequences.py), which Arrow passes on with every table; `history/first_ends` then holds the first end of each session,
+and an item that follows its row's history there is not stored again where `item/follows` says so. Names of features
+never contain '/', so columns cannot clash.
 
 Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group, C = rows that changed.
 """
@@ -29,6 +32,7 @@ Shape suffixes: S = sessions, R = rows (samples), U = distinct rows of a group, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,20 +43,27 @@ from kernels import decode_inverse, decode_windows
 from recmill.data.ikjt.distinct import DistinctBlock, DistinctGroup, stack_labels, stack_rows, take_lists
 from recmill.data.schema import Schema
 from recmill.data.storage.encoding import Encoding
+from recmill.data.storage.numbers import load_code
 from recmill.data.storage.popular_ids import PopularIds, load_popular_ids
-from recmill.data.storage.sequences import load_sequences
-from recmill.data.storage.session_encoder import NO_KEY
+from recmill.data.storage.sequences import Sequences, load_sequences, places_of
+from recmill.data.storage.session_encoder import NO_KEY, time_in_ids
 
 
 def decode_distinct(
-    table: pa.Table, schema: Schema, encoding: Encoding, *, keeps_sessions: bool = False
+    table: pa.Table,
+    schema: Schema,
+    encoding: Encoding,
+    *,
+    keeps_sessions: bool = False,
+    wanted: Schema | None = None,
 ) -> DistinctBlock:
-    """The record of a row group with every distinct list once, as the reader wants it."""
+    """The record of a row group with every distinct list once, as the reader wants it: all features or some."""
+    wanted = wanted or schema
     decoder = _Decoder(table, schema, encoding)
-    dense_RF = np.empty((decoder.num_rows, len(schema.dense)), np.float32)
-    for position, feature in enumerate(schema.dense):
+    dense_RF = np.empty((decoder.num_rows, len(wanted.dense)), np.float32)
+    for position, feature in enumerate(wanted.dense):
         dense_RF[:, position] = decoder.dense(feature.name)
-    id_names = [feature.name for feature in schema.id_features]
+    id_names = [feature.name for feature in wanted.id_features]
     return DistinctBlock(
         dense_RF=dense_RF,
         label_RT=stack_labels([decoder.stream(name) for name in schema.labels]),
@@ -104,18 +115,26 @@ class _Decoder:
         self._metadata = table.schema.metadata  # Arrow copies the footer's text on every access
         self._inverses: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]] = {}
         self._features: dict[str, ListsU] = {}
+        self._shared: dict[str, tuple[Sequences, npt.NDArray[np.int64]]] = {}
+        self._placed: dict[str, npt.NDArray[np.int64]] = {}
+        self._merged_ends: dict[str, npt.NDArray[np.int32]] = {}
         self._equal: dict[tuple[str, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = {}
 
     def stream(self, name: str) -> Any:
         """The numbers of a column, copied only if they are bits."""
         return self.table.column(name)[0].values.to_numpy(zero_copy_only=False)
 
+    @cached_property
+    def is_other_R(self) -> npt.NDArray[np.bool_]:
+        """Whether a row is not the first of its session."""
+        is_other_R = np.ones(self.num_rows, np.bool_)
+        is_other_R[self.starts_S] = False
+        return is_other_R
+
     def _spread(self, others: npt.NDArray[Any], *, first: Any) -> npt.NDArray[Any]:
         """One value per row from those of all rows except a session's first, which get `first`."""
         spread_R = np.empty(self.num_rows, others.dtype)
-        is_other_R = np.ones(self.num_rows, np.bool_)
-        is_other_R[self.starts_S] = False
-        spread_R[is_other_R] = others
+        spread_R[self.is_other_R] = others
         spread_R[self.starts_S] = first
         return spread_R
 
@@ -124,24 +143,47 @@ class _Decoder:
         return session_R
 
     def timestamp_R(self) -> npt.NDArray[np.int64]:
-        since_R = np.cumsum(self._spread(self.stream("timestamp/gaps"), first=0))
-        first_S = self.stream("timestamp/first")
+        times = self.encoding.times
+        since_R = np.cumsum(self._spread(self._gaps(), first=0))
+        first_S = self._numbers("timestamp/first", times.first_coded)
+        first_S = first_S + time_in_ids(self.stream("session_id"), times.divisor)
         timestamp_R: npt.NDArray[np.int64] = since_R + np.repeat(first_S - since_R[self.starts_S], self.num_rows_S)
         return timestamp_R
+
+    def _gaps(self) -> npt.NDArray[np.int64]:
+        times = self.encoding.times
+        gaps = self._numbers("timestamp/gaps", times.gaps_coded)
+        if not times.split_by:
+            return gaps
+        bits, num_bits, first_bit = self._changed(times.split_by)
+        changed = np.unpackbits(bits, bitorder="little")[first_bit : first_bit + num_bits].astype(np.bool_)
+        merged = np.empty(len(changed), np.int64)
+        merged[changed], merged[~changed] = gaps, self.stream("timestamp/still")
+        return merged
+
+    def _numbers(self, column: str, is_coded: bool) -> npt.NDArray[np.int64]:
+        stored: npt.NDArray[Any] = self.stream(column)
+        return (
+            load_code(self._metadata, column).to_numbers(stored, self.stream(f"{column}/rest")) if is_coded else stored
+        )
 
     def inverse(self, group: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """The distinct row of each sample, counted over all sessions, and the number of distinct rows per session."""
         if group not in self._inverses:
-            changed = self.table.column(f"{group}/changed")[0].values
-            _, bits = changed.buffers()
+            bits, num_bits, first_bit = self._changed(group)
             self._inverses[group] = decode_inverse(
-                self.num_rows_S,
-                np.frombuffer(bits, np.uint8) if len(changed) else np.empty(0, np.uint8),
-                self.stream(f"{group}/again"),
-                num_bits=len(changed),
-                first_bit=changed.offset,
+                self.num_rows_S, bits, self.stream(f"{group}/again"), num_bits=num_bits, first_bit=first_bit
             )
         return self._inverses[group]
+
+    def _changed(self, group: str) -> tuple[npt.NDArray[np.uint8], int, int]:
+        """Whether each row except a session's first differs from the one before: bits, their number, the first one."""
+        changed = self.table.column(f"{group}/changed")[0].values
+        if self.encoding.features[group].marks_firsts:
+            others = changed.to_numpy(zero_copy_only=False)[self.is_other_R]
+            return np.packbits(others, bitorder="little"), len(others), 0
+        bits = changed.buffers()[1]
+        return np.frombuffer(bits, np.uint8) if len(changed) else np.empty(0, np.uint8), len(changed), changed.offset
 
     def dense(self, name: str) -> npt.NDArray[np.float32]:
         rotated = self.stream(name).view(np.uint32)
@@ -187,15 +229,61 @@ class _Decoder:
 
     def _ids(self, name: str) -> npt.NDArray[np.int64]:
         popular, stored = self._popular(name), self.stream(name)
+        if self.encoding.features[name].placed:
+            return self._store(self.encoding.history_of(name)).keys[self._places(name)]
         return stored if popular is None else popular.to_ids(stored, self.stream(f"{name}/rest"))
 
     def _lists(self, name: str) -> ListsU:
         lengths_U = self.stream(f"{name}/lengths")
         if len(lengths_U) == 1:
-            return self._ids(name), *self._equal_lists(self.encoding.features[name].group, int(lengths_U[0]))
-        starts_U = np.cumsum(lengths_U, dtype=np.int64)
-        starts_U -= lengths_U
+            starts_U, lengths_U = self._equal_lists(self.encoding.features[name].group, int(lengths_U[0]))
+        else:
+            starts_U = np.cumsum(lengths_U, dtype=np.int64)
+            starts_U -= lengths_U
+        if history := self.encoding.features[name].follows:
+            return self._followed(name, history, starts_U), starts_U, lengths_U
         return self._ids(name), starts_U, lengths_U
+
+    def _followed(self, name: str, history: str, starts_R: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The ids of a follower: those that are stored, and between them those that follow their row's history."""
+        row_F = np.flatnonzero(self.stream(f"{name}/follows"))
+        at_F, stored = starts_R[row_F], self._ids(name)
+        values = np.empty(len(stored) + len(row_F), np.int64)
+        is_stored = np.ones(len(values), np.bool_)
+        is_stored[at_F] = False
+        np.place(values, is_stored, stored)
+        values[at_F] = self._next_ids(history, self.inverse(self.encoding.features[history].group)[0][row_F])
+        return values
+
+    def _next_ids(self, history: str, window_F: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The ids that follow some windows of a shared history."""
+        sequences, begins_S = self._sequences(history)
+        steps_U, num_distinct_S = self._ends(history), self._num_distinct(history)
+        ends_U = np.cumsum(steps_U, dtype=np.int64)
+        first_S = np.cumsum(num_distinct_S) - num_distinct_S
+        ends_U += np.repeat(begins_S - ends_U[first_S] + steps_U[first_S], num_distinct_S)
+        next_F: npt.NDArray[np.int64] = sequences.values[ends_U[window_F]]
+        return next_F
+
+    def _sequences(self, history: str) -> tuple[Sequences, npt.NDArray[np.int64]]:
+        """The sequences of a shared history, and where that of each session's user begins."""
+        if history not in self._shared:
+            sequences, key = self._store(history), self.encoding.features[history].shared_by
+            # All stores of a user know the same places; a search takes longer than all the rest of a history.
+            place_S = self._first_ids(key, self._places(key)) if self.encoding.features[key].placed else None
+            if place_S is not None:
+                self._shared[history] = sequences, sequences.offsets[place_S]
+            else:
+                self._shared[history] = sequences, sequences.begins(self._keys(key))
+        return self._shared[history]
+
+    def _places(self, name: str) -> npt.NDArray[np.int64]:
+        if name not in self._placed:
+            self._placed[name] = places_of(self.stream(name))
+        return self._placed[name]
+
+    def _store(self, history: str) -> Sequences:
+        return load_sequences(self._metadata, history, self._popular(history))
 
     def _equal_lists(self, group: str, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Starts and lengths of a group's lists that all have one length; its features share them."""
@@ -206,12 +294,34 @@ class _Decoder:
         return self._equal[group, length]
 
     def _windows(self, name: str) -> ListsU:
-        windows = self.stream(f"{name}/ends"), self.stream(f"{name}/lengths"), self._num_distinct(name)
+        windows = self._ends(name), self.stream(f"{name}/lengths"), self._num_distinct(name)
         if not self.encoding.features[name].shared_by:
             return decode_windows(self._ids(name), *windows)
-        sequences = load_sequences(self._metadata, name, self._popular(name))
-        begins_S = sequences.begins(self._keys(self.encoding.features[name].shared_by))
+        sequences, begins_S = self._sequences(name)
         return decode_windows(sequences.values, *windows, begins_S=begins_S)
+
+    def _ends(self, name: str) -> npt.NDArray[np.int32]:
+        """How far each window's end is from that of the session's window before, or from the begin of the sequence."""
+        steps: npt.NDArray[np.int32] = self.stream(f"{name}/ends")
+        if not self.encoding.features[name].splits_ends:
+            return steps
+        if name in self._merged_ends:
+            return self._merged_ends[name]
+        num_distinct_S = self._num_distinct(name)
+        first_S = np.cumsum(num_distinct_S) - num_distinct_S
+        is_other_U = np.ones(len(first_S) + len(steps), np.bool_)
+        is_other_U[first_S] = False
+        steps_U = np.empty(len(is_other_U), np.int32)
+        steps_U[is_other_U], steps_U[first_S] = steps, self.stream(f"{name}/first_ends")
+        self._merged_ends[name] = steps_U
+        return steps_U
+
+    def _first_ids(self, name: str, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """The value of each session's first row, given those of all lists; None if some list there is empty."""
+        _, starts_U, lengths_U = self._feature(name)
+        num_distinct_S = self._num_distinct(name)
+        first_S = np.cumsum(num_distinct_S) - num_distinct_S
+        return values[starts_U[first_S]] if (lengths_U[first_S] > 0).all() else None
 
     def _keys(self, name: str) -> npt.NDArray[np.int64]:
         """The user of each session: the first id of the feature in its first row."""

@@ -7,7 +7,7 @@ more bits than the inverse costs. Features of a named group that do not change t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +19,9 @@ from recmill.artifacts import InputError, read_record
 from recmill.data.repeats import join_alike
 from recmill.data.schema import Feature, Schema
 
-FORMAT = 2  # of the records and footers; 1 stored the text of footers in seven bits per character
+# Of the records and footers. 2 has neither followers nor coded times, and footers in base 64; it can be read. 1 cannot.
+FORMAT = 3
+READABLE = (2, 3)
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -40,6 +42,21 @@ class FeatureEncoding:
     windows: bool = False  # the distinct lists of a session are windows into one sequence
     coded: bool = False  # ids are stored as the symbols of popular_ids.py
     shared_by: str = ""  # the feature that identifies the user, whose sessions share one history (windows only)
+    splits_ends: bool = False  # where the first list of each session ends is a column of its own (windows only)
+    follows: str = ""  # the shared history whose next id it often is; those ids are not stored again (plain only)
+    placed: bool = False  # it identifies the user, and ids are stored as places among the users of the part
+    marks_firsts: bool = False  # of a group's first feature: `changed` has a bit for the first row of a session too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeEncoding:
+    """How timestamps are stored: as numbers, or as the symbols of numbers.py."""
+
+    first_coded: bool = False
+    gaps_coded: bool = False
+    split_by: str = ""  # a group: the gaps to rows at which it stays as it is are a column of their own
+    # A session's first time is stored less session_id // divisor: ids often begin with the time. 0: as it is.
+    divisor: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +64,7 @@ class Encoding:
     """How every feature of a dataset is stored: the part of dataset.json that a reader needs."""
 
     features: Mapping[str, FeatureEncoding]
+    times: TimeEncoding = field(default_factory=TimeEncoding)
 
     @property
     def groups(self) -> dict[str, list[str]]:
@@ -61,27 +79,33 @@ class Encoding:
     def plain(self) -> list[str]:
         return [name for name, feature in self.features.items() if not feature.group]
 
+    def history_of(self, user: str) -> str:
+        """The first of the histories that a feature shares: its store knows all users of a part."""
+        return next(name for name, own in self.features.items() if own.shared_by == user)
+
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "features": {name: asdict(own) for name, own in self.features.items()}}
+        features = {name: asdict(own) for name, own in self.features.items()}
+        return {"format": FORMAT, "features": features, "times": asdict(self.times)}
 
     @classmethod
     def from_json(cls, loaded: Any, schema: Schema, *, where: str) -> Self:
         """From the content of dataset.json, in schema order (JSON objects have no order)."""
         names = [feature.name for feature in schema.features]
-        if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
+        if not isinstance(loaded, dict) or loaded.get("format") not in READABLE:
             raise InputError(
                 f"{where}: the deduplicated layout was written by another version of recmill, expected its format "
-                f"{FORMAT}; cluster the log again"
+                f"{' or '.join(map(str, READABLE))}; cluster the log again"
             )
+        times = read_record(TimeEncoding, loaded.get("times", {}), where=where, key="encoding.times")
         loaded = loaded.get("features")
         if not isinstance(loaded, dict):
             raise InputError(f"{where}: encoding is {loaded!r}, expected an object")
         features = {}
         for name in names:
             own = features[name] = read_record(FeatureEncoding, loaded.get(name), where=where, key=f"encoding.{name}")
-            if not {own.group, own.shared_by} <= {"", *names}:
+            if not {own.group, own.shared_by, own.follows} <= {"", *names}:
                 raise InputError(f"{where}: encoding.{name} is {own}, expected names of features")
-        return cls(features=features)
+        return cls(features=features, times=times)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,7 +215,7 @@ def entropy_bits(values: npt.NDArray[Any]) -> float:
 
 def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
     """The Arrow schema of the records. Nothing is nullable, so Parquet stores no levels for missing values."""
-    columns: dict[str, pa.DataType] = dict.fromkeys(("session_id", "timestamp/first", "timestamp/gaps"), pa.int64())
+    columns: dict[str, pa.DataType] = {"session_id": pa.int64(), **_columns_of_times(encoding.times)}
     columns |= {"session/num_rows": pa.int32(), **dict.fromkeys(schema.labels, pa.float32())}
     for group in encoding.groups:
         columns |= {f"{group}/changed": pa.bool_(), f"{group}/again": pa.int32()}
@@ -200,17 +224,27 @@ def record_schema(schema: Schema, encoding: Encoding) -> pa.Schema:
     return pa.schema([pa.field(name, lists_of(kind), nullable=False) for name, kind in columns.items()])
 
 
+def _columns_of_times(times: TimeEncoding) -> dict[str, pa.DataType]:
+    columns: dict[str, pa.DataType] = {"timestamp/still": pa.int64()} if times.split_by else {}
+    for name, is_coded in (("timestamp/first", times.first_coded), ("timestamp/gaps", times.gaps_coded)):
+        columns |= {name: pa.uint8(), f"{name}/rest": pa.uint8()} if is_coded else {name: pa.int64()}
+    return columns
+
+
 def _columns_of_feature(feature: Feature, own: FeatureEncoding) -> dict[str, pa.DataType]:
     """The columns of the feature itself, without those of its group."""
     if feature.kind == "dense":
         return {feature.name: pa.int32()}
     columns = {f"{feature.name}/lengths": pa.int32()}
     if own.windows:
+        columns |= {f"{feature.name}/first_ends": pa.int32()} if own.splits_ends else {}
         columns[f"{feature.name}/ends"] = pa.int32()
     if not own.shared_by:
         columns[feature.name] = pa.uint8() if own.coded else pa.int64()
         if own.coded:
             columns[f"{feature.name}/rest"] = pa.uint8()
+    if own.follows:
+        columns[f"{feature.name}/follows"] = pa.bool_()
     return columns
 
 
@@ -221,11 +255,14 @@ def columns_of(name: str, schema: Schema, encoding: Encoding) -> list[str]:
     if name == "session_id":
         return ["session_id"]
     if name == "timestamp":
-        return ["timestamp/first", "timestamp/gaps"]
+        group = encoding.times.split_by
+        inverse = ["session/num_rows", f"{group}/changed", f"{group}/again"] if group else []
+        return ["session_id", *_columns_of_times(encoding.times), *inverse]
     own = encoding.features[name]
     columns = [f"{own.group}/changed", f"{own.group}/again"] if own.group else []
     columns += _columns_of_feature(schema.feature(name), own)
-    return columns + (columns_of(own.shared_by, schema, encoding) if own.shared_by else [])
+    others = [other for other in (own.shared_by, own.follows) if other]
+    return columns + [column for other in others for column in columns_of(other, schema, encoding)]
 
 
 def lists_of(kind: pa.DataType) -> pa.DataType:

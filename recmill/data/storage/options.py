@@ -89,6 +89,13 @@ def smallest_encodings(table: pa.Table, levels: Mapping[str, Sequence[int]]) -> 
         return dict(zip(map(leaf_path, table.schema), found, strict=True))
 
 
+def smallest_bytes(table: pa.Table, levels: Sequence[int]) -> int:
+    """The bytes of all columns, each in the encoding and at the level that make it smallest."""
+    names = table.schema.names
+    best = smallest_encodings(table, dict.fromkeys(names, levels)).values()
+    return sum(_encoded_bytes(table.select([name]), *own) for name, own in zip(names, best, strict=True))
+
+
 def _smallest_encoding(column: pa.Table, levels: Sequence[int]) -> tuple[str, int]:
     low, *higher = levels
     values = column.column(0).combine_chunks()

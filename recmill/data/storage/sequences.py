@@ -6,15 +6,20 @@
 While a part is written its sequences only grow at the end, so windows keep their places. When the part is closed, they
 go into the footer, which every reader of a row group has. The feature `shared_by` identifies the user.
 
+A click is in the histories after it, so its own row need not store it: it is the id that follows its history (`follows`
+of encoding.py). The last click of a session is appended as its `tail`, since a later part of the log will need it.
+
 Measured gain (benchmarks/codecs.py): globo 5.07 bytes per row instead of 6.94, read at 0.93 times the speed. recd has
 no feature that identifies the user.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -33,26 +38,58 @@ class SequenceWriter:
     """The sequences of one feature while a part is written."""
 
     def __init__(self) -> None:
-        self._sequences: dict[int, bytearray] = {}
+        self._sequences: dict[int, bytearray] = {}  # in the order of first appearance
+        self._places: dict[int, int] = {}
         self.num_ids = 0
 
-    def lay(self, keys_S: IdArray, values: IdArray, sizes_S: IdArray) -> IdArray:
-        """Where each session's sequence begins in that of its user; ids that are new are appended."""
+    def lay(
+        self, keys_S: IdArray, values: IdArray, sizes_S: IdArray, *, tails: Mapping[int, int] = MappingProxyType({})
+    ) -> IdArray:
+        """Where each session's sequence begins in that of its user; ids that are new are appended.
+
+        `tails` holds, for some sessions, the id that will follow.
+        """
         data, ends = values.tobytes(), (ID_BYTES * np.cumsum(sizes_S)).tolist()
+        self.place(keys_S)
         begins_S, start = np.empty(len(keys_S), np.int64), 0
         for number, (key, end) in enumerate(zip(keys_S.tolist(), ends, strict=True)):
             own = data[start:end]
             start = end
-            known = self._sequences.setdefault(key, bytearray())
+            known = self._sequences[key]
             begin = find_overlap(known, own)
             known += own[len(known) - begin :]
+            if number in tails and begin + len(own) == len(known):
+                known += tails[number].to_bytes(ID_BYTES, sys.byteorder, signed=True)
             begins_S[number] = begin // ID_BYTES
         self.num_ids = sum(map(len, self._sequences.values())) // ID_BYTES
         return begins_S
 
+    def place(self, keys: IdArray) -> IdArray:
+        """The keys as places in the order of their first appearance: first how many there were, then, for each key, 0
+        if it is new, else how many places before the newest its own is, from 1.
+        """
+        codes = [len(self._sequences)]
+        for key in keys.tolist():
+            if (place := self._places.setdefault(key, len(self._places))) == len(self._sequences):
+                self._sequences[key] = bytearray()
+                codes.append(0)
+            else:
+                codes.append(len(self._places) - place)
+        return np.array(codes, np.int64)
+
+    def following(self, keys: IdArray, positions: IdArray) -> tuple[IdArray, npt.NDArray[np.bool_]]:
+        """The ids at positions in the sequences of keys, and whether they are there."""
+        known, key_of = np.unique(keys, return_inverse=True)
+        own = [self._sequences[key] for key in known.tolist()]
+        sizes = np.array([len(sequence) // ID_BYTES for sequence in own], np.int64)
+        ids = np.append(np.frombuffer(b"".join(own), np.int64), 0)
+        is_there = positions < sizes[key_of]
+        at = (np.cumsum(sizes) - sizes)[key_of] + positions
+        return ids[np.where(is_there, at, -1)], is_there
+
     def dump(self, feature: str, to_symbols: Callable[[IdArray], tuple[Bytes, Bytes]] | None) -> dict[bytes, bytes]:
         """The sequences as metadata for the footer, by key."""
-        keys = sorted(self._sequences)
+        keys = list(self._sequences)
         sizes = np.array([len(self._sequences[key]) // ID_BYTES for key in keys], np.int64)
         ids = np.frombuffer(b"".join(self._sequences[key] for key in keys), np.int64)
         steps: IdArray = np.diff(np.array(keys, np.int64), prepend=0).astype(np.int64, copy=False)
@@ -84,8 +121,22 @@ class Sequences:
 
     def begins(self, keys_S: IdArray) -> IdArray:
         """Where the sequences of the keys begin among the values."""
-        begins_S: IdArray = self.offsets[np.searchsorted(self.keys, keys_S)]
+        sorted_keys, order = self._sorted
+        begins_S: IdArray = self.offsets[order[np.searchsorted(sorted_keys, keys_S)]]
         return begins_S
+
+    @cached_property
+    def _sorted(self) -> tuple[IdArray, IdArray]:
+        order = np.argsort(self.keys)
+        return self.keys[order], order
+
+
+def places_of(codes: IdArray) -> IdArray:
+    """The places, in the order of first appearance, of the keys that `SequenceWriter.place` was given."""
+    is_new = codes[1:] == 0
+    count = codes[0] + np.cumsum(is_new)
+    places: IdArray = count - codes[1:] - is_new
+    return places
 
 
 def load_sequences(metadata: Mapping[bytes, bytes] | None, feature: str, popular: PopularIds | None) -> Sequences:

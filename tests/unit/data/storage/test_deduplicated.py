@@ -19,7 +19,8 @@ from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import load_encoding, read_rows, read_table
 from recmill.data.schema import Feature, Schema
 from recmill.data.storage.deduplicated import decode_distinct, decode_rows
-from recmill.data.storage.encoding import Encoding, FeatureEncoding, choose_encoding
+from recmill.data.storage.encoding import Encoding, FeatureEncoding, TimeEncoding, choose_encoding
+from recmill.data.storage.numbers import NumberCode
 from recmill.data.storage.session_encoder import encode_sessions
 from tests.raw_logs import lists_of, random_log, write_log
 
@@ -45,6 +46,17 @@ STORED = Encoding(
     }
 )
 SHARED = Encoding(features={**STORED.features, "history": replace(STORED.features["history"], shared_by="tags")})
+SMALLEST = Encoding(
+    features={
+        "age": FeatureEncoding(group="age", marks_firsts=True),
+        "price": FeatureEncoding(),
+        "tags": FeatureEncoding(group="tags", placed=True),
+        "places": FeatureEncoding(group="tags"),
+        "item": FeatureEncoding(follows="history"),
+        "history": FeatureEncoding(group="history", windows=True, shared_by="tags", splits_ends=True),
+    },
+    times=TimeEncoding(first_coded=True, gaps_coded=True, split_by="age", divisor=1_000),
+)
 small_list = st.lists(st.integers(0, 8), max_size=3)
 sample = st.fixed_dictionaries(
     {
@@ -73,11 +85,14 @@ def bits(table: pa.Table) -> list[Any]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(sample, min_size=1, max_size=25), st.sampled_from([None, STORED, SHARED]))
+@given(st.lists(sample, min_size=1, max_size=25), st.sampled_from([None, STORED, SHARED, SMALLEST]))
 def test_any_rows_come_back(samples: list[dict[str, Any]], given_encoding: Encoding | None) -> None:
     rows = as_rows(samples)
     encoding = given_encoding or choose_encoding(rows, SCHEMA)
-    records = encode_sessions(rows, SCHEMA, encoding)
+    codes = {}
+    if encoding.times.first_coded:  # by a code that knows few of the numbers
+        codes = dict.fromkeys(["timestamp/first", "timestamp/gaps"], NumberCode.choose(np.array([0, 1, 300, 70_000])))
+    records = encode_sessions(rows, SCHEMA, encoding, codes=codes)
     assert records.num_rows == 1
     assert len(records.column("session_id")[0]) == len({row["session_id"] for row in samples})
     records.validate(full=True)
@@ -242,6 +257,12 @@ def test_an_encoding_that_does_not_fit_the_schema_is_refused(dataset: Dataset) -
     manifest.write_text(json.dumps(sign_manifest(loaded)))
     with pytest.raises(InputError, match=r"encoding.tags is .*expected names of features"):
         list(read_rows(dataset.path))
+
+
+def test_the_encoding_of_format_2_is_read() -> None:
+    names = ("group", "windows", "coded", "shared_by")
+    features = {name: {key: getattr(own, key) for key in names} for name, own in SHARED.features.items()}
+    assert Encoding.from_json({"format": 2, "features": features}, SCHEMA, where="dataset.json") == SHARED
 
 
 def test_a_dataset_of_an_older_format_is_refused_in_one_sentence(dataset: Dataset) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import load_encoding, read_table
 from recmill.data.schema import Feature, Schema
 from recmill.data.storage.footer_text import TextKey, pack_bytes, pack_numbers, unpack_bytes, unpack_numbers
+from recmill.data.storage.numbers import NumberCode, dump_code, load_code
 from recmill.data.storage.popular_ids import PopularIds, byte_entropy, dump_popular_ids, load_popular_ids
 from tests.raw_logs import write_log
 
@@ -51,6 +53,27 @@ def test_footer_text_is_ascii_and_comes_back(data: bytes, numbers: list[int]) ->
     assert text.isascii()
     assert unpack_bytes(text).tobytes() == data
     assert unpack_numbers(pack_numbers(np.array(numbers, np.int64))).tolist() == numbers
+
+
+def test_footer_text_of_format_2_is_read() -> None:
+    data = bytes(range(200))
+    packed = base64.b64encode(pa.Codec("zstd").compress(data, asbytes=True))
+    assert unpack_bytes(b"%d:%s" % (len(data), packed)).tobytes() == data
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40), st.lists(st.integers(-(2**20), 2**20), max_size=300))
+def test_numbers_come_back_whatever_the_code_was_made_for(numbers: list[int], known: list[int]) -> None:
+    code = NumberCode.choose(np.array(known, np.int64))
+    code = load_code(dump_code("gaps", code), "gaps")
+    own = np.array([*numbers, *known[:50]], np.int64)
+    assert code.to_numbers(*code.to_symbols(own)).tolist() == own.tolist()
+
+
+def test_numbers_take_as_many_bytes_as_they_are_large() -> None:
+    known = np.concatenate([np.full(500, 29_999), np.arange(0, 20_000, 20), np.arange(20_000, 9_000_000, 30_000)])
+    code = NumberCode.choose(known)
+    num_bytes = [len(code.to_symbols(np.array([number]))[1]) for number in (29_999, 1_000, 140_000, -(2**60))]
+    assert num_bytes == [0, 1, 2, 8]
 
 
 def test_bytes_that_are_always_the_same_cost_nothing() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from recmill.data.cluster import cluster_sessions
 from recmill.data.dataset import load_encoding, read_table
+from recmill.data.ingest import split_groups
+from recmill.data.ingest.reader import RowGroupReader
 from recmill.data.schema import Feature, Schema
 from recmill.data.storage import sequences as sequence_store
-from recmill.data.storage.sequences import SequenceWriter, load_sequences
+from recmill.data.storage.sequences import SequenceWriter, load_sequences, places_of
 from tests.raw_logs import lists_of, write_log
 
 SCHEMA = Schema(
@@ -52,6 +54,25 @@ def test_sessions_of_a_user_point_into_one_sequence() -> None:
     assert found.begins(np.array([8, 7])).tolist() == [5, 0]
 
 
+def test_users_are_places_in_the_order_of_their_first_appearance() -> None:
+    store = SequenceWriter()
+    first, second = np.array([7, 3, 7, 9]), np.array([3, 5, 9, 5])
+    codes = store.place(first), store.place(second)
+    assert [own.tolist() for own in codes] == [[0, 0, 0, 2, 0], [3, 2, 0, 2, 1]]
+    found = load_sequences(store.dump("history", None), "history", None)
+    assert [found.keys[places_of(own)].tolist() for own in codes] == [first.tolist(), second.tolist()]
+
+
+def test_the_next_click_follows_a_session() -> None:
+    store = SequenceWriter()
+    keys, sizes = np.array([7, 7]), np.array([2, 3])
+    begins = store.lay(keys, np.array([1, 2, 1, 2, 3]), sizes, tails={0: 3, 1: 4})
+    assert begins.tolist() == [0, 0]  # the second history takes in the first one's tail
+    ids, is_there = store.following(np.array([7, 7, 7]), np.array([2, 3, 4]))
+    assert is_there.tolist() == [True, True, False]
+    assert ids[:2].tolist() == [3, 4]
+
+
 def test_ids_are_compared_whole() -> None:
     store = SequenceWriter()
     store.lay(np.array([0]), np.array([1 << 8, 5]), np.array([2]))  # its bytes hold those of 1, one further on
@@ -66,10 +87,24 @@ def test_histories_are_shared_where_users_come_back(tmp_path: Path, rows_per_par
         cluster_sessions(raw, out=tmp_path / layout, layout=layout, **options) for layout in ("session", "deduplicated")
     )
     assert load_encoding(shared).features["history"].shared_by == "user"
+    assert load_encoding(shared).features["item"].follows == "history"
     assert load_encoding(shared).features["user"].shared_by == ""
     for split in session.splits:
         assert read_table(shared, split=split).equals(read_table(session, split=split))
     assert read_table(shared, columns=["history"]).equals(read_table(session, columns=["history"]))
+
+
+@pytest.mark.parametrize("names", [["history"], ["item"]])
+def test_a_feature_is_read_without_those_that_it_is_stored_with(tmp_path: Path, names: list[str]) -> None:
+    raw = write_log(tmp_path / "raw", clicks(), schema=SCHEMA)
+    dataset = cluster_sessions(raw, out=tmp_path / "out", layout="deduplicated", rows_per_group=200)
+    reader = RowGroupReader(dataset, Schema.load(dataset.path), only=names)
+    found = []
+    for group in split_groups(dataset, "all"):
+        block = reader.transform(group, reader.decode(group, reader.read(group)))
+        batch = reader.assemble([(block, 0, len(block))], num_global=len(block))
+        found += [own.tolist() for own in batch.ids[names[0]].to_dense()]
+    assert found == read_table(dataset).column(names[0]).to_pylist()
 
 
 def test_a_part_ends_when_its_sequences_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
