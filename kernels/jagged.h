@@ -50,8 +50,9 @@ inline std::vector<Lists> read_lists(const std::vector<Input>& values, const std
 
 template <typename Id>
 bool are_rows(const Id* rows, int64_t begin, int64_t end, int64_t limit) {
+  const uint64_t bound = limit > 0 ? static_cast<uint64_t>(limit) : 0;  // a negative limit allows no row
   bool good = true;
-  for (int64_t i = begin; i < end; ++i) good &= static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit);
+  for (int64_t i = begin; i < end; ++i) good &= static_cast<uint64_t>(rows[i]) < bound;
   return good;
 }
 
@@ -65,7 +66,7 @@ void check_rows(const char* name, const Id* rows, int64_t num_rows, int64_t limi
   }
   if (good) return;
   int64_t i = 0;
-  while (static_cast<uint64_t>(rows[i]) < static_cast<uint64_t>(limit)) ++i;
+  while (are_rows(rows, i, i + 1, limit)) ++i;
   refuse(std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(rows[i]) + ", expected a row in [0, " +
          std::to_string(limit) + ")");
 }

@@ -23,6 +23,7 @@ struct Matrix {
 // The first `count` of the given rows, checked.
 Matrix read_matrix(const char* name, const Output& matrix, const OptionalInput& rows, int64_t count) {
   const int64_t num_rows = matrix.dim(0);
+  if (count < 0) refuse(std::string(name) + ": received " + std::to_string(count) + " rows");
   const int64_t* chosen = as_or_null<int64_t>(rows, name, count);
   if (chosen) check_rows(name, chosen, count, num_rows);
   else if (count > num_rows)

@@ -225,8 +225,10 @@ void pool_tables(const PooledTables& tables, const std::vector<Input>& values, c
       refuse("feature " + std::to_string(f) + ": expected values and offsets of one dimension");
     const int64_t* own = offsets[f].as<const int64_t>("offsets", num_lists + 1, position);
     check_lists(feature, {reinterpret_cast<const char*>(ids), 8, num_values, own}, num_lists, position);
-    float* to = vectors + feature.column;
-    if (!feature.is_pooled()) {
+    float* to = nullptr;
+    if (feature.is_pooled()) {
+      to = vectors + feature.column;
+    } else {
       if (num_unpooled == rows.size()) refuse("expected an array of rows per feature that is not pooled");
       to = rows[num_unpooled++].as<float>("rows", num_values * feature.dim, position);
     }

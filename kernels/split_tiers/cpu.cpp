@@ -47,8 +47,10 @@ void split_ids(const TierMap<Id>& map, const Id* ids, int64_t num_ids, uint8_t* 
 // `moved` has at least one entry.
 void split_tiers(const Input& ids, const Input& bits, const Input& ranks, const Input& moved, int64_t num_rows,
                  int64_t common_tier, const Output& tiers, const Output& slots) {
-  const int64_t num_ids = ids.num_items(), num_words = (num_rows + 63) / 64;
+  const int64_t num_ids = ids.num_items();
   if (moved.num_items() < 1) refuse("moved: expected at least one entry");
+  if (num_rows < 0 || num_rows > INT64_MAX - 63) refuse("num_rows is " + std::to_string(num_rows));
+  const int64_t num_words = (num_rows + 63) / 64;
   ids.with_dtype<int64_t, int32_t>("ids", [&](auto id) {
     using Id = decltype(id);
     const TierMap<Id> map{reinterpret_cast<const uint64_t*>(bits.as<const int64_t>("bits", num_words)),
@@ -86,6 +88,7 @@ int64_t distinct_keys(const Input& all_keys, int64_t bound, const Output& distin
   int64_t* distinct = distinct_out.as<int64_t>("distinct", num_keys);
   int64_t* inverse = inverse_out.as<int64_t>("inverse", num_keys);
   check_rows("keys", keys, num_keys, bound);
+  if (num_keys == 0) return 0;
   std::vector<Entry> entries(num_keys);
   for (int64_t i = 0; i < num_keys; ++i) entries[i] = {keys[i], i};
   sort_entries(entries, bound);
