@@ -18,7 +18,7 @@ from typing import Any
 
 from recmill.artifacts import InputError, dump_json, held_folder
 from recmill.tracking.recorder import JOURNAL_FOLDER, REFERENCE, MlflowRecorder
-from recmill.tracking.server import RunReference, close_run, load_mlflow, open_run
+from recmill.tracking.server import RunReference, close_run, explain_tracking_errors, load_mlflow, open_run
 
 POLL_S = 0.2
 SQLITE = "sqlite:///"
@@ -104,7 +104,8 @@ class Replayer:
                     pipeline_run_id=self._pipeline_run_id,
                 )
             else:
-                getattr(recorder, call)(**arguments)
+                with explain_tracking_errors(run.tracking_uri):
+                    getattr(recorder, call)(**arguments)
             if call == "leave":
                 return
         if recorder:  # a step that was killed

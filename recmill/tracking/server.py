@@ -106,15 +106,18 @@ def load_mlflow() -> Any:
     return mlflow
 
 
+# Whose errors mean that tracking failed. SQLAlchemy tells of a database that vanishes while MLflow creates its tables.
+TRACKING_PACKAGES = frozenset({"mlflow", "requests", "sqlalchemy", "alembic", "sqlite3"})
+
+
 @contextmanager
 def explain_tracking_errors(tracking_uri: str) -> Iterator[None]:
-    """Turn errors of MLflow or its server into one sentence."""
-    from mlflow.exceptions import MlflowException
-    from requests.exceptions import RequestException
-
+    """Turn errors of MLflow, its server or its database into one sentence."""
     try:
         yield
-    except (MlflowException, RequestException) as error:
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in TRACKING_PACKAGES:
+            raise
         reason = hide_credentials(" ".join(str(error).split()))
         if "Max retries exceeded" in reason:
             reason = "the server does not answer"

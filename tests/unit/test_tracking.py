@@ -24,6 +24,7 @@ from recmill.tracking import (
 )
 from recmill.tracking.recorder import JOURNAL_FOLDER, Journal
 from recmill.tracking.replay import check_database
+from recmill.tracking.server import explain_tracking_errors
 
 
 @pytest.fixture(scope="module")
@@ -331,3 +332,15 @@ def test_a_run_of_the_plugin_is_resumed_only_on_its_own_server(
     assert find_server() == "http://mlflow:5000"
     assert ("MLFLOW_RUN_ID" in os.environ) == keeps_run
     assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("admin", "ours")
+
+
+def test_a_database_that_vanishes_is_one_sentence(tmp_path):
+    """While MLflow creates its tables, SQLAlchemy says so, not MLflow."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/empty.db")
+    with (
+        pytest.raises(InputError, match=r"MLflow at sqlite:///empty.db: .*no such table: metrics.*turn tracking off"),
+        explain_tracking_errors("sqlite:///empty.db"),
+        engine.connect() as connection,
+    ):
+        connection.execute(sqlalchemy.text("ALTER TABLE metrics ADD COLUMN step BIGINT"))
