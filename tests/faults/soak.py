@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +126,8 @@ class Watch:
     steps: int = 0
     last_step: float = field(default_factory=time.monotonic)
     longest_s: float = 0.0
-    memory: list[tuple[float, int]] = field(default_factory=list)
+    times_s: array[float] = field(default_factory=lambda: array("d"))  # arrays: what is watched has no objects of ours
+    resident: array[int] = field(default_factory=lambda: array("q"))
     parts: list[dict[str, int]] = field(default_factory=list)  # every five minutes
     changes: list[str] = field(default_factory=list)
 
@@ -143,7 +145,8 @@ class Watch:
         own, started, printed, seen, still = psutil.Process(), time.monotonic(), 0.0, 0, 0
         while not stopped.wait(1.0):
             elapsed = time.monotonic() - started
-            self.memory.append((elapsed, own.memory_info().rss))
+            self.times_s.append(elapsed)
+            self.resident.append(own.memory_info().rss)
             seen, still = self.steps, (still + 1 if self.steps == seen else 0)
             if elapsed >= printed:
                 printed += PRINT_S
@@ -157,7 +160,7 @@ class Watch:
     def growth(self, minutes: float) -> float:
         """Median memory of the last fifth of the time, over that of the fifth after the warm-up, minus 1."""
         start = min(WARM_UP_MINUTES, minutes / 3) * 60
-        later = [rss for at, rss in self.memory if at >= start]
+        later = [rss for at, rss in zip(self.times_s, self.resident, strict=True) if at >= start]
         fifth = max(1, len(later) // 5)
         return statistics.median(later[-fifth:]) / statistics.median(later[:fifth]) - 1
 
@@ -293,7 +296,7 @@ def soak(work: Path, *, minutes: float, seed: int, sessions: int = 2000) -> dict
         "longest_step_s": round(watch.longest_s, 2),
         "cpu_seconds": round(time.process_time()),
         "memory_growth": round(watch.growth(minutes), 4),
-        "memory_mib": [round(rss / 2**20) for _, rss in watch.memory[:: max(1, len(watch.memory) // 20)]],
+        "memory_mib": [round(rss / 2**20) for rss in watch.resident[:: max(1, len(watch.resident) // 20)]],
         "memory_parts": watch.parts,
     }
 

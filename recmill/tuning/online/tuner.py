@@ -20,7 +20,7 @@ from recmill.tuning.policy import load_policy, refuse_archive
 INTERVAL_S = 2.0
 ITEMS_PER_LOOK = 4  # per worker: with fewer, an interval shows waves of workers that started together
 MAX_INTERVAL_S = 10.0
-MAX_HISTORY = 10_000
+MAX_HISTORY = 1_000  # entries: half an hour at the shortest interval; older ones thin out
 # A trainer that waits for less than this share of its time gains nothing from tuning. Until it waits more, no agent
 # is loaded: importing stable-baselines3 takes 2.4 s of CPU time.
 IDLE_STALL = 0.02

@@ -10,7 +10,7 @@ from recmill.artifacts.allocation import Throughput
 from recmill.data.ingest import STAGES, IngestPipeline
 from recmill.tuning.agent import Agent
 from recmill.tuning.online.live import PipelineMeter, default_slots
-from recmill.tuning.online.tuner import OnlineTuner
+from recmill.tuning.online.tuner import MAX_HISTORY, OnlineTuner
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "ingest"))
 from tests.unit.data.ingest.small_dataset import write_dataset
@@ -141,6 +141,18 @@ def test_a_controller_that_fails_leaves_training_alone(dataset):
     assert "no idea" in str(tuner.error)
     assert tuner.history()[-1]["event"] == "tuning stopped: no idea"
     assert rows
+
+
+def test_the_history_of_a_long_run_stays_short(dataset):
+    with IngestPipeline(dataset, split="all", batch_size=16) as pipeline:
+        tuner = OnlineTuner(pipeline)
+        for number in range(5 * MAX_HISTORY):
+            tuner._note(None, event=str(number), controller="none")
+    history = tuner.history()
+    assert MAX_HISTORY / 2 <= len(history) <= MAX_HISTORY
+    numbers = [int(entry["event"]) for entry in history]
+    assert numbers == sorted(numbers)
+    assert (numbers[0], numbers[-1]) == (0, 5 * MAX_HISTORY - 1)
 
 
 def test_the_first_decision_does_not_wait_for_the_first_batch(dataset):
