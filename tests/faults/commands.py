@@ -124,29 +124,41 @@ def make_inputs(base: Path) -> dict[str, Command]:
     hot = settings(hot_batches="true", tiers="false")
     found = [
         Command(
+            name="init",
+            arguments=("init", str(log.parent), "--force", "--out", "OUT"),
+            result=lambda out, _: Path(out).read_text(encoding="utf-8").replace(out, "OUT"),
+            kills=4,
+        ),
+        Command(
             name="prepare",
             arguments=("prepare", str(log), "--out", "OUT"),
             result=files_hash("log-*.parquet"),
-            kills=12,
+            kills=10,
         ),
         Command(
             name="generate",
             arguments=("generate", "--preset", "tiny", "--sessions", "150", "--out", "OUT"),
             result=files_hash("*.parquet"),
-            kills=10,
+            kills=8,
         ),
-        Command(name="cluster", arguments=(*cluster, "--out", "OUT"), result=content_hash(Dataset), kills=12),
+        Command(name="cluster", arguments=(*cluster, "--out", "OUT"), result=content_hash(Dataset), kills=10),
         Command(
             name="profile",
             arguments=("profile", data, "--out", "OUT"),
             result=content_hash(AccessProfile),
-            kills=10,
+            kills=8,
         ),
         Command(
             name="plan",
             arguments=("plan", path("profile"), "--nproc", "2", "--hot-budget", "64KB", "--out", "OUT"),
             result=content_hash(ShardPlan),
-            kills=10,
+            kills=8,
+        ),
+        Command(
+            name="layout",
+            arguments=("layout", data, "--plan", path("plan1"), "--out", "OUT"),
+            result=content_hash(Dataset),
+            kills=6,
         ),
         Command(
             name="tune",
@@ -245,6 +257,8 @@ def load_everything() -> None:
     """What forked commands import."""
     import recmill.cli.data
     import recmill.cli.generate
+    import recmill.cli.init
+    import recmill.cli.layout
     import recmill.cli.planning
     import recmill.cli.report
     import recmill.cli.training
@@ -290,6 +304,8 @@ def start(
     }
     sys.stdout.flush()
     sys.stderr.flush()
+    for name in ("stdout", "stderr"):  # before it can be killed
+        output_file(folder, name).write_bytes(b"")
     is_forked = command.forks and not prefix and "LD_PRELOAD" not in added
     pid = os.fork()
     if pid:

@@ -80,60 +80,47 @@ def wait_for_moment(process: Process, baseline: Baseline, draw: random.Random) -
     return f"at change {count} of files"
 
 
+def strike(
+    process: Process, baseline: Baseline, draw: random.Random, act: Callable[[psutil.Process], None], *, first: int = 0
+) -> str:
+    """Do something to a random process of the command, from its `first` on, at a random moment; says to which."""
+    when = wait_for_moment(process, baseline, draw)
+    deadline = time.monotonic() + 3 * baseline.seconds + 30
+    while not (family := process.family()[first:]) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if not family:
+        return f"{when}: {MISSED}"
+    number = draw.randrange(len(family))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        act(family[number])
+    return f"{when}: process {first + number + 1} of {first + len(family)}"
+
+
 @contextmanager
 def kill(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
-    def disturb(process: Process) -> str:
-        when = wait_for_moment(process, baseline, draw)
-        family = process.family()
-        if not family:
-            return f"{when}: {MISSED}"
-        number = draw.randrange(len(family))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family[number].kill()
-        return f"{when}: process {number + 1} of {len(family)}"
-
-    yield Setting(disturb=disturb)
+    yield Setting(disturb=lambda process: strike(process, baseline, draw, psutil.Process.kill))
 
 
 @contextmanager
 def stop(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
     """SIGSTOP a process for a while."""
+    seconds = draw.uniform(0.2, 4)
 
-    def disturb(process: Process) -> str:
-        when = wait_for_moment(process, baseline, draw)
-        seconds, family = draw.uniform(0.2, 4), process.family()
-        if not family:
-            return f"{when}: {MISSED}"
-        number = draw.randrange(len(family))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family[number].suspend()
-            time.sleep(seconds)
-        for other in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                other.resume()
-        return f"{when}: process {number + 1} of {len(family)} for {seconds:.1f} s"
+    def pause(chosen: psutil.Process) -> None:
+        chosen.suspend()
+        time.sleep(seconds)
+        chosen.resume()
 
-    yield Setting(disturb=disturb)
+    yield Setting(disturb=lambda process: f"{seconds:.1f} s, {strike(process, baseline, draw, pause)}")
 
 
 @contextmanager
 def stop_for_good(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
     """SIGSTOP a process below the command's own and leave it so."""
-
-    def disturb(process: Process) -> str:
-        deadline = time.monotonic() + 3 * baseline.seconds + 30
-        when, below = wait_for_moment(process, baseline, draw), process.family()[1:]
-        while not below and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-            below = process.family()[1:]
-        if not below:
-            return f"{when}: {MISSED}"
-        number = draw.randrange(len(below))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            below[number].suspend()
-        return f"{when}: process {number + 1} of {len(below)} below the first"
-
-    yield Setting(disturb=disturb, arguments=[f"--set=timeout_s={STOPPED_LIMIT_S}"])
+    yield Setting(
+        disturb=lambda process: strike(process, baseline, draw, psutil.Process.suspend, first=1),
+        arguments=[f"--set=timeout_s={STOPPED_LIMIT_S}"],
+    )
 
 
 @contextmanager
