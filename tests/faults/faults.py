@@ -294,7 +294,11 @@ def lost_tracking_server(folder: Path, baseline: Baseline, draw: random.Random) 
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=1):
                 break
             time.sleep(0.1)
-        yield Setting(disturb=disturb, environment={"RECMILL_TRACKING": "on", "MLFLOW_TRACKING_URI": address})
+        # By default MLflow's client tries for four minutes, call by call.
+        patience = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+        yield Setting(
+            disturb=disturb, environment={"RECMILL_TRACKING": "on", "MLFLOW_TRACKING_URI": address, **patience}
+        )
     finally:
         end()
 
