@@ -7,6 +7,10 @@ Ids are one padded matrix per feature (padding is -1), so that torch.export can 
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +24,40 @@ from recmill.model.stores.shared.array import SharedArray
 # B = batch, F = dense features, L = padded length, D = embedding width
 EXAMPLE_BATCH = 3
 EXAMPLE_LENGTH = 2  # not 1: torch.export would treat a length of one as a constant
+
+
+def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write an exported program; a full disk is an OSError, as everywhere."""
+    with open(path, "wb") as file:
+        kept = _ErrorKeeper(file)
+        torch.export.save(program, kept)
+        if kept.error is not None:
+            raise kept.error
+
+
+class _ErrorKeeper(io.RawIOBase):
+    """Passes bytes on until a write fails, and keeps that error: torch's writer ends the process when a write fails."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return 0  # torch rewinds what it has written, for buffers in memory
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
 
 
 class SharedRows(nn.Module):

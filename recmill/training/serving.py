@@ -18,7 +18,7 @@ from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import TableMap, Vocabulary, VocabularyMap, copy_vocabulary
 from recmill.model.ranking_model import RankingModel
-from recmill.model.servable import ServableModel
+from recmill.model.servable import ServableModel, save_program
 from recmill.model.settings import RankerConfig
 from recmill.model.stores.shared.array import SharedArray
 from recmill.progress import Progress, no_progress
@@ -141,7 +141,7 @@ def export_checkpoint(
     program = ServableModel(model).export() if has_program else None
     with write_folder(out, manifest_name="signature.json") as folder:
         if program is not None:
-            torch.export.save(program, folder / "model.pt2")
+            save_program(program, folder / "model.pt2")
         request = write_request_model(folder, form=tables, **parts)
         copy_vocabulary(checkpoint, folder)
         signature = describe_inputs(schema, folder, max_sequence_length=parts["config"].max_sequence_length)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from recmill.model.embeddings import initial_rows, pool_rows
 from recmill.model.encoders.windows import SequenceWindows
 from recmill.model.ranker import Ranker
 from recmill.model.ranking_model import RankingModel
-from recmill.model.servable import ServableModel
+from recmill.model.servable import ServableModel, save_program
 from recmill.model.settings import RankerConfig
 
 SCHEMA = Schema(
@@ -52,6 +53,17 @@ def test_the_served_model_equals_the_trained_one(name, encoder):
     trained = torch.sigmoid(model(dense, ids_of(TAGS, ITEM, SEEN)))
     served = ServableModel(model)(dense, [padded(TAGS), padded(ITEM), padded(SEEN)])
     torch.testing.assert_close(served, trained)
+
+
+def test_a_full_disk_is_an_error_of_the_system_for_programs_too(tmp_path):
+    """Torch's own writer ends the process when a write fails."""
+    servable = ServableModel(model_of(RankerConfig()))
+    program, inputs = servable.export(), servable.example_inputs()
+    save_program(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    torch.testing.assert_close(loaded(*inputs), servable(*inputs))
+    with pytest.raises(OSError, match="No space left on device"):
+        save_program(program, Path("/dev/full"))
 
 
 @pytest.mark.parametrize("encoder", ["transformer", "standard_transformer", "din", "hstu"])
