@@ -65,7 +65,7 @@ class Size:
 SIZES = {
     "tiny": Size(num_rows=1000, dim=8, samples=8, globo_samples=16, num_steps=2, inter_mbit=1000, num_instances=1),
     "quick": Size(
-        num_rows=100_000, dim=32, samples=1024, globo_samples=2048, num_steps=3, inter_mbit=100, num_instances=5
+        num_rows=100_000, dim=32, samples=1024, globo_samples=2048, num_steps=10, inter_mbit=100, num_instances=5
     ),
     "full": Size(
         num_rows=400_000, dim=64, samples=2048, globo_samples=4096, num_steps=10, inter_mbit=200, num_instances=20

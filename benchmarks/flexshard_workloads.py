@@ -132,8 +132,9 @@ def globo_workload(
     split, span = int(0.8 * len(user)), int(0.05 * len(user))
     before, after = by_time[split - span : split], by_time[split : split + span]
     rng = np.random.default_rng(seed)
-    taken = rng.permutation(after)[: num_steps * world_size * samples_per_rank]
-    parts = taken.reshape(num_steps, world_size, samples_per_rank)
+    # Ten full steps together are more samples than the span has: each step draws its own.
+    taken = [rng.choice(after, world_size * samples_per_rank, replace=False) for _ in range(num_steps)]
+    parts = np.stack(taken).reshape(num_steps, world_size, samples_per_rank)
     num_rows = int(article.max()) + 1
     return Workload(
         name="globo",

@@ -67,8 +67,8 @@ def make_tables(path: Path, *, num_tables: int, world_size: int, seed: int) -> l
     factors *= sizes.sum() / (factors * sizes).sum()
     tables = []
     for number, (size, factor) in enumerate(zip(sizes, factors, strict=True)):
-        rows_C = np.maximum(np.round(shares_C * size), 1).astype(np.int64)
-        reads_C = np.maximum(counts_C * factor, 1.0)
+        drawn_C = rng.poisson(shares_C * size)
+        rows_C, reads_C = drawn_C[drawn_C > 0], counts_C[drawn_C > 0] * factor
         tables.append(
             TableReads(
                 name=f"t{number}",
