@@ -74,7 +74,7 @@ class TrainConfig(RankerConfig):
 
     # running
     shuffle: bool = True
-    session_limit: int = -1  # samples of one session in a batch; 0: no limit; -1: 8 in runs of fewer than 100 steps
+    session_limit: int = -1  # samples of one session in a batch; 0: no limit; -1: 4 below 100 steps, 8 below 1,000
     trial: bool = True  # measure on the first batches which switches pay; false: the plan's predictions decide
     eval_batch_size: int = 8192
     metric_cutoffs: tuple[int, ...] = (5, 10)  # k of NDCG@k, recall@k and hit rate@k
