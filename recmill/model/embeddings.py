@@ -153,6 +153,12 @@ class TableEmbeddings(nn.Module):
                 inverse[name] = batch.ids.inverse(group)
         return LookedUp(pooled=pooled, sequences=sequences, inverse=inverse)
 
+    def end_forward(self) -> None:
+        """Let collections send what they know by the end of the forward pass."""
+        for source in (own for sources in self._hot.values() for own in sources):
+            if (send := getattr(source.lookup, "send_ids", None)) is not None:
+                send()
+
     def _windows(self, batch: _CollectionInputs, name: str, rows_ND: Tensor) -> SequenceWindows:
         window = batch.ids.windows(name)
         if window is None:

@@ -38,4 +38,7 @@ class RankingModel(nn.Module):
 
     def forward(self, dense_BF: Tensor, ids: Ids, is_hot: bool = False) -> Tensor:
         found = self.embeddings(ids, is_hot)
-        return self.ranker(dense_BF, found.pooled, found.sequences, found.inverse)
+        logits: Tensor = self.ranker(dense_BF, found.pooled, found.sequences, found.inverse)
+        if is_hot:
+            self.embeddings.end_forward()
+        return logits

@@ -5,7 +5,7 @@
     rank 1 holds        [w0]  [w1]  [w2]             the same bits
 
 A hot batch contains slots instead of ids (recmill/data/hot/layout.py). Its lookups are local; its gradients are
-gathered and applied by all ranks (sync.py). Between hot and cold batches, rows move from and to the stores:
+gathered by all ranks, and applied before the rows are read again (sync.py). Between hot and cold batches, rows move from and to the stores:
 
     hot.enter(stores)      # fetch weights and optimiser state of the hot rows
     ... hot batches ...
@@ -101,10 +101,23 @@ class HotEmbeddingCollection(nn.Module):
                 rows = self.hot_rows[name]
                 own = {key: live[: len(rows)] for key, live in state.items()}
                 self._replicas[name] = Replica(rows_H=rows, weights_HD=weights[: len(rows)], state=own)
+        self._pending: list[PendingUpdate] = []  # of the last step, until the rows are read again
         self.anchor = torch.zeros((), requires_grad=True)  # not a Parameter: it only makes autograd call backward
+
+    def send_ids(self) -> None:
+        """Send the ids of the last lookup. Called when the forward pass is over, it need not wait for other ranks."""
+        for pending in self._pending:
+            pending.send_ids()
+
+    def _settle(self) -> None:
+        """Apply the gradients of the last step, if they are still on their way."""
+        for pending in self._pending:
+            pending.finish()
+        self._pending = []
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps that begin from now on."""
+        self._settle()
         for group in self._groups:
             group.tables.set_lr(lr)
 
@@ -120,10 +133,12 @@ class HotEmbeddingCollection(nn.Module):
 
     def weights(self, table: str) -> Tensor:
         """[H, D] in slot order, a view of the live rows."""
+        self._settle()
         return self._replicas[table].weights_HD
 
     def optimiser_state(self, table: str) -> Mapping[str, Tensor]:
         """State name -> [H] or [H, D] in slot order, views of the live state."""
+        self._settle()
         return self._replicas[table].state
 
     def enter(self, stores: Sequence[TableStore]) -> None:
@@ -141,7 +156,8 @@ class HotEmbeddingCollection(nn.Module):
                 store.put_rows(table, own.rows_H, own.weights_HD, own.state)
 
     def _held_by(self, stores: Sequence[TableStore]) -> list[tuple[TableStore, dict[str, Replica]]]:
-        """Each store with the replicas of the tables that it holds."""
+        """Each store with the replicas of the tables that it holds; their rows are up to date."""
+        self._settle()
         for table in self.hot_rows:
             num_holders = sum(table in store.tables for store in stores)
             if num_holders != 1:
@@ -154,6 +170,7 @@ class HotEmbeddingCollection(nn.Module):
         return found
 
     def forward(self, slots: KeyedJaggedTensor) -> Any:
+        self._settle()
         started = []
         for group in self._groups:
             values, lengths = pick_lists(slots, group.features)
@@ -162,7 +179,7 @@ class HotEmbeddingCollection(nn.Module):
         for group, (lengths, rows, pending) in zip(self._groups, started, strict=True):
             pieces = torch.split(rows, group.tables.dim, dim=1)
             if pending is not None:
-                pending.send_ids()
+                self._pending.append(pending)
                 pieces = HandOver.apply(self.anchor, rows, group.tables.dim, pending.apply)  # type: ignore[no-untyped-call]
             if self.is_pooled:
                 found |= zip(group.features, pieces, strict=True)

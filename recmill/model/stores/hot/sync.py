@@ -8,7 +8,9 @@ raw       ranks send the gradients of their lookups. Every rank then makes the u
 reduced   a rank first sums the gradients of equal rows, where that is less to send. The order of the sums differs, so
           rows differ from "raw" by float32 rounding.
 
-The ids are known in the forward pass, so they are sent while the model computes; only gradients have to wait.
+No rank waits for another where it can compute instead. Ids are known in the forward pass and travel during the step;
+reduced gradients travel while the backward pass and the dense optimiser go on, and `finish` applies them before the
+rows are read again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ class PendingUpdate:
         self.ids_N, self.lengths_FB, self.offsets = ids_N, lengths_FB, offsets
         self.world_size = world_size(group)
         self.num_bags = len(lengths_FB) // tables.num_features
-        if self.world_size == 1:
+        self._is_sent = self.world_size == 1
+        self._blocks: Sequence[Tensor] = ()  # reduced gradients of all ranks, on their way until `finish`
+        self._works: list[dist.Work] = []
+        if self._is_sent:
             return
         self.rows_U: Tensor | None = None
         if sync == "reduced":
@@ -59,9 +64,10 @@ class PendingUpdate:
         self._sizes_work = dist.all_gather_into_tensor(self._sizes, own, group=group, async_op=True)
 
     def send_ids(self) -> None:
-        """Once sizes are known, start sending the ids that the gradients will belong to."""
-        if self.world_size == 1:
+        """Once sizes are known, start sending the ids that the gradients will belong to; repeated calls do nothing."""
+        if self._is_sent:
             return
+        self._is_sent = True
         if self._sizes_work is not None:
             self._sizes_work.wait()
         self.sizes_R3 = self._sizes.view(-1, 3).tolist()
@@ -74,7 +80,7 @@ class PendingUpdate:
             counts = [rows for _, _, rows in self.sizes_R3]
             self._rows = torch.split(self.rows_U.new_empty(sum(counts)), counts)
             self._rows[dist.get_rank(self.group)].copy_(self.rows_U)
-            self._rows_work = exchange_blocks(self._rows, self.group)
+            self._works = exchange_blocks(self._rows, self.group)
             return
         payload = torch.cat([self.lengths_FB.int(), self.ids_N.int()])
         lengths = [bags * self.tables.num_features + ids for bags, ids, _ in self.sizes_R3]
@@ -83,10 +89,12 @@ class PendingUpdate:
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """Update the rows with the gradients of all ranks, divided by the number of ranks as TorchRec does.
 
-        `gradients` is one [B, D] per feature for pooled tables, or a single [N, D].
+        `gradients` is one [B, D] per feature for pooled tables, or a single [N, D]. Reduced gradients are only sent
+        here: `finish` applies them.
         """
+        self.send_ids()
         if self.world_size > 1 and self.is_reduced:
-            self._apply_reduced(gradients)
+            self._send_reduced(gradients)
             return
         gradient = torch.cat(list(gradients), dim=1) if len(gradients) > 1 else gradients[0]
         if self.world_size == 1:
@@ -123,17 +131,23 @@ class PendingUpdate:
             everyone = take_windows(gathered.flatten(0, 1), starts.t().reshape(-1), windows)
         self.tables.update(ids_N, offsets, everyone)
 
-    def _apply_reduced(self, gradients: Sequence[Tensor]) -> None:
+    def _send_reduced(self, gradients: Sequence[Tensor]) -> None:
         is_pooled = self.tables.pooling != "none"
         counts = [rows for _, _, rows in self.sizes_R3]
-        blocks = torch.split(self.tables.buffer(sum(counts)), counts)
+        self._blocks = torch.split(self.tables.buffer(sum(counts)), counts)
         sum_bags(
             gradients,
             self.offsets if is_pooled else None,
             self.inverse_N,
-            out=blocks[dist.get_rank(self.group)],
+            out=self._blocks[dist.get_rank(self.group)],
             is_mean=self.tables.pooling == "mean",
         )
-        for work in [*self._rows_work, *exchange_blocks(blocks, self.group)]:
+        self._works += exchange_blocks(self._blocks, self.group)
+
+    def finish(self) -> None:
+        """Wait for reduced gradients that are on their way, and apply them."""
+        for work in self._works:
             work.wait()
-        self.tables.update_rows(list(zip(self._rows, blocks, strict=True)), scale=1 / self.world_size)
+        if self._blocks:
+            self.tables.update_rows(list(zip(self._rows, self._blocks, strict=True)), scale=1 / self.world_size)
+        self._works, self._blocks = [], ()
