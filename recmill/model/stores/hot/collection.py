@@ -5,7 +5,8 @@
     rank 1 holds        [w0]  [w1]  [w2]             the same bits
 
 A hot batch contains slots instead of ids (recmill/data/hot/layout.py). Its lookups are local; its gradients are
-gathered by all ranks, and applied before the rows are read again (sync.py). Between hot and cold batches, rows move from and to the stores:
+gathered by all ranks, and applied before the rows are read again (sync.py). Between hot and cold batches, rows move
+from and to the stores:
 
     hot.enter(stores)      # fetch weights and optimiser state of the hot rows
     ... hot batches ...
