@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,14 +159,18 @@ class Bench:
         return cluster_sessions(raw, out=path, layout="session", eval_fraction=0.1)
 
     def loops(self, name: str, runs: Runs, num_candidates: int) -> list[list[float]]:
-        """Candidates per second of each way to score the same requests, in turns; latencies go to the notes."""
+        """Candidates per second of CPU time of each way to score requests, in turns; latencies go to the notes.
+
+        One thread scores, so on a quiet machine this is the rate of a core. Other programs disturb it less.
+        """
         taken: dict[str, list[float]] = {way: [] for way in runs}
 
         def measure(way: str) -> Callable[[], float]:
             def rate() -> float:
+                began = time.process_time()
                 own = closed_loop(runs[way], self.sizes.num_requests, seconds=self.sizes.seconds)
                 taken[way].extend(own)
-                return num_candidates * len(own) / sum(own)
+                return num_candidates * len(own) / (time.process_time() - began)
 
             return rate
 

@@ -202,13 +202,17 @@ RIVALS: dict[str, Callable[[Case, Path, Inputs, int], Scorer]] = {
 }
 
 
-def largest_difference(case: Case, served: RequestModel, *, num_requests: int, rng: np.random.Generator) -> float:
-    """Over random requests: ours in batches of several, against the model with the user repeated."""
+def largest_difference(
+    case: Case, served: RequestModel, *, num_requests: int, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """Ours in batches of several random requests, against the model with the user repeated; and the range of scores."""
     servable, largest, sizes = ServableModel(case.model), 0.0, (1, 1, 2, 5, 10)
+    lowest, highest = 1.0, 0.0
     for start in range(0, num_requests, 50):
         counts: Sequence[int] = rng.choice(sizes, size=min(50, num_requests - start))
         batch = RequestBatch.join([case.request(int(count), rng) for count in counts])
         with torch.inference_mode():
             expected = servable(*case.repeat_user(batch)).numpy()
         largest = max(largest, float(np.abs(served.score(batch) - expected).max()))
-    return largest
+        lowest, highest = min(lowest, float(expected.min())), max(highest, float(expected.max()))
+    return largest, lowest, highest
