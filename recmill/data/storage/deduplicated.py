@@ -262,7 +262,10 @@ class _Decoder:
         ends_U = np.cumsum(steps_U, dtype=np.int64)
         first_S = np.cumsum(num_distinct_S) - num_distinct_S
         ends_U += np.repeat(begins_S - ends_U[first_S] + steps_U[first_S], num_distinct_S)
-        next_F: npt.NDArray[np.int64] = sequences.values[ends_U[window_F]]
+        at_F = ends_U[window_F]
+        if len(at_F) and not 0 <= int(at_F.min()) <= int(at_F.max()) < len(sequences.values):
+            raise ValueError(f"an id follows a window that ends outside of its {len(sequences.values)} values")
+        next_F: npt.NDArray[np.int64] = sequences.values[at_F]
         return next_F
 
     def _sequences(self, history: str) -> tuple[Sequences, npt.NDArray[np.int64]]:
@@ -279,7 +282,10 @@ class _Decoder:
 
     def _places(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._placed:
-            self._placed[name] = places_of(self.stream(name))
+            places, num_users = places_of(self.stream(name)), len(self._store(self.encoding.history_of(name)).keys)
+            if len(places) and not 0 <= int(places.min()) <= int(places.max()) < num_users:
+                raise ValueError(f"{name}: a place is outside of the {num_users} users of the part")
+            self._placed[name] = places
         return self._placed[name]
 
     def _store(self, history: str) -> Sequences:

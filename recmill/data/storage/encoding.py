@@ -105,7 +105,20 @@ class Encoding:
             own = features[name] = read_record(FeatureEncoding, loaded.get(name), where=where, key=f"encoding.{name}")
             if not {own.group, own.shared_by, own.follows} <= {"", *names}:
                 raise InputError(f"{where}: encoding.{name} is {own}, expected names of features")
-        return cls(features=features, times=times)
+        found = cls(features=features, times=times)
+        found._check(where)
+        return found
+
+    def _check(self, where: str) -> None:
+        """Raise if a feature refers to one that is not stored as it needs."""
+        users = {own.shared_by for own in self.features.values()}
+        for name, own in self.features.items():
+            if own.follows and (own.group or not self.features[own.follows].shared_by):
+                raise InputError(f"{where}: encoding.{name} follows {own.follows!r}, expected a shared history")
+            if own.placed and name not in users:
+                raise InputError(f"{where}: encoding.{name} is placed, expected a feature that shares a history")
+        if self.times.split_by not in ("", *self.groups):
+            raise InputError(f"{where}: encoding.times.split_by is {self.times.split_by!r}, expected a group")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -259,6 +259,28 @@ def test_an_encoding_that_does_not_fit_the_schema_is_refused(dataset: Dataset) -
         list(read_rows(dataset.path))
 
 
+@pytest.mark.parametrize(
+    ("feature", "change", "complaint"),
+    [
+        ("item", {"follows": "tags"}, "encoding.item follows 'tags', expected a shared history"),
+        ("places", {"placed": True}, "encoding.places is placed, expected a feature that shares a history"),
+    ],
+)
+def test_an_encoding_that_refers_to_a_wrong_feature_is_refused(
+    feature: str, change: dict[str, Any], complaint: str
+) -> None:
+    features = {**SMALLEST.features, feature: replace(SMALLEST.features[feature], **change)}
+    with pytest.raises(InputError, match=complaint):
+        Encoding.from_json(replace(SMALLEST, features=features).to_json(), SCHEMA, where="dataset.json")
+
+
+def test_gaps_split_by_an_unknown_group_are_refused() -> None:
+    wrong = replace(SMALLEST, times=TimeEncoding(split_by="item"))
+    with pytest.raises(InputError, match=r"encoding.times.split_by is 'item', expected a group"):
+        Encoding.from_json(wrong.to_json(), SCHEMA, where="dataset.json")
+    assert Encoding.from_json(SMALLEST.to_json(), SCHEMA, where="dataset.json") == SMALLEST
+
+
 def test_the_encoding_of_format_2_is_read() -> None:
     names = ("group", "windows", "coded", "shared_by")
     features = {name: {key: getattr(own, key) for key in names} for name, own in SHARED.features.items()}
