@@ -1,14 +1,17 @@
 """The compiled kernels. The functions beside each cpu.cpp describe them; arrays are checked by kernels/arrays.h."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from kernels.buffers import Array
 
 Arrays = Sequence[Array]
 
 class ListBlock:
+    @overload
     def __init__(self, values: Arrays, offsets: Arrays, num_rows: int, /) -> None: ...
+    @overload
+    def __init__(self, piece: Any, values_at: Array, offsets_at: Array, counts: Array, num_rows: int, /) -> None: ...
 
 class PooledTables:
     def __init__(self, rows: Arrays, orders: Sequence[Array | None], numbers: Array, width: int, /) -> None: ...
@@ -114,6 +117,7 @@ def split_tiers(
     slots: Array,
     /,
 ) -> None: ...
+def stack_columns(piece: Any, places: Array, stacked: Array, /) -> int: ...
 def sum_bags(gradients: Arrays, offsets: Array | None, inverse: Array, is_mean: bool, out: Array, /) -> None: ...
 def sum_rows(gradient: Array, inverse: Array, out: Array, /) -> None: ...
 def take_lengths(values: Arrays, offsets: Arrays, num_rows: int, rows: Array, lengths: Array, /) -> int: ...

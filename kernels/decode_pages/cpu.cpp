@@ -5,14 +5,12 @@
 // memory with 16 spare bytes behind them, so that loads of 8 bytes stay inside.
 #include <zstd.h>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
-
 #include <algorithm>
+#include <cmath>
 
 #include "arrays.h"
 #include "decode_pages/pages.h"
+#include "decode_pages/values.h"
 
 namespace recmill {
 namespace {
@@ -25,6 +23,7 @@ struct Column {
   int64_t max_definition, empty_definition;  // levels of a value and of an empty list; other levels are missing values
   int64_t is_list, is_compressed;
   int64_t piece, values_at, offsets_at;  // which output holds the column, and where in it
+  int64_t bound;                         // of ids that are kept in 4 instead of 8 bytes
 };
 
 struct Target {
@@ -33,7 +32,7 @@ struct Target {
 };
 
 struct Buffers {
-  Scratch page, dictionary, levels;
+  Scratch page, dictionary, levels, wide;
   std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> zstd{ZSTD_createDCtx(), &ZSTD_freeDCtx};
 };
 
@@ -104,89 +103,11 @@ class Rows {
   int64_t num_rows_, row_ = 0;
 };
 
-// Values that are narrower in memory than in the file (int8, say) lose their upper bytes.
-template <typename Stored, typename Value>
-void take_plain(Cursor in, int64_t count, Value* out) {
-  const uint8_t* stored = in.take(count * static_cast<int64_t>(sizeof(Stored))).at;
-  if constexpr (sizeof(Stored) == sizeof(Value)) {
-    std::memcpy(out, stored, count * sizeof(Value));
-  } else {
-    for (int64_t i = 0; i < count; ++i) std::memcpy(out + i, stored + i * sizeof(Stored), sizeof(Value));
-  }
-}
-
-// BYTE_STREAM_SPLIT: first byte 0 of all values, then byte 1 of all values, and so on.
-template <typename Stored, typename Value>
-void take_split(Cursor in, int64_t count, Value* out) {
-  constexpr int kBytes = sizeof(Value);
-  expect(in.left() == count * static_cast<int64_t>(sizeof(Stored)));
-  const uint8_t* planes = in.at;
-  int64_t i = 0;
-#ifdef __SSE2__
-  for (; i + 16 <= count; i += 16) {
-    // Interleave byte b with byte b + kBytes / 2 of 16 values until the bytes of each value are together.
-    __m128i from[kBytes], to[kBytes];
-    for (int b = 0; b < kBytes; ++b)
-      from[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(planes + b * count + i));
-    for (int step = 1; step < kBytes; step *= 2) {
-      for (int b = 0; b < kBytes / 2; ++b) {
-        to[2 * b] = _mm_unpacklo_epi8(from[b], from[b + kBytes / 2]);
-        to[2 * b + 1] = _mm_unpackhi_epi8(from[b], from[b + kBytes / 2]);
-      }
-      std::copy(to, to + kBytes, from);
-    }
-    for (int b = 0; b < kBytes; ++b) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i) + b, from[b]);
-  }
-#endif
-  for (; i < count; ++i) {
-    Value value = 0;
-    for (int b = 0; b < kBytes; ++b) value |= static_cast<Value>(planes[b * count + i]) << (8 * b);
-    out[i] = value;
-  }
-}
-
-// DELTA_BINARY_PACKED: differences between neighbours minus the smallest of their block, bit-packed part by part.
-template <typename Stored, typename Value>
-void take_deltas(Cursor in, int64_t count, Value* out) {
-  const uint64_t block = in.varint(), num_parts = in.varint(), total = in.varint();
-  expect(num_parts > 0 && num_parts <= block && block <= (uint64_t{1} << 20));  // before 8 * num_parts may overflow
-  expect(block % (8 * num_parts) == 0 && total == static_cast<uint64_t>(count));
-  const int64_t part = static_cast<int64_t>(block / num_parts);
-  auto value = static_cast<Stored>(in.zigzag());
-  if (count > 0) out[0] = static_cast<Value>(value);
-  for (int64_t i = 1; i < count;) {
-    const auto least = static_cast<Stored>(in.zigzag());
-    const uint8_t* widths = in.take(static_cast<int64_t>(num_parts)).at;
-    for (uint64_t p = 0; p < num_parts && i < count; ++p) {
-      const int width = widths[p];
-      expect(width <= 56);  // so that a difference fits into one load of 8 bytes at any bit position
-      const uint8_t* bits = in.take(part / 8 * width).at;
-      const uint64_t mask = (uint64_t{1} << width) - 1;
-      const int64_t stop = std::min(count, i + part);
-      for (int64_t bit = 0; i < stop; ++i, bit += width) {
-        value += least + static_cast<Stored>((load(bits + (bit >> 3)) >> (bit & 7)) & mask);
-        out[i] = static_cast<Value>(value);
-      }
-    }
-  }
-}
-
-// Appends bits at bit `first`: pages need not end on a whole byte.
-void take_bits(Cursor in, int64_t count, uint8_t* out, int64_t first) {
-  const uint8_t* bits = in.take((count + 7) / 8).at;
-  if (first % 8 == 0) {
-    std::memcpy(out + first / 8, bits, (count + 7) / 8);
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i, ++first) {
-    const int shift = first % 8, bit = bits[i / 8] >> (i % 8) & 1;
-    out[first / 8] = static_cast<uint8_t>((shift ? out[first / 8] & ((1 << shift) - 1) : 0) | bit << shift);
-  }
-}
-
 template <typename Stored, typename Value>
 class Chunk {
  public:
+  static constexpr bool kIsNarrow = sizeof(Stored) == 8 && sizeof(Value) == 4;
+
   Chunk(const Column& column, const uint8_t* data, const Target& target, Buffers& buffers)
       : column_(column), target_(target), in_{data + column.begin, data + column.begin + column.size},
         buffers_(buffers), rows_(target.offsets, column.num_rows) {}
@@ -230,7 +151,8 @@ class Chunk {
     // detected after the loop.
     num_entries_ = int64_t{1} << bit_width(std::max<int64_t>(1, num_distinct_ - 1));
     auto* entries = reinterpret_cast<Value*>(buffers_.dictionary.get(num_entries_ * sizeof(Value)));
-    take_plain<Stored>(body, num_distinct_, entries);
+    if constexpr (kIsNarrow) narrow(body.take(8 * num_distinct_).at, num_distinct_, column_.bound, entries);
+    else take_plain<Stored>(body, num_distinct_, entries);
     std::fill(entries + num_distinct_, entries + num_entries_, Value{0});
     dictionary_ = entries;
   }
@@ -281,10 +203,21 @@ class Chunk {
       return take_bits(body, count, target_.values, num_values_);
     }
     Value* out = reinterpret_cast<Value*>(target_.values) + num_values_;
+    if (encoding == kDictionary || encoding == kPlainDictionary) return take_indices(body, count, out);
+    if constexpr (kIsNarrow) {
+      uint8_t* wide = buffers_.wide.get(8 * count);
+      take_numbers(encoding, body, count, reinterpret_cast<uint64_t*>(wide));
+      narrow(wide, count, column_.bound, out);
+    } else {
+      take_numbers(encoding, body, count, out);
+    }
+  }
+
+  template <typename Number>
+  static void take_numbers(int64_t encoding, Cursor body, int64_t count, Number* out) {
     if (encoding == kPlain) take_plain<Stored>(body, count, out);
     else if (encoding == kByteStreamSplit) take_split<Stored>(body, count, out);
     else if (encoding == kDelta) take_deltas<Stored>(body, count, out);
-    else if (encoding == kDictionary || encoding == kPlainDictionary) take_indices(body, count, out);
     else throw NotForUs{};
   }
 
@@ -353,6 +286,8 @@ int64_t decode_column(const Column& column, const Input& data, const std::vector
     const auto* bytes = reinterpret_cast<const uint8_t*>(data.bytes("data"));
     if (column.stored_bytes == 8 && column.item_bytes == 8)
       return Chunk<uint64_t, uint64_t>(column, bytes, target, buffers).decode();
+    if (column.stored_bytes == 8 && column.item_bytes == 4)
+      return Chunk<uint64_t, uint32_t>(column, bytes, target, buffers).decode();
     expect(column.stored_bytes == 4 || (column.stored_bytes == 0 && column.item_bytes == 0));
     if (column.item_bytes == 2) return Chunk<uint32_t, uint16_t>(column, bytes, target, buffers).decode();
     if (column.item_bytes <= 1) return Chunk<uint32_t, uint8_t>(column, bytes, target, buffers).decode();
@@ -374,10 +309,37 @@ void decode_pages(const Input& data, const Input& columns, const std::vector<Out
   buffers.page.trim();
   buffers.dictionary.trim();
   buffers.levels.trim();
+  buffers.wide.trim();
+}
+
+// Writes columns of float32, which begin at `places` of the piece, side by side; a value that is NaN becomes 0. Returns
+// the first column with an infinite value, or -1.
+int64_t stack_columns(const Input& piece, const Input& places, const Output& stacked) {
+  const int64_t num_columns = places.num_items(), num_rows = num_columns ? stacked.num_items() / num_columns : 0;
+  const auto* begins = places.as<const int64_t>("places");
+  float* out = stacked.as<float>("stacked", num_columns * num_rows);
+  const char* memory = piece.bytes("piece");
+  int64_t found = -1;
+  for (int64_t c = num_columns - 1; c >= 0; --c) {
+    const int64_t room = static_cast<int64_t>(piece.nbytes()) - begins[c];
+    if (begins[c] < 0 || begins[c] % 4 != 0 || room < 4 * num_rows) refuse("column " + std::to_string(c) + ": no such place");
+    const auto* column = reinterpret_cast<const float*>(memory + begins[c]);
+    bool has_infinite = false;
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const float value = column[row];
+      has_infinite |= std::isinf(value);
+      out[row * num_columns + c] = std::isnan(value) ? 0.0F : value;
+    }
+    if (has_infinite) found = c;
+  }
+  return found;
 }
 
 }  // namespace
 
-void bind_decode_pages(nb::module_& m) { add_function(m, "decode_pages", &decode_pages); }
+void bind_decode_pages(nb::module_& m) {
+  add_function(m, "decode_pages", &decode_pages);
+  add_function(m, "stack_columns", &stack_columns);
+}
 
 }  // namespace recmill

@@ -9,28 +9,28 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from kernels.join_lists import IdArray, LengthArray, ListBlock
+    from kernels.join_lists import IdArray, LengthArray, Lists
 
 
-def scan_lists(block: ListBlock, bounds: Sequence[int] | None) -> tuple[IdArray, int | None]:
+def scan_lists(block: Lists, bounds: Sequence[int] | None) -> tuple[IdArray, int | None]:
     num_values_R = np.zeros(block.num_rows + 1, np.int64)
     wrong = []
-    for feature, (values, offsets) in enumerate(zip(block.values, block.offsets, strict=True)):
+    for feature, offsets in enumerate(block.offsets):
         num_values_R += offsets - offsets[0]
-        used = values[offsets[0] : offsets[-1]]
+        used = block.values[feature][offsets[0] : offsets[-1]].astype(np.int64)
         if bounds is not None and ((used < 0) | (used >= bounds[feature])).any():
             wrong.append(feature)
     return num_values_R, min(wrong, default=None)
 
 
-def join_lists(pieces: Sequence[tuple[ListBlock, int, int]]) -> tuple[IdArray, LengthArray, list[int]]:
+def join_lists(pieces: Sequence[tuple[Lists, int, int]]) -> tuple[IdArray, LengthArray, list[int]]:
     num_features = len(pieces[0][0].values)
     ids: list[IdArray] = []
     lengths: list[LengthArray] = []
     for feature in range(num_features):
         offsets = [block.offsets[feature][start : stop + 1] for block, start, stop in pieces]
         values = [block.values[feature][own[0] : own[-1]] for (block, _, _), own in zip(pieces, offsets, strict=True)]
-        ids.append(np.concatenate(values))
+        ids.append(np.concatenate(values).astype(np.int64))
         lengths.append(np.concatenate([np.diff(own) for own in offsets]).astype(np.int32))
     num_rows = sum(stop - start for _, start, stop in pieces)
     joined: npt.NDArray[np.int64] = np.concatenate(ids) if ids else np.empty(0, np.int64)

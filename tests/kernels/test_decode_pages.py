@@ -81,10 +81,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("keeps_lists", [False, True])
-def test_the_kernel_decodes_what_arrow_does(name: str, keeps_lists: bool) -> None:
+def test_the_kernel_decodes_what_arrow_does(name: str) -> None:
     table = make_table()
-    found, by_arrow = decode_all(write(table, **OPTIONS[name]), keeps_lists=keeps_lists)
+    found, by_arrow = decode_all(write(table, **OPTIONS[name]))
     found.validate(full=True)
     assert found.equals(table)
     assert found.schema.equals(table.schema)

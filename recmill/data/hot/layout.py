@@ -230,11 +230,13 @@ def without_codecs(encoding: Encoding) -> Encoding:
 
 def _decode(part: PartFile, group: StoredGroup) -> pa.Table:
     try:
-        return part.decode(group.index, part.read(group.index))
+        table = part.decode(group.index, part.read(group.index))
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"{part.path}, row group {group.index}: the Parquet data cannot be read ({first_line(error)})"
         ) from error
+    assert isinstance(table, pa.Table), "the part was opened without bounds"
+    return table
 
 
 class _GroupWriter:

@@ -18,7 +18,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from kernels.buffers import empty_array, join_arrays
-from kernels.join_lists import ListBlock, join_lists, scan_lists
+from kernels.decode_pages import DecodedRows
+from kernels.join_lists import ListBlock, Lists, join_lists, scan_lists
 from recmill.artifacts import InputError
 from recmill.data.ikjt.build import split_list_column
 from recmill.data.ikjt.cutting import cut_ids
@@ -90,12 +91,12 @@ class RowBlock:
 
     dense_RF: FloatArray
     label_RT: FloatArray
-    lists: ListBlock
+    lists: Lists
     num_values_R: IdArray  # number of ids of all features in the rows before r; one entry more than rows
     session_R: IdArray | None = None
 
     @property
-    def values(self) -> tuple[IdArray, ...]:
+    def values(self) -> tuple[npt.NDArray[np.integer], ...]:
         return self.lists.values
 
     @property
@@ -108,15 +109,12 @@ class RowBlock:
     def batch_bytes(self, start: int, stop: int) -> int:
         """Bytes that the rows [start, stop) add to a batch."""
         num_values = int(self.num_values_R[stop] - self.num_values_R[start])
-        num_plain = int(self.dense_RF.shape[1]) + len(self.values) + int(self.label_RT.shape[1])
+        num_plain = int(self.dense_RF.shape[1]) + self.lists.num_features + int(self.label_RT.shape[1])
         return 8 * num_values + 4 * (stop - start) * num_plain
 
     @property
     def nbytes(self) -> int:
-        plain = (self.dense_RF, self.label_RT, self.num_values_R)
-        return sum(int(array.nbytes) for array in plain) + sum(
-            int(values.nbytes + offsets.nbytes) for values, offsets in zip(self.values, self.offsets, strict=True)
-        )
+        return self.lists.nbytes + sum(int(array.nbytes) for array in (self.dense_RF, self.label_RT, self.num_values_R))
 
 
 BlockSlice = tuple[RowBlock | DistinctBlock, int, int]  # rows [start, stop) of a row group
@@ -130,7 +128,7 @@ def _stack(columns: Sequence[FloatArray], num_rows: int) -> FloatArray:
 
 
 def decode_block(
-    table: pa.Table,
+    table: pa.Table | DecodedRows,
     schema: Schema,
     *,
     where: str = "table",
@@ -142,6 +140,8 @@ def decode_block(
     A missing list is empty and a missing dense value is 0; a missing label or id is an error. Callers that check the
     ids later, after deduplication or transforms, pass `checks_ranges=False`.
     """
+    if isinstance(table, DecodedRows):
+        return _block_of_rows(table, schema, where=where, keeps_sessions=keeps_sessions)
     num_rows = table.num_rows
     numbers = [_dense_column(_column(table, feature.name, where), feature.name, where) for feature in schema.dense]
     dense_RF = _stack(numbers, num_rows)
@@ -162,6 +162,22 @@ def decode_block(
     if wrong is not None:
         check_ranges(find_distinct(block, [feature.name for feature in schema.id_features], ()), schema, where=where)
     return block
+
+
+def _block_of_rows(rows: DecodedRows, schema: Schema, *, where: str, keeps_sessions: bool) -> RowBlock:
+    """The same as `decode_block`; ids were checked when they were decoded."""
+    dense_RF: FloatArray = empty_array((rows.num_rows, len(schema.dense)), np.float32)
+    infinite = rows.stack([feature.name for feature in schema.dense], dense_RF)
+    if infinite is not None:
+        _filled(rows.numbers(infinite), infinite, where)
+    lists = rows.lists_of([feature.name for feature in schema.id_features])
+    return RowBlock(
+        dense_RF=dense_RF,
+        label_RT=stack_labels([_checked_labels(rows.numbers(name), name, where) for name in schema.labels]),
+        lists=lists,
+        num_values_R=scan_lists(lists)[0],
+        session_R=np.array(rows.numbers("session_id")) if keeps_sessions else None,
+    )
 
 
 def _list_block(columns: Sequence[tuple[IdArray, npt.NDArray[np.integer]]], num_rows: int) -> ListBlock:
@@ -280,7 +296,11 @@ def _filled(numbers: FloatArray, name: str, where: str) -> FloatArray:
 
 
 def _label_column(column: pa.Array, name: str, where: str) -> FloatArray:
-    labels: FloatArray = np.array(_dense_column(column, name, where))  # copied, so that the table can be freed
+    return _checked_labels(_dense_column(column, name, where), name, where)
+
+
+def _checked_labels(column: FloatArray, name: str, where: str) -> FloatArray:
+    labels: FloatArray = np.array(column)  # copied, so that the table can be freed
     if not np.isfinite(labels.sum(dtype=np.float64)):
         row = int(np.flatnonzero(~np.isfinite(labels))[0])
         raise InputError(f"{where}: column {name!r}, row {row}: missing or not finite, expected a number")

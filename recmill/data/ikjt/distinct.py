@@ -148,7 +148,7 @@ def _plain_group(block: RowBlock, keys: Sequence[str], positions: Sequence[int])
     offsets = [block.offsets[position] for position in positions]
     return DistinctGroup(
         keys=tuple(keys),
-        values=tuple(block.values[position] for position in positions),
+        values=tuple(block.values[position].astype(np.int64, copy=False) for position in positions),
         starts_FU=np.stack([own[:-1] for own in offsets], dtype=np.int64),
         lengths_FU=np.stack([np.diff(own) for own in offsets], dtype=np.int32),
     )

@@ -29,6 +29,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
@@ -261,11 +262,11 @@ class Order:
     shuffle: bool = True
     num_parts: int = MAX_PARTS
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return sum(self.group_rows)
 
-    @property
+    @cached_property
     def batches_per_epoch(self) -> int:
         return count_batches(self.num_rows, self.batch_size)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import fsspec
 import pyarrow as pa
 
 from kernels.check_pages import first_page
-from kernels.decode_pages import GroupDecoder
+from kernels.decode_pages import DecodedRows, GroupDecoder
 from recmill.artifacts import InputError, is_remote
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.splits import StoredGroup
@@ -41,14 +41,14 @@ class PartFile:
         columns: Sequence[str],
         label: str = "label",
         decodes_pages: bool = True,
-        keeps_lists: bool = False,
+        bounds: Mapping[str, int] | None = None,
         footer_sha256: str | None = None,
     ) -> None:
         """Arrow decodes the columns that our kernel does not support, or all of them unless `decodes_pages`.
 
         `label` names one of the columns that has one value per sample in every layout.
 
-        `keeps_lists`: the caller keeps either all list columns of a decoded row group or none.
+        `bounds`: the rows of each list column's table, from callers that also take DecodedRows instead of tables.
 
         `footer_sha256` comes with files whose pages all have checksums: both are checked. Without it, pages that have
         checksums are.
@@ -69,7 +69,7 @@ class PartFile:
         self._decoder = GroupDecoder(
             self.metadata,
             self._leaves,
-            keeps_lists=keeps_lists,
+            bounds=bounds,
             needs_checksums=footer_sha256 is not None,
             kernel=None if decodes_pages else "reference",
         )
@@ -140,7 +140,7 @@ class PartFile:
             raise InputError(f"{self.path}, row group {index}: the file is truncated")
         return RawGroup(start=start, data=data)
 
-    def decode(self, index: int, raw: RawGroup) -> pa.Table:
+    def decode(self, index: int, raw: RawGroup) -> pa.Table | DecodedRows:
         return self._decoder.decode(raw.data, raw.start, index)
 
     def close(self) -> None:

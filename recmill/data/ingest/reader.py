@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kernels.decode_pages import DecodedRows
 from recmill.artifacts import Dataset, InputError, join_path
 from recmill.data.dataset import load_encoding
 from recmill.data.ikjt.batch import Batch, BlockSlice, RowBlock, assemble_batch, decode_block, expand_block
@@ -98,6 +99,8 @@ class RowGroupReader:
             self._encoding is None and dedup is None and not self._transforms and not self._session_limit
         )
         self._keys = [feature.name for feature in schema.id_features]
+        bounds = {feature.name: feature.num_rows for feature in schema.id_features}
+        self._bounds = bounds if self._keeps_columns else None
         self._columns = self._stored_columns()
         self._parts: OrderedDict[str, PartFile] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
@@ -125,7 +128,7 @@ class RowGroupReader:
             columns=self._columns,
             label=self._schema.labels[0],
             decodes_pages=self._decodes_pages,
-            keeps_lists=self._keeps_columns,
+            bounds=self._bounds,
             footer_sha256=self._footers[name],
         )
         with self._lock:
@@ -165,15 +168,15 @@ class RowGroupReader:
         except OSError as error:
             raise InputError(f"{self.describe(group)}: cannot be read ({first_line(error)})") from error
 
-    def decode(self, group: StoredGroup, raw: RawGroup) -> pa.Table:
+    def decode(self, group: StoredGroup, raw: RawGroup) -> pa.Table | DecodedRows:
         try:
             return self.part(group.file).decode(group.index, raw)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self.describe(group)}: cannot be decoded ({first_line(error)})") from error
 
-    def transform(self, group: StoredGroup, table: pa.Table) -> RowBlock | DistinctBlock:
+    def transform(self, group: StoredGroup, table: pa.Table | DecodedRows) -> RowBlock | DistinctBlock:
         where, keeps = self.describe(group), self._keeps_sessions
-        if self._keeps_columns:
+        if self._keeps_columns or isinstance(table, DecodedRows):  # rows only where columns are kept
             return decode_block(table, self._schema, where=where, keeps_sessions=keeps)
         if self._encoding is None:
             rows = decode_block(table, self._schema, where=where, checks_ranges=False, keeps_sessions=keeps)

@@ -6,8 +6,8 @@
 
 Row groups are admitted in the order in which batches need them, and memory is charged at admission. The oldest row
 group therefore always holds its share already, and a full budget cannot block the batch that would free it. A stage
-works on at most as many items at once as it has workers, and on no more than keep all cores busy, so setting too many
-workers does no harm.
+works on at most as many items at once as it has workers, and all stages together on no more than keep all cores busy,
+so setting too many workers does no harm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recmill.data.ingest.crew import WAKE_S, Crew
 from recmill.data.ingest.memory import Budget, MemoryGuard
 from recmill.data.ingest.reader import NEXT_STAGE, STAGES, RowGroupReader
 from recmill.data.ingest.schedule import Cut, Entry, Schedule
-from recmill.data.ingest.statistics import Clock, MemoryCounter, StageCounter, Taken
+from recmill.data.ingest.statistics import ActiveItems, Clock, MemoryCounter, StageCounter, Taken
 
 
 @dataclass(kw_only=True)
@@ -76,12 +76,14 @@ class StageRunner:
             stage: StageCounter(workers=workers[stage], core_share=float(stage != "read" and not delays_s.get(stage)))
             for stage in STAGES
         }
-        self._num_active = dict.fromkeys(STAGES, 0)  # items being worked on
+        self._active = ActiveItems(self._counters, cores=self._cores)
         self._memory = MemoryCounter()
         self._queues: dict[str, list[tuple[int, _Job]]] = {"decode": [], "transform": []}
         self._num_admitted = self._num_ready = 0  # row groups admitted; transformed without a gap
         self._num_unsettled = 0  # row groups between admission and the end of their transformation
         self._is_batch_waiting = False  # for bytes
+        self._entry: Entry | None = None  # the next to admit, once it was looked up
+        self._needed: tuple[int, int] = (-1, 0)  # a batch, and how many row groups it needs
         self._ready: dict[int, _Job] = {}  # transformed row groups by sequence number
         self._retire: list[tuple[int, int]] = []  # heap of (last batch that needs it, sequence number)
         self._expansion = 1.0  # bytes of the widest row group so far over what its footer promised
@@ -198,14 +200,14 @@ class StageRunner:
     def _take(self) -> _Task | None:
         """A task, from the stage nearest to the consumer that has one."""
         for stage in reversed(STAGES):
-            if self._has_room(stage):
+            if self._active.has_room(stage):
                 try:
                     task = self._take_from(stage)
                 except InputError as error:
                     self._fail(stage, None, error)
                     return None
                 if task is not None:
-                    self._num_active[stage] += 1
+                    self._active.add(stage, 1)
                     return stage, task
         return None
 
@@ -217,15 +219,14 @@ class StageRunner:
         queue = self._queues[stage]
         return heapq.heappop(queue)[1] if queue else None
 
-    def _has_room(self, stage: str) -> bool:
-        return self._num_active[stage] < self._counters[stage].most_at_once(self._cores)
-
     def _has_task(self) -> bool:
         """Whether `_take` would find a task or fail. Occasionally wrong: then `_take` finds nothing."""
-        if any(queue and self._has_room(stage) for stage, queue in self._queues.items()):
+        if any(queue and self._active.has_room(stage) for stage, queue in self._queues.items()):
             return True
         try:
-            return (self._has_room("batch") and self._can_cut()) or (self._has_room("read") and self._can_admit())
+            return (self._active.has_room("batch") and self._can_cut()) or (
+                self._active.has_room("read") and self._can_admit()
+            )
         except InputError:
             return True
 
@@ -247,7 +248,7 @@ class StageRunner:
             return None
         with self._lock:
             self._counters[stage].add(rows=rows, num_bytes=num_bytes, taken=taken)
-            self._num_active[stage] -= 1
+            self._active.add(stage, -1)
             if isinstance(item, _Assembly):
                 self._finish_cut(item, result, num_bytes)
                 return None
@@ -282,17 +283,24 @@ class StageRunner:
     def _num_needed(self) -> int:
         if self._next_cut >= self._schedule.batches.stop:
             return self._num_admitted
-        return self._schedule.num_needed(self._next_cut)
+        if self._needed[0] != self._next_cut:
+            self._needed = self._next_cut, self._schedule.num_needed(self._next_cut)
+        return self._needed[1]
 
     def _can_admit(self) -> bool:
         """Whether `_admit` should try the next row group; it raises for one that can never fit."""
-        entry = None if self._is_batch_waiting else self._schedule.entry(self._num_admitted)
+        entry = None if self._is_batch_waiting else self._next_entry()
         if entry is None:
             return False
         num_ahead = self._num_admitted - self._num_needed()
         if self._charge_of(entry) > self._free_bytes():
             return num_ahead < 0 and not self._num_unsettled and not self._num_open
         return num_ahead < self._read_ahead() and not (num_ahead >= 0 and self._guard.is_short())
+
+    def _next_entry(self) -> Entry | None:
+        if self._entry is None or self._entry.sequence != self._num_admitted:
+            self._entry = self._schedule.entry(self._num_admitted)
+        return self._entry
 
     def _free_bytes(self) -> int:
         item_bytes = self._schedule.item_bytes
@@ -304,7 +312,7 @@ class StageRunner:
     def _admit(self) -> _Job | None:
         if not self._can_admit():
             return None
-        entry = self._schedule.entry(self._num_admitted)
+        entry = self._next_entry()
         assert entry is not None
         charge_bytes = self._charge_of(entry)
         if charge_bytes > self._free_bytes():
@@ -322,8 +330,8 @@ class StageRunner:
     def _pass_on(self, stage: str, job: _Job) -> _Task | None:
         """The next task if the stage has room and nothing older waits; otherwise the job is queued."""
         queue = self._queues[stage]
-        if not queue and self._has_room(stage):
-            self._num_active[stage] += 1
+        if not queue and self._active.has_room(stage):
+            self._active.add(stage, 1)
             return stage, job
         heapq.heappush(queue, (job.entry.sequence, job))
         return None
@@ -346,7 +354,7 @@ class StageRunner:
     def _can_cut(self) -> bool:
         if self._next_cut >= self._schedule.batches.stop or self._num_open >= self._prefetch:
             return False
-        return self._num_ready >= self._schedule.num_needed(self._next_cut)
+        return self._num_ready >= self._num_needed()
 
     def _take_cut(self) -> _Assembly | None:
         """The next batch, if its row groups are ready and its bytes fit."""

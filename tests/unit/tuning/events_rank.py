@@ -48,7 +48,7 @@ def main(data: str, out: Path, tuning: str) -> None:
     run = open_run(job, torch.device("cpu"))
     (pipeline,) = run.ingest.pipelines
     phases: list[dict[str, Any]] = []
-    take_step, pause_s = run._step, [PAUSE_S]
+    take_step, pause_s = run.train_step, [PAUSE_S]
 
     def slower_trainer() -> None:
         pause_s[0] = 4 * PAUSE_S
@@ -67,7 +67,7 @@ def main(data: str, out: Path, tuning: str) -> None:
             if events:
                 events.pop(0)()
 
-    run._step = step  # type: ignore[method-assign]
+    run.train_step = step  # type: ignore[method-assign]
     result = run.train()
     losses = [point["loss"] for point in run.curve.entries]
     found = {"losses": losses, "tuning": result["tuning"], "phases": phases, "least_bytes": pipeline.least_bytes}

@@ -1,7 +1,7 @@
 import threading
 
 from recmill.data.ingest.crew import Crew
-from recmill.data.ingest.statistics import StageCounter, Taken
+from recmill.data.ingest.statistics import ActiveItems, StageCounter, Taken
 
 
 def test_a_task_is_followed_up_by_the_thread_that_did_it():
@@ -37,3 +37,21 @@ def test_a_stage_that_computes_has_no_more_in_hand_than_cores_and_one_that_waits
         computing.add(rows=1, num_bytes=1, taken=Taken(seconds=2.0, cpu_seconds=1.0, queued_seconds=0.0))
     assert computing.most_at_once(2) == 4
     assert computing.most_at_once(32) == 8
+
+
+def test_all_stages_together_start_no_more_items_than_the_cores_can_run():
+    counters = {"read": StageCounter(workers=8, core_share=0.05)} | {
+        stage: StageCounter(workers=8, core_share=1.0) for stage in ("decode", "transform")
+    }
+    active = ActiveItems(counters, cores=2)
+    for stage in ("decode", "transform"):
+        assert active.has_room(stage)
+        active.add(stage, 1)
+    assert not active.has_room("decode")
+    assert not active.has_room("transform")
+    for _ in range(8):
+        assert active.has_room("read")  # it waits for storage, not for a core
+        active.add("read", 1)
+    assert not active.has_room("read")
+    active.add("transform", -1)
+    assert active.has_room("decode")
