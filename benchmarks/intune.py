@@ -140,7 +140,8 @@ def main() -> None:
             folder / "idle", num_groups=128, rows_per_group=8, seed=options.seed, num_dense=1, num_lists=1
         )
         agent = Agent()
-        parts.measure("local Parquet", lambda: against_peers(local, folder, sizes))
+        for decoder in DECODERS:  # a part each: together they take longer than a quiet machine is to be had for
+            parts.measure(f"local Parquet, {decoder}", partial(against_peers, local, folder, sizes, decoder))
         parts.measure("late reads", lambda: against_late_reads(small, agent, sizes))
         parts.measure("two slow stages", lambda: against_preset(idle, agent, sizes))
         parts.measure("events", lambda: during_events(small, agent, sizes))
@@ -148,61 +149,56 @@ def main() -> None:
     parts.finish()
 
 
-def against_peers(dataset: Dataset, folder: Path, sizes: Sizes) -> Found:
-    """Every loader with Arrow's decoder and with ours: each metric compares loaders that decode alike."""
+def against_peers(dataset: Dataset, folder: Path, sizes: Sizes, decoder: str) -> Found:
+    """Every loader with one decoder; with ours also our pipeline with too many workers."""
     say("(a) tune our pipeline")
-    allocation = tune_ingest(
-        dataset, out=folder / "allocation", batch_size=BATCH_SIZE, memory_limit_bytes=2**31, seconds=sizes.tune_s
-    )
+    out = folder / f"allocation {decoder}"
+    allocation = tune_ingest(dataset, out=out, batch_size=BATCH_SIZE, memory_limit_bytes=2**31, seconds=sizes.tune_s)
     peers, missing = installed_peers()
-    workers, crowded = allocation.stages, dict.fromkeys(allocation.stages, 8)
+    workers, decodes_pages = allocation.stages, DECODERS[decoder]
     expected = hash_of(dataset, batch_size=BATCH_SIZE, workers=workers)
-    equal = {CROWDED: hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected}
-    sides: dict[str, Callable[[], float]] = {}
-    for decoder, decodes_pages in DECODERS.items():
-        sides[f"ours, {decoder}"] = partial(our_rate, dataset, workers, sizes, decodes_pages=decodes_pages)
-        for name, (loader, counts) in peers.items():
-            for count in counts:
-                own = f"{name} ({count}), {decoder}"
-                equal[own] = hash_rows(loader(dataset, BATCH_SIZE, count, 1, decodes_pages)) == expected
-                sides[own] = partial(peer_rate, loader, dataset, count, sizes, decodes_pages=decodes_pages)
-    sides[CROWDED] = partial(our_rate, dataset, crowded, sizes)
-    say(f"(a) {len(sides)} loaders and decoders, {sizes.turns} turns")
+    sides: dict[str, Callable[[], float]] = {"ours": partial(our_rate, dataset, workers, sizes, decodes_pages)}
+    equal = {}
+    for name, (loader, counts) in peers.items():
+        for count in counts:
+            own = f"{name} ({count})"
+            equal[own] = hash_rows(loader(dataset, BATCH_SIZE, count, 1, decodes_pages)) == expected
+            sides[own] = partial(peer_rate, loader, dataset, count, sizes, decodes_pages)
+    if decodes_pages:
+        crowded = dict.fromkeys(workers, 8)
+        equal[CROWDED] = hash_of(dataset, batch_size=BATCH_SIZE, workers=crowded) == expected
+        sides[CROWDED] = partial(our_rate, dataset, crowded, sizes, decodes_pages)
+    say(f"(a) {len(sides)} loaders with {decoder}, {sizes.turns} turns")
     rates = dict(zip(sides, in_turns(*sides.values(), repeats=sizes.turns), strict=True))
     found = {name: statistics.median(own) for name, own in rates.items()}
     counts_text = "/".join(str(own) for own in workers.values())
-    metrics = {}
-    for decoder, metric in SAME_DECODER.items():
-        others = [name for name in rates if name.endswith(decoder) and not name.startswith("ours")]
-        best = max(others, key=found.__getitem__)
-        note = (
-            f"best of {len(others)}: {best}; not installed: {', '.join(missing) or 'none'}; row hashes equal: "
-            f"{all(equal.values())}; ours with {counts_text} workers ({', '.join(workers)}), with 8 per stage "
-            f"{found[CROWDED]:,.0f}"
-        )
-        metrics[metric] = compare(rates[best], rates[f"ours, {decoder}"], unit="rows/s", note=note)
-    over_threaded = compare(
-        rates["ours, our decoder"], rates[CROWDED], unit="rows/s", note=f"tuned: {counts_text} workers"
+    best = max((name for name in rates if name not in ("ours", CROWDED)), key=found.__getitem__)
+    note = (
+        f"best of {len(peers)} loaders: {best}; not installed: {', '.join(missing) or 'none'}; row hashes equal: "
+        f"{all(equal.values())}; ours with {counts_text} workers ({', '.join(workers)})"
     )
+    metrics = {SAME_DECODER[decoder]: compare(rates[best], rates["ours"], unit="rows/s", note=note)}
+    skipped = {f"peer: {name}": reason for name, reason in missing.items()}
+    if needed := [name for name in NEEDED_PEERS if name in missing]:  # without them the best of the others is no rival
+        skipped |= dict.fromkeys(metrics, f"not installed: {', '.join(needed)}")
+        metrics = {}
+    if decodes_pages:
+        note = f"tuned: {counts_text} workers"
+        metrics["crowded_vs_tuned"] = compare(rates["ours"], rates[CROWDED], unit="rows/s", note=note)
     details = {
         "rows_per_s": found,
         "hashes_equal": equal,
         "workers": workers,
         "cpu_seconds_a_million_rows": 1e6 * allocation.cpu_seconds / max(1, allocation.num_rows),
     }
-    skipped = {f"peer: {name}": reason for name, reason in missing.items()}
-    if needed := [name for name in NEEDED_PEERS if name in missing]:  # without them the best of the others is no rival
-        skipped |= dict.fromkeys(metrics, f"not installed: {', '.join(needed)}")
-        metrics = {}
-    metrics["crowded_vs_tuned"] = over_threaded
-    return Found(metrics=metrics, skipped=skipped, extra={"details": {"local": details}})
+    return Found(metrics=metrics, skipped=skipped, extra={"details": {f"local, {decoder}": details}})
 
 
-def our_rate(dataset: Dataset, workers: Mapping[str, int], sizes: Sizes, *, decodes_pages: bool = True) -> float:
+def our_rate(dataset: Dataset, workers: Mapping[str, int], sizes: Sizes, decodes_pages: bool) -> float:
     return epoch_rate(dataset, workers, batch_size=BATCH_SIZE, epochs=sizes.epochs, decodes_pages=decodes_pages)
 
 
-def peer_rate(loader: Loader, dataset: Dataset, count: int, sizes: Sizes, *, decodes_pages: bool = False) -> float:
+def peer_rate(loader: Loader, dataset: Dataset, count: int, sizes: Sizes, decodes_pages: bool) -> float:
     """Rows per second of another loader over the same epochs."""
     began = time.perf_counter()
     num_rows = sum(map(len, loader(dataset, BATCH_SIZE, count, sizes.epochs, decodes_pages)))

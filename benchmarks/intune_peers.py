@@ -30,7 +30,8 @@ Loader = Callable[
 def _open(path: str, decodes_pages: bool) -> tuple[PartFile, Schema]:
     schema = Schema.load(path)
     columns = ["label", *(feature.name for feature in schema.features)]
-    part = PartFile(f"{path}/part-00000.parquet", columns=columns, decodes_pages=decodes_pages, keeps_lists=True)
+    bounds = {feature.name: feature.num_rows for feature in schema.id_features}  # as in our own reader
+    part = PartFile(f"{path}/part-00000.parquet", columns=columns, decodes_pages=decodes_pages, bounds=bounds)
     return part, schema
 
 
