@@ -19,7 +19,7 @@ from flexshard_workloads import Workload, write_profile
 from scipy.optimize import nnls
 
 from recmill.planning.planner import Topology, plan_shards
-from recmill.planning.tiers.costs import PHASES
+from recmill.planning.tiers.costs import ID_BYTES, PHASES, TORCHREC_ID_BYTES
 
 SHAPES = ((16, 8), (128, 8))
 TORCHREC_MESSAGES = 5  # splits, lengths, ids, vectors, gradients
@@ -109,9 +109,11 @@ def _simulate_one(
         for table in workload.tables
     )
     row_bytes = ids * (8 + 2 * 4 * workload.dim) * (world - 1)
+    # The plan records dedup with TorchRec's ids of 8 bytes; here they are as wide as ours.
+    narrower = (ID_BYTES + 2 * 4 * workload.dim) / (TORCHREC_ID_BYTES + 2 * 4 * workload.dim)
     inter = {
         "row_wise": row_bytes * (world - per_node) / (world - 1),
-        "dedup": prediction.row_wise_dedup.inter_node,
+        "dedup": prediction.row_wise_dedup.inter_node * narrower,
         "tiers": prediction.bytes.inter_node,
     }
     messages = {
@@ -129,6 +131,6 @@ def _simulate_one(
     return {
         **seconds,
         "all_to_all_ratio": row_bytes / prediction.bytes.all_to_all,
-        "total_vs_dedup": prediction.row_wise_dedup.total / prediction.bytes.total,
+        "total_vs_dedup": prediction.row_wise_dedup.total * narrower / prediction.bytes.total,
         "inter_node_vs_dedup": inter["dedup"] / inter["tiers"],
     }

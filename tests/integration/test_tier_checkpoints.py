@@ -58,6 +58,7 @@ def work(tmp_path_factory) -> Path:
             memory_budget_bytes=BUDGETS[name],
             batch_size=64,
             total_bytes_ratio=None,
+            merge="off",  # which leaves more rows to the other tiers
         )
     plan_shards(
         folder / "profile",
@@ -169,7 +170,7 @@ def test_a_refreshed_plan_goes_on_from_the_same_checkpoint(work, tmp_path):
         "".join(f"{key}: {value}\n" for key, value in {"nodes": 2, "ranks_per_node": 2, **LINKS}.items())
     )
     options = ["--topology", tmp_path / "topology.yaml", "--memory-budget", f"{BUDGETS['four']}B", "--batch-size", "64"]
-    options += ["--total-bytes", "any", "--from", work / "four", "--steps", "1000000", "--out", work / "refreshed"]
+    options += ["--merge", "off", "--from", work / "four", "--steps", "1000000", "--out", work / "refreshed"]
     result = CliRunner().invoke(plan, list(map(str, [work / "later", *options])))
     assert result.exit_code == 0, result.output
     refresh = ShardPlan.load(work / "refreshed").refresh
