@@ -14,42 +14,46 @@ import pytest
 from recmill.artifacts import Checkpoint
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import Vocabulary, VocabularyMap
+from tests.unit.data.inspection.test_proposal import movielens
 
 TAOBAO = Path(os.environ.get("RECMILL_DATA_DIR", "")) / "taobao" / "behavior.parquet"
-LOG_YAML = """
-format_version: 1
-sources:
-  events: {path: PATH}
-events:
-  source: events
-  user: user
-  item: item
-  time: {column: ts, unit: s}
-  session: {gap: 30min}
-  item_columns: [category]
-samples: {where: [{column: behavior, one_of: [buy, cart, fav]}]}
-labels: [{name: label, every: true}]
-negatives: {kind: popular}
-features:
-  - {name: user, column: user, kind: sparse, dim: 8}
-  - {name: item, column: item, kind: sparse, dim: 8, rows: {min_count: 2}}
-  - {name: category, column: category, kind: sparse, dim: 8}
-  - {name: viewed, history: {of: item, last: 20, where: [{column: behavior, equals: pv}]}, table: item}
-  - {name: categories, history: {of: category, last: 20}, table: category}
-  - {name: hour, time: hour_of_day, dim: 8}
-  - {name: idle, time: hours_since_last_event, transform: [log1p]}
-splits: {test: 2017-12-03}
-"""
+# The five lines of the proposal that a user changes: purchases, carts and favourites against drawn items.
+EDITS = {
+    "  - {name: label, where: [{column: behavior, one_of: [buy, cart, fav]}]}": "  - {name: label, every: true}",
+    "negatives: {kind: none}": (
+        "negatives: {kind: popular}\nsamples: {where: [{column: behavior, one_of: [buy, cart, fav]}]}"
+    ),
+    "  - {name: history, history: {of: item, last: 50}, kind: sequence, table: item}": (
+        "  - {name: viewed, history: {of: item, last: 20, where: [{column: behavior, equals: pv}]}, table: item}"
+    ),
+    "splits: {test: 0.1}": "splits: {test: 2017-12-03}",
+}
+
+
+def propose(sources: Path, log_yaml: Path) -> None:
+    command = [sys.executable, "-m", "recmill", "init", str(sources), "--out", str(log_yaml)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stderr
+
+
+def run(log_yaml: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "recmill", "run", "--data", str(log_yaml), "--out", str(out)]
+    command += ["--no-baseline", "--no-tracking", "--json", *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TAOBAO.is_file(), reason="no taobao/behavior.parquet in RECMILL_DATA_DIR")
 def test_taobao_goes_from_its_original_file_to_a_report(tmp_path):
-    (tmp_path / "log.yaml").write_text(LOG_YAML.replace("PATH", str(TAOBAO)))
+    """`init`, five edited lines, `run`."""
+    propose(TAOBAO, tmp_path / "log.yaml")
+    text = (tmp_path / "log.yaml").read_text()
+    for line, changed in EDITS.items():
+        assert text.count(f"{line}\n") == 1, line
+        text = text.replace(line, changed)
+    (tmp_path / "log.yaml").write_text(text)
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "recmill", "run", "--data", str(tmp_path / "log.yaml"), "--out", str(out)]
-    command += ["--no-baseline", "--no-tracking", "--set", "batch_size=512", "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    ended = run(tmp_path / "log.yaml", out, "--set", "batch_size=512")
     assert ended.returncode == 0, ended.stderr
     assert "taobao" in (tmp_path / "log.yaml").read_text()
     assert (out / "report.html").is_file()
@@ -62,6 +66,33 @@ def test_taobao_goes_from_its_original_file_to_a_report(tmp_path):
     assert raw.info["num_samples"] * raw.info["base_rate"] == pytest.approx(positives)  # every positive once
     assert (raw.user, raw.item) == ("user", "item")
     assert pq.read_table(out / "raw/vocabulary/category.parquet").num_rows == raw.feature("category").num_rows - 1
+
+
+@pytest.mark.slow
+def test_movielens_goes_from_its_original_files_to_a_report(tmp_path):
+    """`init` and `run`, without an edit, on files in the shape that GroupLens publishes."""
+    (tmp_path / "ml-1m").mkdir()
+    movielens(tmp_path / "ml-1m")
+    (tmp_path / "ml-1m/README").write_text("SUMMARY\n")
+    propose(tmp_path / "ml-1m", tmp_path / "log.yaml")
+    out = tmp_path / "run"
+    ended = run(tmp_path / "log.yaml", out, "--set", "batch_size=64", "--set", "max_steps=10")
+    assert ended.returncode == 0, ended.stderr
+    assert (out / "report.html").is_file()
+    raw = Schema.load(out / "raw")
+    assert (raw.info["num_events"], raw.info["num_users"], raw.info["num_items"]) == (1500, 60, 45)
+    assert raw.feature("movies_column2").kind == "sparse"  # genres
+
+
+@pytest.mark.slow
+def test_a_run_on_an_empty_day_ends_with_one_sentence(tmp_path):
+    events = [f"{n % 40},{n % 9},{86_400 * (n % 3 + n % 3 // 2) + n},{'buy' if n % 2 else 'view'}" for n in range(300)]
+    (tmp_path / "events.csv").write_text("\n".join(["user,item,at,kind", *events]) + "\n")
+    (tmp_path / "log.yaml").write_text(SHOP)
+    ended = run(tmp_path / "log.yaml", tmp_path / "run")
+    assert ended.returncode == 2, ended.stderr
+    assert "events.time: day 1970-01-03 has no events" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 SHOP = """

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recmill.artifacts import InputError
 from recmill.data.checks.findings import MAX_EXAMPLES, LogFinding
+from recmill.data.sources.lists import numbers_of
 
 FEW = 0.01  # of the median day's events
 DEVIATIONS = 5.0  # standard deviations of a day's rate from that of all days, ...
@@ -23,9 +25,9 @@ def check_days(by_day: pa.Table, labels: Mapping[str, str]) -> tuple[list[LogFin
 
     `labels` maps the columns of sums to the names of the labels.
     """
-    day, num = by_day["day"].to_numpy(), by_day["num_events"].to_numpy()
+    day, num = numbers_of(by_day["day"]), numbers_of(by_day["num_events"])
     # DuckDB adds up whole numbers to 128 bits, which arrive as decimals.
-    rates = {name: by_day[column].cast(pa.float64()).to_numpy() / num for column, name in labels.items()}
+    rates = {name: numbers_of(by_day[column].cast(pa.float64())) / num for column, name in labels.items()}
     found = [*_missing(day), *_small(day, num)]
     for name, rate in rates.items():
         found += _unusual(day, num, rate, name)
@@ -40,6 +42,18 @@ def shown_day(day: int) -> str:
     return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=int(day)):%Y-%m-%d}"
 
 
+def refuse_empty_days(by_day: pa.Table, *, log_yaml: str, path: str) -> None:
+    """Raise if a day between the first and the last has no events: usually a file that is missing or empty."""
+    day = numbers_of(by_day["day"])
+    if num := int((np.diff(day) - 1).sum()):
+        first = shown_day(day[int(np.argmax(np.diff(day) > 1))] + 1)
+        what = f"day {first} has no events" if num == 1 else f"{num:,} days have no events, the first is {first}"
+        raise InputError(
+            f"{log_yaml}: events.time: {what}, but {path} goes from {shown_day(day[0])} to {shown_day(day[-1])}; add "
+            "what is missing, or allow it with checks: {empty_days: allow}"
+        )
+
+
 def _missing(day: np.ndarray) -> Iterator[LogFinding]:
     gaps = np.diff(day) - 1
     num_missing = int(gaps.sum())
@@ -48,7 +62,7 @@ def _missing(day: np.ndarray) -> Iterator[LogFinding]:
     first = [shown_day(day[n] + 1) for n in np.flatnonzero(gaps)]
     yield LogFinding(
         check="days",
-        level="warning",
+        level="info",  # what log.yaml does not allow is refused before (refuse_empty_days)
         subject="time",
         message=f"{num_missing:,} of {int(day[-1] - day[0]) + 1:,} days have no events, the first from {first[0]}",
         numbers={"num_empty_days": num_missing},

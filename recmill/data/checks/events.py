@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from recmill.data.checks.days import check_days
+from recmill.data.checks.days import check_days, refuse_empty_days
 from recmill.data.checks.findings import MAX_EXAMPLES, LogFinding, LogFindings
 from recmill.data.inspection.naming import BEGINNING, words
 from recmill.data.preparation.queries.events import EventTable
@@ -22,11 +22,14 @@ DAY_MS = 86_400_000
 
 
 def check_events(tables: SourceTables, events: EventTable) -> LogFindings:
-    """What deserves a look in the events. Errors are not found here: without them there are no events."""
-    found = [*_nulls(tables, events), *_joins(tables, events), *_duplicates(tables, events)]
-    found += _existence(tables, events)
+    """What deserves a look in the events; InputError for empty days, unless log.yaml allows them."""
     labels = {f"label_{n}": label.name for n, label in enumerate(tables.spec.labels) if not label.every}
     by_day = _count_days(tables, events, list(labels))
+    if tables.spec.checks.empty_days == "refuse":
+        path = tables.files[tables.spec.events.source].path
+        refuse_empty_days(by_day, log_yaml=tables.log_yaml, path=path)
+    found = [*_nulls(tables, events), *_joins(tables, events), *_duplicates(tables, events)]
+    found += _existence(tables, events)
     about_days, days = check_days(by_day, labels)
     return LogFindings(checks=CHECKS, found=(*found, *about_days), days=days)
 

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 from recmill.data.checks.findings import MAX_EXAMPLES, LogFinding, LogFindings
 from recmill.data.checks.single_values import TELLING, auc_of_values, bins_of
 from recmill.data.schema import Schema
+from recmill.data.sources.log_writer import GROUPS_PER_FILE, ROWS_PER_GROUP
 
 CHECKS = ("single features", "histories", "splits")
 SAMPLE_ROWS = 2_000_000
+HISTORY_ROWS = 262_144  # lists cost most: of 600,000 rows 0.06 instead of 0.24 s of CPU time
 MANY_LATE = 0.05  # share of the sessions of a split that begin in the one before and end in it
 MEMORY_LIMIT = "500MB"
 
@@ -32,6 +34,7 @@ class SampledLog:
     schema: Schema
     connection: Any
     rows: str  # DuckDB's expression for the sampled rows
+    history_rows: str  # fewer of them
     every_row: str
 
     def fetch(self, query: str) -> dict[str, Any]:
@@ -45,13 +48,19 @@ class SampledLog:
 
 
 def check_samples(folder: Path, schema: Schema) -> LogFindings:
-    """Findings about the files in `folder`; of more than SAMPLE_ROWS rows, files spread over the log are compared."""
+    """Findings about the files in `folder`; of more than SAMPLE_ROWS rows, row groups spread over the log are read."""
     files = sorted(folder.glob("*.parquet"))
     with closing(
         duckdb.connect(config={"memory_limit": MEMORY_LIMIT, "temp_directory": str(folder / ".spill")})
     ) as con:
         con.execute("SET enable_progress_bar = false")
-        log = SampledLog(schema=schema, connection=con, rows=_scan(_spread(files)), every_row=_scan(files))
+        log = SampledLog(
+            schema=schema,
+            connection=con,
+            rows=_spread(files, SAMPLE_ROWS),
+            history_rows=_spread(files, HISTORY_ROWS),
+            every_row=_scan(files),
+        )
         found = [*_single_features(log), *_histories(log), *_splits(log)]
     return LogFindings(checks=CHECKS, found=tuple(found))
 
@@ -61,9 +70,15 @@ def _scan(files: Sequence[Path]) -> str:
     return f"read_parquet([{listed}])"
 
 
-def _spread(files: Sequence[Path]) -> Sequence[Path]:
-    num_rows = sum(pq.read_metadata(file).num_rows for file in files)
-    return files[:: max(1, -(-num_rows // SAMPLE_ROWS))]
+def _spread(files: Sequence[Path], max_rows: int) -> str:
+    """DuckDB's expression for at most about `max_rows` rows: some row groups of some files. It skips the others."""
+    step = max(1, -(-sum(pq.read_metadata(file).num_rows for file in files) // max_rows))
+    per_file = min(step, GROUPS_PER_FILE)
+    scan = _scan(files[:: -(-step // per_file)])
+    if per_file == 1:
+        return scan
+    numbered = scan.removesuffix(")") + ", file_row_number = true)"
+    return f"(SELECT * FROM {numbered} WHERE file_row_number // {ROWS_PER_GROUP} % {per_file} = 0)"
 
 
 def _quoted(name: str) -> str:
@@ -112,7 +127,7 @@ def _histories(log: SampledLog) -> Iterator[LogFinding]:
             continue
         history = _quoted(feature.name)
         # Row 0 stands for all unknown items.
-        known = f"FROM {log.rows} WHERE {item} > 0"
+        known = f"FROM {log.history_rows} WHERE {item} > 0"
         held, newest = f"list_contains({history}, {item})", f"coalesce({history}[-1] = {item}, false)"
         found = log.fetch(
             f"SELECT ({label} > 0.5)::INT AS y, avg({held}::INT) AS held, avg({newest}::INT) AS newest "

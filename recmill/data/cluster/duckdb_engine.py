@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -36,10 +38,34 @@ LEAN_SETTINGS = {
 IDLE_BYTES = 8_000_000
 
 
+COMPILERS = "ibis.backends.sql.compilers"
+
+
+def load_ibis_for_duckdb() -> None:
+    """Keep Ibis from importing the SQL compilers of all its backends: 0.04 instead of 0.12 s of CPU time.
+
+    Any other compiler that is asked for later loads them all, as Ibis does.
+    """
+    found = importlib.util.find_spec(COMPILERS) if COMPILERS not in sys.modules else None
+    if found is None or found.loader is None:
+        return
+    package, loader = importlib.util.module_from_spec(found), found.loader
+
+    def load_all(name: str) -> Any:
+        del package.__getattr__
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__getattr__ = load_all  # type: ignore[method-assign]
+    sys.modules[COMPILERS] = package
+    package.DuckDBCompiler = importlib.import_module(f"{COMPILERS}.duckdb").DuckDBCompiler  # type: ignore[attr-defined]
+
+
 def connect(*, memory_limit_bytes: int, spill_folder: str, row_bytes: int = 0) -> Any:
     """An Ibis connection to an in-memory DuckDB that works out of core, for rows of `row_bytes`."""
     affordable = memory_limit_bytes // max(BYTES_PER_THREAD, ROWS_PER_THREAD * row_bytes)
     threads = max(1, min(len(os.sched_getaffinity(0)), affordable))
+    load_ibis_for_duckdb()
     connection = ibis.duckdb.connect(
         memory_limit=f"{memory_limit_bytes}B",
         temp_directory=spill_folder,

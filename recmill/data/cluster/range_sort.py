@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from recmill.data.memory_plan import give_back
+from recmill.data.sources.lists import numbers_of, plain_column
 
 RangeOf = Callable[[pa.RecordBatch], npt.NDArray[np.integer]]  # the range of each row of a batch
 TOLERANCE = 1.25  # a range that exceeds its size by this factor is still sorted in memory
@@ -61,7 +62,7 @@ class RangeSort:
         try:
             for batch in batches:
                 ranges_R = range_of(batch)
-                ordered = batch.take(pa.array(np.argsort(ranges_R, kind="stable")))
+                ordered = batch.take(plain_column(np.argsort(ranges_R, kind="stable")))
                 starts = np.concatenate([[0], np.cumsum(np.bincount(ranges_R, minlength=num_ranges))]).tolist()
                 for spilled, start, stop in zip(ranges, starts, starts[1:], strict=False):
                     if start < stop:
@@ -105,7 +106,7 @@ class RangeSort:
         batches.clear()
         give_back()
         for start in range(0, len(order), self.batch_rows):
-            yield from table.take(pa.array(order[start : start + self.batch_rows])).to_batches()
+            yield from table.take(plain_column(order[start : start + self.batch_rows])).to_batches()
 
 
 class _Spilled:
@@ -136,4 +137,4 @@ class _Spilled:
 
 
 def _order(batches: Sequence[pa.RecordBatch], keys: Sequence[str]) -> npt.NDArray[np.intp]:
-    return np.lexsort([np.concatenate([batch.column(key).to_numpy() for batch in batches]) for key in reversed(keys)])
+    return np.lexsort([np.concatenate([numbers_of(batch.column(key)) for batch in batches]) for key in reversed(keys)])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recmill.data.inspection.naming import IDENTITY, ITEM, SESSION, TIME, USER, words
+
 MAX_TOP_VALUES = 12
 MAX_EXAMPLES = 3
 # Whole numbers that are times: those between 1990 and 2100, by unit.
@@ -154,6 +156,9 @@ def _with_text_forms(connection: Any, view: str, facts: ColumnFacts) -> ColumnFa
     if facts.nature in ("timestamp", "date"):
         return replace(facts, time_form=facts.nature)
     if facts.nature == "integer" and facts.num_distinct > 1:
+        # Ids of 19 digits are times in nanoseconds too.
+        if words(facts.name) & (IDENTITY | USER | ITEM | SESSION) and not words(facts.name) & TIME:
+            return facts
         return replace(facts, time_form=epoch_unit(facts.low, facts.high))
     if facts.nature != "text" or not facts.num_known:
         return facts

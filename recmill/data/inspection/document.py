@@ -31,6 +31,9 @@ def write_document(proposal: LogProposal, *, out: str | Path) -> str:
         ["features:", *_features(proposal)],
         ["# Sessions that start last are held out for the metrics.", "splits: {test: 0.1}"],
     ]
+    if proposal.times.is_sparse:
+        days = f"{proposal.times.num_empty_days:,} of {proposal.times.num_days:,} days have no events"
+        blocks.append([*comment(f"{days}: so many that no file seems to be missing"), "checks: {empty_days: allow}"])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 

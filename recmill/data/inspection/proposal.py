@@ -19,6 +19,7 @@ from recmill.progress import Progress, no_progress
 
 GAP = "30min"
 GAP_MS = 1_800_000
+SPARSE = 0.1  # share of empty days
 OF_ONE_ITEM = 0.95  # share of the items with one value only, from which a column describes the item
 
 
@@ -33,6 +34,13 @@ class TimeFacts:
     num_nulls: int
     middle_ms: int  # between which 98% of the events lie
     num_sessions: int  # with GAP, if no column names the session
+    num_days: int  # from the first to the last event
+    num_empty_days: int
+
+    @property
+    def is_sparse(self) -> bool:
+        """So many days are empty that no file is missing: the log is like that."""
+        return self.num_empty_days > SPARSE * self.num_days
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +145,12 @@ def _further_notes(
             f"Times lie between {times.first} and {times.last}, but 98% of the events within "
             f"{times.middle_ms / DAY_MS:,.1f} days: a few times may be wrong."
         )
+    if times.num_empty_days and not times.is_sparse:
+        notes.append(
+            f"{times.num_empty_days:,} of {times.num_days:,} days have no events"
+            + (" among the rows looked at" if roles.table.is_sample else "")
+            + ": is a file missing? recmill prepare refuses such a log, unless you write checks: {empty_days: allow}."
+        )
     notes += [
         f"{match.table} is not joined: {match.num_duplicates:,} values of {match.key} occur more than once; keep one "
         "row each, or name the column since when a row is valid (valid_from)."
@@ -158,7 +172,7 @@ def milliseconds(column: ColumnFacts) -> str:
         scale = EPOCH_UNITS[form]
         return f"({name} * {1000 // scale})" if scale <= 1000 else f"({name} // {scale // 1000})"
     if column.nature == "text":
-        parsed = f"try_cast({name} AS TIMESTAMP)" if form == "iso" else f"try_strptime({name}, {literal(form)})"
+        parsed = f"try_cast({name} AS TIMESTAMPTZ)" if form == "iso" else f"try_strptime({name}, {literal(form)})"
         return f"epoch_ms({parsed})"
     return f"epoch_ms({name}::TIMESTAMP)"
 
@@ -171,10 +185,11 @@ def _measure_times(connection: Any, roles: Roles, time_ms: str) -> TimeFacts:
         SELECT min(t), max(t), strftime(make_timestamp(min(t) * 1000), '%Y-%m-%d %H:%M'),
                strftime(make_timestamp(max(t) * 1000), '%Y-%m-%d %H:%M'), bool_or(t % 86400000 != 0),
                count(*) - count(t), quantile_disc(t, 0.99) - quantile_disc(t, 0.01),
-               (SELECT count(*) FROM gaps WHERE gap IS NULL OR gap > {GAP_MS})
+               (SELECT count(*) FROM gaps WHERE gap IS NULL OR gap > {GAP_MS}), count(DISTINCT t // {DAY_MS})
         FROM rows
     """
-    low, high, first, last, has_time_of_day, num_nulls, middle_ms, num_sessions = connection.execute(query).fetchone()
+    row = connection.execute(query).fetchone()
+    low, high, first, last, has_time_of_day, num_nulls, middle_ms, num_sessions, num_full = row
     if low is None:
         raise InputError(f"{roles.table.found.path}: column {roles.time.column!r} holds no time that can be read")
     return TimeFacts(
@@ -185,6 +200,8 @@ def _measure_times(connection: Any, roles: Roles, time_ms: str) -> TimeFacts:
         num_nulls=num_nulls,
         middle_ms=middle_ms,
         num_sessions=num_sessions,
+        num_days=(num_days := high // DAY_MS - low // DAY_MS + 1),
+        num_empty_days=num_days - num_full,
     )
 
 

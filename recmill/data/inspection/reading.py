@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -10,13 +11,14 @@ from typing import Any
 import fsspec
 
 from recmill.artifacts import InputError, is_remote
-from recmill.data.inspection.columns import ColumnFacts, measure_columns
-from recmill.data.inspection.files import TABLES, FoundTable
+from recmill.data.inspection.columns import ColumnFacts, measure_columns, quoted
+from recmill.data.inspection.files import TABLES, FoundTable, find_line, find_uneven_line
 from recmill.data.inspection.snapshots import scan_snapshot
 
 SAMPLE_ROWS = 1_000_000
 MAX_SAMPLED_FILES = 16
 SNIFF_BYTES = 262_144
+JSON_DEPTH = 5  # of records in JSON lines whose fields become columns; what is deeper stays JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ def inspect_table(connection: Any, found: FoundTable, *, sample_rows: int = SAMP
         columns = measure_columns(connection, found.name, view)
     if found.format == "csv" and all(column.name == f"column{n}" for n, column in enumerate(columns)):
         found.options["names"] = [column.name for column in columns]  # DuckDB found no header line
+    _refuse_one_column(found, columns)
+    _refuse_repeated_header(connection, found, view, columns)
     num_rows = columns[0].num_rows
     if num_rows == 0:
         raise InputError(f"{found.path}: the table is empty")
@@ -89,8 +93,10 @@ def explain_errors(found: FoundTable) -> Iterator[None]:
 
     try:
         yield
-    except (duckdb.Error, OSError, UnicodeError) as error:
+    except (duckdb.Error, OSError, UnicodeError, EOFError, zlib.error) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
+        if found.format == "csv" and isinstance(error, duckdb.Error):
+            reason = find_uneven_line(found) or reason
         raise InputError(f"{found.path}: cannot be read as {found.format} ({reason})") from None
 
 
@@ -105,15 +111,54 @@ def scan(connection: Any, found: FoundTable, files: Sequence[str]) -> str:
             connection.register_filesystem(filesystem)
     listed = f"[{', '.join(map(literal, files))}]"
     if found.format == "parquet":
-        return f"read_parquet({listed}, union_by_name = true)"
+        return _flat(connection, f"read_parquet({listed}, union_by_name = true)")
     if found.format == "jsonl":
-        return f"read_json({listed}, format = 'auto', union_by_name = true, maximum_depth = 2)"
+        depth = f"maximum_depth = {JSON_DEPTH}"
+        return _flat(connection, f"read_json({listed}, format = 'auto', union_by_name = true, {depth})")
     options = {"delim": found.options.get("delimiter"), "encoding": found.options.get("encoding")}
     given = "".join(f", {name} = {literal(value)}" for name, value in options.items() if value)
     quote = ", quote = '', escape = ''" if found.options.get("delimiter") == "::" else ""
     columns = ", ".join(map(literal, found.options.get("names", ())))
     names = f", header = false, names = [{columns}]" if columns else ""
     return f"read_csv({listed}{given}{quote}{names}, union_by_name = true, sample_size = 200_000)"
+
+
+def _flat(connection: Any, rows: str) -> str:
+    """DuckDB's expression for the rows with fields of records as columns of their own: user.id."""
+    relation = connection.sql(f"SELECT * FROM {rows}")
+    if not any(kind.id == "struct" for kind in relation.types):
+        return rows
+    columns = [
+        own for name, kind in zip(relation.columns, relation.types, strict=True) for own in _fields([name], kind)
+    ]
+    chosen = ", ".join(f"{'.'.join(map(quoted, path))} AS {quoted('.'.join(path))}" for path in columns)
+    return f"(SELECT {chosen} FROM {rows})"
+
+
+def _fields(path: list[str], kind: Any) -> Iterator[list[str]]:
+    if kind.id != "struct":
+        yield path
+        return
+    for name, own in kind.children:
+        yield from _fields([*path, name], own)
+
+
+def _refuse_one_column(found: FoundTable, columns: Sequence[ColumnFacts]) -> None:
+    """DuckDB finds no delimiter where a line has too many or too few of them."""
+    mark = max(",;\t|", key=columns[0].name.count)
+    if found.format == "csv" and len(columns) == 1 and mark in columns[0].name:
+        uneven = find_uneven_line(replace(found, options={**found.options, "delimiter": mark}))
+        raise InputError(f"{found.path}: cannot be read as csv ({uneven or f'found no column separated by {mark!r}'})")
+
+
+def _refuse_repeated_header(connection: Any, found: FoundTable, view: str, columns: Sequence[ColumnFacts]) -> None:
+    """Exports that were put one after another: every column is text then, and the header one of its rows."""
+    if found.format != "csv" or any(column.nature != "text" for column in columns):
+        return
+    same = " AND ".join(f"{quoted(column.name)} = {literal(column.name)}" for column in columns)
+    if connection.execute(f"SELECT count(*) FROM {view} WHERE {same}").fetchone()[0]:
+        where = find_line(found, columns[0].name)
+        raise InputError(f"{where or found.path}: repeats the header line, expected it once, at the top")
 
 
 def copy_table(found: FoundTable, path: str) -> None:

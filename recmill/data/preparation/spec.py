@@ -338,6 +338,16 @@ class FeatureSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChecksSpec:
+    """What the checks of the data let pass."""
+
+    empty_days: Literal["refuse", "allow"] = about(
+        "Days (UTC) without events between the first and the last event: an error, or a remark in checks.json.",
+        "refuse",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogSpec:
     """A whole `log.yaml`."""
 
@@ -358,3 +368,4 @@ class LogSpec:
         "sessions, which are the last ones (0.1).",
         None,
     )
+    checks: ChecksSpec = about("What the checks of the data let pass.", ChecksSpec())

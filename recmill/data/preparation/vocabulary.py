@@ -6,7 +6,6 @@ from pathlib import Path
 
 import fsspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, dump_json, join_path
@@ -16,6 +15,7 @@ from recmill.data.preparation.queries.recipe import Recipe
 from recmill.data.preparation.queries.tables import QueryEngine
 from recmill.data.preparation.sources import SourceFiles
 from recmill.data.schema import Schema
+from recmill.data.sources.lists import numbers_of, plain_column
 from recmill.data.vocabulary import MAP_FILE, TableMap, VocabularyMap, hash_map
 
 COLUMNS = {"row": pa.int64(), "count": pa.int64(), "since": pa.int64(), "last_seen": pa.int64()}
@@ -37,7 +37,7 @@ def write_vocabularies(
         pq.write_table(found, folder / VOCABULARY_FOLDER / f"{name}.parquet", compression="zstd")
         before = previous.tables.get(name) if previous else None
         tables[name] = _describe(found, version, before, num_rows=sizes[name], rare_rows=recipe.rare_rows[name])
-        own_values[name] = found.filter(pc.greater(found["row"], 0))
+        own_values[name] = found.slice(0, tables[name].num_values)  # rare values are the last
     fixed = {name: (own.num_rows if own.hashed else 0, own.rare_rows) for name, own in tables.items()}
     ancestors = (*previous.ancestors, previous.hash) if previous else ()
     dense = {feature.name: feature.dense for feature in recipe.plan.features if feature.kind == "dense"}
@@ -51,14 +51,15 @@ def _ordered(found: pa.Table) -> pa.Table:
     """Rows in their order, then rare values, with the same types from every engine."""
     kind = pa.int64() if pa.types.is_integer(found.schema.field("value").type) else pa.string()
     found = found.cast(pa.schema({"value": kind, **COLUMNS}))
-    ordered = found.append_column("is_rare", pc.equal(found["row"], 0)).sort_by(
+    is_rare = plain_column((numbers_of(found["row"]) == 0).view("int8"))
+    ordered = found.append_column("is_rare", is_rare).sort_by(
         [("is_rare", "ascending"), ("row", "ascending"), ("count", "descending"), ("value", "ascending")]
     )
     return ordered.drop_columns("is_rare")
 
 
 def _describe(found: pa.Table, version: int, before: TableMap | None, *, num_rows: int, rare_rows: int) -> TableMap:
-    row, count, since = (found[name].to_numpy() for name in ("row", "count", "since"))
+    row, count, since = (numbers_of(found[name]) for name in ("row", "count", "since"))
     reads, is_own = max(1, int(count.sum())), row > 0
     is_new = is_own & (since == version)
     num_reused = int((is_new & (row < before.num_rows)).sum()) if before else 0

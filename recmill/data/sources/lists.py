@@ -50,6 +50,26 @@ def plain_column(values: npt.NDArray[Any]) -> pa.Array:
     )
 
 
+def numbers_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
+    """A column of numbers or booleans as a numpy array, nulls as NaN; to_numpy() of Arrow would import pandas first."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    kind, place = array.type, slice(array.offset, array.offset + len(array))
+    dtype = {pa.float64(): "float64", pa.float32(): "float32", pa.bool_(): "bool"}.get(kind, str(kind))
+    is_plain = dtype in ("float32", "float64", "bool") or pa.types.is_integer(kind)
+    if not is_plain or not len(array) or (array.null_count and dtype != "float64"):
+        converted: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return converted
+    is_valid, values = array.buffers()
+    if dtype == "bool":
+        return _bits(values)[place]
+    numbers = np.frombuffer(values, dtype=dtype)[place]
+    return np.where(_bits(is_valid)[place], numbers, np.nan) if array.null_count else numbers
+
+
+def _bits(buffer: pa.Buffer) -> BoolArray:
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(np.bool_)
+
+
 def window_column(values: IntArray, starts: IntArray, lengths: IntArray) -> pa.ListArray:
     """A `list<int64>` column of windows into `values`."""
     gathered = gather_windows(values, starts, lengths).astype(np.int64, copy=False)

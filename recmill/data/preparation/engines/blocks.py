@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from recmill.data.preparation.samples.attributes import Column
+from recmill.data.sources.lists import numbers_of
 
 
 def cut_blocks(batches: Iterable[pa.RecordBatch], block_events: int) -> Iterator[dict[str, Column]]:
@@ -18,7 +19,7 @@ def cut_blocks(batches: Iterable[pa.RecordBatch], block_events: int) -> Iterator
         if sum(own.num_rows for own in waiting) < block_events:
             continue
         table = pa.Table.from_batches(waiting)
-        users = table["user"].to_numpy()
+        users = numbers_of(table["user"])
         cut = int(np.searchsorted(users, users[-1]))  # the last user may go on in the next batch
         if cut:
             yield arrays_of(table.slice(0, cut))
@@ -28,4 +29,4 @@ def cut_blocks(batches: Iterable[pa.RecordBatch], block_events: int) -> Iterator
 
 
 def arrays_of(table: pa.Table) -> dict[str, Column]:
-    return {name: table[name].to_numpy() for name in table.column_names}
+    return {name: numbers_of(table[name]) for name in table.column_names}

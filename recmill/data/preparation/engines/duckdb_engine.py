@@ -29,7 +29,7 @@ from recmill.data.preparation.samples.attributes import Column
 from recmill.data.preparation.samples.blocks import SamplePlan, Samples, list_columns, make_samples
 from recmill.data.preparation.samples.summary import SessionStarts
 from recmill.data.preparation.sources import SourceFiles
-from recmill.data.sources.lists import plain_column
+from recmill.data.sources.lists import numbers_of, plain_column
 from recmill.data.sources.log_writer import ROWS_PER_GROUP
 from recmill.progress import Progress
 
@@ -64,7 +64,7 @@ class DuckDBQueries:
             files = scan(con, source, [glob.escape(file) for file in source.files])
             con.execute(f"CREATE TEMP VIEW {name}_files AS SELECT * FROM {files}")
             columns = con.execute(f"DESCRIBE {name}_files").fetchall()
-            casts = [_quoted(column, cast_of(kind)) for column, kind, *_ in columns]
+            casts = [_converted(column, kind) for column, kind, *_ in columns]
             query = f"SELECT {', '.join(casts)} FROM {name}_files"
             if source.is_text:
                 stored = str(self.scratch / f"{name}.parquet")
@@ -188,18 +188,22 @@ class _HistoryFiles:
                 file.close()
                 is_empty = self.paths[name].stat().st_size == 0
                 self.mapped[name] = np.zeros(0, np.int64) if is_empty else np.memmap(self.paths[name], np.int64, "r")
-        columns = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
+        columns = {name: numbers_of(batch.column(name)) for name in batch.schema.names}
         windows = {own: (columns[f"start of {own}"], columns[f"length of {own}"]) for own in self.plan.windows}
         return list_columns(columns, windows, self.mapped, self.plan)
 
 
 def _range(batch: pa.RecordBatch, edges: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.searchsorted(edges, batch.column("timestamp").to_numpy(), side="right")
+    found: np.ndarray = np.searchsorted(edges, numbers_of(batch.column("timestamp")), side="right")
     return found
 
 
-def _quoted(column: str, cast: str | None) -> str:
+def _converted(column: str, kind: str) -> str:
+    """DuckDB's expression for a column of SQL type `kind` as it is read."""
     name = '"' + column.replace('"', '""') + '"'
+    if kind == "TIMESTAMP WITH TIME ZONE":  # a cast would be left to the CSV reader, which ignores offsets
+        return f"make_timestamp(epoch_us({name})) AS {name}"
+    cast = cast_of(kind)
     return f"CAST({name} AS {cast}) AS {name}" if cast else name
 
 

@@ -73,6 +73,7 @@ class SparkQueries:
             raise InputError(f"{source.path}: Spark cannot read the memory of this process; use engine 'duckdb'")
         try:
             frame = self._read(source)
+            frame = frame.selectExpr(*(own for field in frame.schema for own in _flat([field.name], field.dataType)))
             frame = frame.selectExpr(*(_quoted(name, cast_of(kind)) for name, kind in frame.dtypes))
             if source.is_text:
                 frame = self._persist(frame)
@@ -223,6 +224,15 @@ def _part_writer(staging: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
 def _quoted(column: str, cast: str | None) -> str:
     name = "`" + column.replace("`", "``") + "`"
     return f"CAST({name} AS {'string' if cast == 'varchar' else cast}) AS {name}" if cast else name
+
+
+def _flat(path: list[str], kind: Any) -> Iterator[str]:
+    """Spark's expressions of a column, or of the fields of a record as columns of their own: user.id."""
+    if kind.typeName() != "struct":
+        yield f"{'.'.join(_quoted(own, None) for own in path)} AS {_quoted('.'.join(path), None)}"
+        return
+    for field in kind:
+        yield from _flat([*path, field.name], field.dataType)
 
 
 @contextmanager

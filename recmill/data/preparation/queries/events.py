@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import ibis
 
 from recmill.artifacts import InputError
+from recmill.data.inspection.files import find_line
 from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables, as_text
 from recmill.data.preparation.spec import OutcomeSpec, Where
 
@@ -139,7 +141,7 @@ def _check_values(tables: SourceTables, source: Any, rows: Any) -> dict[str, int
         found = tables.engine.fetch(source.aggregate(**parts)).to_pylist()[0] if parts else {}
         found |= tables.engine.fetch(rows.aggregate(**facts)).to_pylist()[0]
     except InputError as error:
-        raise tables.error(f"events: {path}: {error}") from None
+        raise tables.error(f"events: {path}: {error}{_place_of(tables, str(error))}") from None
     numbers = {name: value or 0 for name, value in found.items()}
     total = numbers["num_events"]
     if total == 0:
@@ -156,6 +158,13 @@ def _check_values(tables: SourceTables, source: Any, rows: Any) -> dict[str, int
                 f"events.{name}: column {column!r} of {path} is not a whole number in {broken:,} of {total:,} events"
             )
     return {name: int(numbers[name]) for name in ("num_events", "first_ms", "last_ms")}
+
+
+def _place_of(tables: SourceTables, reason: str) -> str:
+    """Where the value that an engine names in quotes stands in a text file."""
+    source, named = tables.files[tables.spec.events.source], re.search(r"\"([^\"]+)\"|'([^']+)'", reason)
+    where = find_line(source, named[1] or named[2]) if named and source.is_text else ""
+    return f"; see {where}" if where else ""
 
 
 def _with_outcome(tables: SourceTables, rows: Any, number: int, outcome: OutcomeSpec) -> Any:

@@ -19,6 +19,7 @@ from recmill.data.preparation.queries.joins import SideTable
 from recmill.data.preparation.queries.tables import SEPARATOR, ColumnOrigin, QueryEngine, SourceTables
 from recmill.data.preparation.samples.attributes import ListTable
 from recmill.data.preparation.spec import FeatureSpec
+from recmill.data.sources.lists import numbers_of
 
 
 def _separator_of(tables: SourceTables, feature: FeatureSpec, origin: ColumnOrigin) -> tuple[str, bool]:
@@ -74,7 +75,7 @@ class ValueLists:
         found = engine.fetch(
             rows_of(self.elements, {"row": ("value", vocabulary, rare_rows)}, engine).select("code", "place", "row")
         )
-        arrays = {name: found[name].to_numpy() for name in found.column_names}
+        arrays = {name: numbers_of(found[name]) for name in found.column_names}
         order = np.lexsort([arrays["place"], arrays["code"]])
         num_lists = int(engine.fetch(self.codes.aggregate(n=self.codes.count()))["n"][0].as_py())
         missing = [] if is_sequence else [0]

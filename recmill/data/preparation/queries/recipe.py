@@ -29,6 +29,7 @@ from recmill.data.preparation.samples.blocks import ITEM_COLUMNS, FeaturePlan, S
 from recmill.data.preparation.samples.negatives import Drawing
 from recmill.data.preparation.spec import DEFAULT_DIM, TIME_ROWS, FeatureSpec, RowsSpec
 from recmill.data.schema import Feature, Schema
+from recmill.data.sources.lists import numbers_of
 
 
 @dataclass(kw_only=True)
@@ -63,6 +64,7 @@ class _Builder:
     vocabularies: dict[str, Any] = field(default_factory=dict)  # by table; a number of rows for hashed ones
     num_rows: dict[str, int] = field(default_factory=dict)
     rare_rows: dict[str, int] = field(default_factory=dict)
+    num_keys: dict[str, int] = field(default_factory=dict)  # distinct users, items, ...
 
     def build(self) -> Recipe:
         spec, engine = self.tables.spec, self.tables.engine
@@ -114,8 +116,10 @@ class _Builder:
         )
 
     def _count(self, key: str) -> int:
-        table = self.keys[key]
-        return int(self.tables.engine.fetch(table.aggregate(n=table.count()))["n"][0].as_py())
+        if key not in self.num_keys:
+            table = self.keys[key]
+            self.num_keys[key] = int(self.tables.engine.fetch(table.aggregate(n=table.count()))["n"][0].as_py())
+        return self.num_keys[key]
 
     def _origin(self, feature: FeatureSpec) -> ColumnOrigin:
         return self.tables.resolve(feature.column or (feature.history.of if feature.history else ""), feature.name)
@@ -289,7 +293,7 @@ class _Builder:
     def _fetch_table(self, table: Any, columns: list[str], key: str) -> KeyTable:
         times = ["valid_from"] if "valid_from" in table.columns else []
         fetched = self.tables.engine.fetch(table.select("code", *times, *columns))
-        arrays = {name: fetched[name].to_numpy() for name in fetched.column_names}
+        arrays = {name: numbers_of(fetched[name]) for name in fetched.column_names}
         order = np.lexsort([arrays[name] for name in (*times, "code")])
         return KeyTable(
             num_codes=self._count(key),
@@ -304,8 +308,8 @@ class _Builder:
         table = self.keys["item"]
         fetched = self.tables.engine.fetch(table.select("code", "positives"))
         weights = np.zeros(len(fetched), dtype=np.int64)
-        positives = fetched["positives"].to_numpy().astype(np.int64)
-        weights[fetched["code"].to_numpy()] = 1 if self.tables.spec.negatives.kind == "uniform" else positives
+        positives = numbers_of(fetched["positives"].cast("int64"))  # DuckDB adds up to 128 bits
+        weights[numbers_of(fetched["code"])] = 1 if self.tables.spec.negatives.kind == "uniform" else positives
         if not positives.any():
             raise self.tables.error(f"labels[0]: no event is a positive of {self.tables.spec.labels[0].name!r}")
         return Drawing(ends=np.cumsum(weights))

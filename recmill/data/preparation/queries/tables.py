@@ -15,6 +15,7 @@ from recmill.data.preparation.sources import SourceFiles, check_columns
 from recmill.data.preparation.spec import Condition, JoinSpec, LogSpec, TimeSpec, Where
 
 SEPARATOR = "\x1f"  # of lists that are held as text while they are counted and joined
+INT64_DIGITS = 18
 UNITS_PER_S = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
@@ -53,8 +54,10 @@ def cast_of(kind: str) -> str | None:
     kind = kind.lower()
     if kind.startswith(("timestamp", "datetime")):
         return "timestamp"
-    if kind in ("tinyint", "smallint", "int", "integer", "utinyint", "usmallint", "uinteger", "ubigint", "hugeint"):
+    if kind in ("tinyint", "smallint", "int", "integer", "utinyint", "usmallint", "uinteger", "ubigint"):
         return "bigint"
+    if kind == "hugeint" or (kind.startswith("decimal") and kind.endswith(",0)") and int(kind[8:-3]) > INT64_DIGITS):
+        return "varchar"  # ids of more than 64 bits
     if kind in ("float", "real") or kind.startswith("decimal"):
         return "double"
     return "varchar" if kind.startswith(("enum", "uuid", "char")) else None
@@ -135,7 +138,8 @@ class SourceTables:
             scaled = found * (1_000 // per_s) if per_s <= 1_000 else (found / (per_s // 1_000)).floor()
             return scaled.cast("int64")
         if kind.is_string():
-            found = found.as_timestamp(time.format) if time.format else found.cast("timestamp")
+            # DuckDB ignores the offset of text that becomes a timestamp without a zone.
+            found = found.as_timestamp(time.format) if time.format else found.cast("timestamp('UTC')")
         elif kind.is_date():
             found = found.cast("timestamp")
         elif not kind.is_timestamp():

@@ -29,6 +29,7 @@ PLACES = {
     "FeatureSpec": "features[]",
     "HistorySpec": "features[].history",
     "RowsSpec": "features[].rows",
+    "ChecksSpec": "checks",
 }
 
 

@@ -170,7 +170,11 @@ EMPTY_DAY = EVENTS | {"ts": [BASE_MS, BASE_MS + 2 * DAY_MS, BASE_MS + 2 * DAY_MS
             {"products": {"id": [1, 1, 2], "brand": ["x", "y", "z"]}},
             "{yaml}: sources.products: 1 values of 'id' occur more than once in {folder}/products.parquet, for ",
         ),
-        ({}, {"events": EMPTY_DAY}, "1 of 3 days have no events, the first from 2023-11-15"),
+        (
+            {},
+            {"events": EMPTY_DAY},
+            "{yaml}: events.time: day 2023-11-15 has no events, but {folder}/events.parquet goes from 2023-11-14 to",
+        ),
         (
             {},
             {"events": pa.table(EVENTS).slice(0, 0)},
@@ -180,15 +184,25 @@ EMPTY_DAY = EVENTS | {"ts": [BASE_MS, BASE_MS + 2 * DAY_MS, BASE_MS + 2 * DAY_MS
     ids=["wrong column", "no join", "gap of zero", "nulls in ids", "duplicate keys", "empty day", "no events at all"],
 )
 def test_the_command_answers_a_mistake_with_one_sentence_and_exit_code_2(tmp_path, capsys, changes, data, sentence):
-    """docs/data.md, "Mistakes". An empty day is a warning, which --strict turns into an error."""
+    """docs/data.md, "Data checks"."""
     for name, table in ({"events": EVENTS, "products": PRODUCTS} | data).items():
         pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), tmp_path / f"{name}.parquet")
     yaml = tmp_path / "log.yaml"
     yaml.write_text(json.dumps(SPEC | changes))
     with pytest.raises(SystemExit) as stop:
-        main(["prepare", str(yaml), "--out", str(tmp_path / "raw"), "--strict"])
+        main(["prepare", str(yaml), "--out", str(tmp_path / "raw")])
     (said,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("  ")]  # progress
     assert stop.value.code == 2
     assert said.startswith("recmill: error: ")
     assert sentence.format(yaml=yaml, folder=tmp_path) in said
     assert not (tmp_path / "raw").exists()
+
+
+def test_empty_days_pass_where_log_yaml_allows_them(tmp_path):
+    """Also with --strict: what was allowed is no warning."""
+    for name, table in {"events": EMPTY_DAY, "products": PRODUCTS}.items():
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    (tmp_path / "log.yaml").write_text(json.dumps(SPEC | {"checks": {"empty_days": "allow"}}))
+    prepare_log(tmp_path / "log.yaml", out=tmp_path / "raw")
+    found = json.loads((tmp_path / "raw/checks.json").read_text())["findings"]
+    assert [own["level"] for own in found if "1 of 3 days have no events" in own["message"]] == ["info"]

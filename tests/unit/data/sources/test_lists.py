@@ -1,10 +1,13 @@
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recmill.data.sources.lists import (
     Jagged,
     gather_windows,
+    numbers_of,
     offsets_of,
     position_in_run,
     space_out,
@@ -57,3 +60,31 @@ def test_spaced_timestamps_are_the_earliest_that_keep_the_distance(sessions, spa
 
 def test_positions_restart_with_every_run():
     assert position_in_run(starts_of_runs(np.array([4, 4, 2, 4, 4, 4]))).tolist() == [0, 1, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("int64", [3, -1, 7, 2, 5]),
+        ("int8", [3, -1, 7, 2, 5]),
+        ("uint32", [3, 1, 7, 2, 5]),
+        ("float64", [0.5, None, float("nan"), 2.0, None]),
+        ("float32", [0.5, 1.5, 2.5, 2.0, 0.0]),
+        ("bool", [True, False, True, True, False] * 5),
+        ("int64", [3, None, 7]),
+        ("string", ["a", None, "c"]),
+        ("int64", []),
+    ],
+)
+def test_numbers_of_a_column_are_those_of_arrow(kind, values):
+    whole = pa.array(values, kind)
+    for column in (
+        whole,
+        whole[1:],
+        whole[2:4],
+        pa.chunked_array([whole[:2], whole[2:], whole]),
+        pa.chunked_array([], kind),
+    ):
+        found, expected = numbers_of(column), column.to_numpy(zero_copy_only=False)
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == (expected.dtype if len(expected) else found.dtype)
