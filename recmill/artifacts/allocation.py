@@ -65,3 +65,6 @@ class WorkerAllocation(Artifact, Throughput):
                 raise InputError(f"stages.{stage} is {workers}, expected at least 1 worker")
         if self.agent is not None and PurePosixPath(self.agent).name != self.agent:
             raise InputError(f"agent is {self.agent!r}, expected the name of a file of this folder")
+
+    def named_files(self) -> frozenset[str]:
+        return frozenset([self.agent] if self.agent else [])

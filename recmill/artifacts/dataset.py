@@ -64,6 +64,9 @@ class Dataset(Artifact):
         if sum(part.num_rows for part in self.parts) != self.num_rows:
             raise InputError(f"the parts do not add up to {self.num_rows} rows")
 
+    def named_files(self) -> frozenset[str]:
+        return frozenset(part.file for part in self.parts)
+
     def checked_by_readers(self) -> frozenset[str]:
         return frozenset(part.file for part in self.parts if part.footer_sha256)
 

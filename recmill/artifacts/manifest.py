@@ -100,6 +100,10 @@ class Artifact:
         """Files, too large to be read twice, whose readers check what they read."""
         return frozenset()
 
+    def named_files(self) -> frozenset[str]:
+        """Files that the artifact's own fields name; all of them must be listed."""
+        return frozenset()
+
     def check_files(self, *, verify: bool) -> None:
         """Raise unless every listed file is there with its size and its content; `verify`: whoever reads it."""
         unread = frozenset() if verify else self.checked_by_readers()
@@ -121,6 +125,8 @@ class Artifact:
                 raise InputError(f"{path}: cannot be read ({error.strerror or describe_error(error)})") from None
             if f"sha256:{digest}" != entry.sha256:
                 raise InputError(f"{path}: its content is not what {self.manifest_name} recorded")
+        if unlisted := sorted(self.named_files() - {entry.name for entry in self.files}):
+            raise InputError(f"{self.path}/{self.manifest_name}: names {unlisted[0]!r}, which is not among its files")
 
 
 def _look_at(path: str, work: Callable[[Any, str], Any]) -> Any:

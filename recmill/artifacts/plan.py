@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from recmill.artifacts.dataset import Layout
 from recmill.artifacts.manifest import Artifact
+from recmill.artifacts.places.stores import InputError
 from recmill.artifacts.topology import Topology
 
 
@@ -51,10 +52,14 @@ class TablePlan:
     tiers: tuple[Tier, ...] = ()  # `rows/<table>.parquet` gives every row its place in here and its slot
     why: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.is_whole and not self.shards:
+            raise InputError("a table is table_wise, but no rank holds it")
+
     @property
     def is_whole(self) -> bool:
         """Whether one rank holds the table as a single tier."""
-        return self.tiers[0].kind == "table_wise"
+        return bool(self.tiers) and self.tiers[0].kind == "table_wise"
 
 
 @dataclass(frozen=True, kw_only=True)

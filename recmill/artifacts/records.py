@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -22,7 +23,7 @@ Record = TypeVar("Record")
 
 _SCALARS: dict[Any, str] = {
     bool: "true or false",
-    int: "a whole number of at least 0",
+    int: "a whole number of at least 0 and below 2**63",
     float: "a finite number",
     str: "a string",
 }
@@ -93,10 +94,12 @@ def _read(kind: Any, found: Any, where: str, key: str, is_strict: bool) -> Any:
             raise _unexpected(found, "whole numbers as keys", where, key)
         paths = {name: f"{key}.{name if name.isprintable() else repr(name)}" for name in found}  # stays one line
         return {inner[0](name): _read(inner[1], value, where, paths[name], is_strict) for name, value in found.items()}
-    is_fine = type(found) is kind or (kind is float and type(found) is int)
-    if not is_fine or (kind is int and found < 0) or (kind is float and not math.isfinite(found)):
+    if kind is float and type(found) is int:  # 10**400 is valid JSON
+        found = float(found) if abs(found) <= sys.float_info.max else math.inf
+    is_fine = type(found) is kind
+    if not is_fine or (kind is int and not 0 <= found < 2**63) or (kind is float and not math.isfinite(found)):
         raise _unexpected(found, _SCALARS[kind], where, key)
-    return float(found) if kind is float else found
+    return found
 
 
 def _unexpected(found: Any, expected: str, where: str, key: str) -> InputError:

@@ -38,7 +38,6 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -144,7 +143,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError(f"{METADATA} holds something else than strings")
         return {name: _read_entry(data, body, name, entry) for name, entry in header.items()}, metadata
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
         raise InputError(f"{path}: is not a safetensors file ({' '.join(str(error).split())[:200]})") from None
 
 
@@ -182,24 +181,6 @@ def read_rows(
         return torch.empty((stop - start, *shape[1:]), dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8)[begin - first : end - first]
     return flat.view(dtype).view(stop - start, *shape[1:])
-
-
-def read_whole_file(path: Path) -> dict[str, Tensor]:
-    """All tensors of a small file, whose hash the caller has checked."""
-    try:
-        data = bytearray(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    start = 8 + int.from_bytes(data[:8], "little")
-    found = {}
-    try:
-        for name, entry in json.loads(bytes(data[8:start])).items():
-            begin, end = entry["data_offsets"]
-            flat = torch.frombuffer(data, dtype=torch.uint8, offset=start)[begin:end] if end > begin else _NO_BYTES
-            found[name] = flat.view(DTYPES[entry["dtype"]]).view(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"{path}: is not a file in the safetensors format ({error})") from None
-    return found
 
 
 def _read(path: str | Path, begin: int, num_bytes: int) -> bytearray:

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from recmill.cli.output import BYTES, json_option
+from recmill.cli.output import BYTES, json_option, verify_option
 
 POSITIVE = click.IntRange(min=1)
 PORT = click.IntRange(0, 65535)
@@ -61,6 +61,7 @@ PORT = click.IntRange(0, 65535)
 @click.option(
     "--grace-seconds", type=click.FloatRange(min=1), default=30.0, help="On SIGTERM: how long calls in flight may take."
 )
+@verify_option
 @json_option
 def serve(
     model: str,

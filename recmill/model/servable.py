@@ -30,7 +30,8 @@ def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
     """Write an exported program; a full disk is an OSError, as everywhere."""
     with open(path, "wb") as file:
         kept = _ErrorKeeper(file)
-        torch.export.save(program, kept)
+        target: Any = kept
+        torch.export.save(program, target)
         if kept.error is not None:
             raise kept.error
 

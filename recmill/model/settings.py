@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recmill.artifacts.records import read_record
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankerConfig:
@@ -29,11 +31,9 @@ class RankerConfig:
     tower_layers: tuple[int, ...] = (64,)  # of each label, before its logit
     max_sequence_length: int = 512  # longer sequences keep this many of their last elements
 
-    @staticmethod
-    def of(settings: Mapping[str, Any]) -> RankerConfig:
-        """The ranker's part of the settings that a checkpoint holds."""
-        chosen: dict[str, Any] = {
-            name: settings[name] for name in RankerConfig.__dataclass_fields__ if name in settings
-        }
-        chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
-        return RankerConfig(**chosen)
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], *, where: str = "settings") -> RankerConfig:
+        """The ranker's part of the settings that a checkpoint or an exported model holds, with their types checked."""
+        chosen = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
+        chosen |= {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
+        return read_record(cls, chosen, where=where)

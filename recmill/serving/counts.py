@@ -7,9 +7,9 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path
+from recmill.artifacts.places.columns import read_numbers
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
 
@@ -36,9 +36,7 @@ def counts_of_vocabulary(checkpoint: str | Path, schema: Schema) -> dict[str, Co
 
 
 def _read(path: str) -> Counts:
-    with fsspec.open(path, "rb") as file:
-        table = pq.read_table(file, columns=["row", "count"])
-    rows, reads = (table[name].to_numpy().astype(np.int64) for name in ("row", "count"))
+    rows, reads = read_numbers(path, ("row", "count"))
     # A row that several rare values share is listed once for each.
     own, places = np.unique(rows, return_inverse=True)
     return own, np.bincount(places, weights=reads, minlength=len(own)).astype(np.int64)

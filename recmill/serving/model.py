@@ -11,7 +11,7 @@ import torch
 
 from kernels.shared_lookup import SharedLayout
 from recmill.artifacts import InputError, is_remote
-from recmill.artifacts.tensors import read_whole_file
+from recmill.artifacts.tensors import read_tensors
 from recmill.data.schema import Schema
 from recmill.model.ranker import Ranker
 from recmill.model.settings import RankerConfig
@@ -48,7 +48,7 @@ class RequestModel:
                      operating system may drop what it read, so tables may be larger than memory. "resident": all
                      tables are read now, and their hashes compared.
         cold_bytes   the most that mapped tables keep in memory beyond their most read rows (default: no limit)
-        verify       compare the hashes of mapped tables too (default: as `--verify full`)
+        verify       compare the hashes of mapped tables beyond 4 GiB too (default: as `--verify full`)
         is_split     False: layers that are linear in the user's inputs are computed per candidate all the same
         is_fused     False: features are looked up one after another by torch, not all at once (kernels/pool_tables),
                      and encoders run as in training, not with neighbouring layers in one (model/encoders/folded.py)
@@ -63,10 +63,14 @@ class RequestModel:
         if (path / REQUEST_FOLDER / RequestManifest.manifest_name).exists():
             path = path / REQUEST_FOLDER
         manifest = RequestManifest.load(path, verify=True if memory == "resident" else verify)
-        schema = Schema.from_json(manifest.schema, where=f"{path}/{manifest.manifest_name}")
-        config = RankerConfig.of(manifest.config)
+        where = f"{path}/{manifest.manifest_name}"
+        schema, config = Schema.from_json(manifest.schema, where=where), RankerConfig.of(manifest.config, where=where)
         ranker = Ranker(schema, config)
-        ranker.load_state_dict(read_whole_file(path / manifest.dense_file))
+        try:
+            ranker.load_state_dict(read_tensors(path / manifest.dense_file)[0])
+        except RuntimeError as error:
+            told = " ".join(str(error).split())[:300]
+            raise InputError(f"{path / manifest.dense_file}: is not of this model ({told})") from None
         files = MappedFiles(is_mapped=memory == "mapped", limit_bytes=cold_bytes)
         tables: dict[str, ServedTable] = {
             name: _stored_rows(path, table, files) for name, table in manifest.tables.items()
@@ -117,7 +121,7 @@ def _stored_rows(folder: Path, table: StoredTable, files: MappedFiles) -> Stored
 def _shared_rows(folder: Path, sharing: StoredSharing, files: MappedFiles) -> dict[str, ServedTable]:
     dtype = np.float32 if sharing.form == "float32" else np.int8
     array = files.open(folder / sharing.array_file, dtype, (sharing.num_slots,))
-    rest = read_whole_file(folder / sharing.tables_file)
+    rest, _ = read_tensors(folder / sharing.tables_file)
     layout = SharedLayout(size=sharing.size, block_size=sharing.block_size, seed=sharing.seed)
     return {
         name: SharedArrayRows(array, rest.get("exponents"), rest["exact_ids"], layout=layout, numbers=numbers)

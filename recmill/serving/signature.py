@@ -13,6 +13,7 @@ from recmill.data.schema import Schema
 REQUEST_FOLDER = "request"  # in an exported model
 Side = Literal["user", "candidate"]
 TableForm = Literal["float32", "bf16", "int8", "int4"]
+MAX_CHECKED_BYTES = 4 * 2**30  # of mapped files that are hashed when a model is loaded: 0.7 s of CPU time per GiB
 TABLE_FORMS: tuple[TableForm, ...] = ("float32", "bf16", "int8", "int4")
 
 
@@ -48,7 +49,7 @@ class StoredSharing:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestManifest(Artifact):
-    """request.json: a model for requests. Tables are mapped, so that only `verify` reads all of them."""
+    """request.json: a model for requests. Tables are mapped; those of a large model are only checked by `verify`."""
 
     kind: ClassVar[str] = "request_model"
     manifest_name: ClassVar[str] = "request.json"
@@ -62,10 +63,18 @@ class RequestManifest(Artifact):
     tables: Mapping[str, StoredTable]
     sharing: StoredSharing | None = None
 
-    def checked_by_readers(self) -> frozenset[str]:
-        """Tables are too large to be read before the first request; `verify` reads them."""
-        mapped = {name for table in self.tables.values() for name in (table.file, table.order_file)}
+    @property
+    def mapped_files(self) -> frozenset[str]:
+        mapped = {name for table in self.tables.values() for name in (table.file, table.order_file) if name}
         return frozenset(mapped | ({self.sharing.array_file} if self.sharing else set()))
+
+    def named_files(self) -> frozenset[str]:
+        return self.mapped_files | {self.dense_file} | ({self.sharing.tables_file} if self.sharing else set())
+
+    def checked_by_readers(self) -> frozenset[str]:
+        """Mapped files, where they are too large to be read before the first request; `verify` reads them."""
+        total = sum(entry.bytes for entry in self.files if entry.name in self.mapped_files)
+        return self.mapped_files if total > MAX_CHECKED_BYTES else frozenset()
 
     @property
     def signature(self) -> Signature:

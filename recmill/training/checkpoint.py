@@ -152,7 +152,7 @@ def load_trained_model(
     elsewhere = frozenset(sharing.tables) if sharing else frozenset()
     model = RankingModel(
         schema,
-        RankerConfig.of(checkpoint.config),
+        RankerConfig.of(checkpoint.config, where=str(checkpoint.path)),
         deduplicated=deduplicated,
         elsewhere=elsewhere if has_tables else frozenset(table.name for table in schema.tables),
         table_device=torch.device("cpu"),

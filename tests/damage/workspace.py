@@ -8,8 +8,10 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +19,15 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from recmill.artifacts import InputError, read_checked_json
+from recmill.artifacts import InputError, WorkerAllocation, read_checked_json
+from recmill.artifacts.places.failures import describe_failure
 from recmill.cli import main
 from recmill.report.runs import load_run
+from recmill.serving.model import RequestModel
+from recmill.serving.server.versions import blank_request
 from recmill.training.config import TrainConfig
 from recmill.training.verdicts import Verdicts, remember, remembered
+from tests.event_logs import Options, Shop
 from tests.unit.report.report_runs import write_run
 
 CONFIG = {
@@ -63,7 +69,9 @@ class Workspace:
             [*cluster, "session", "--out", self.path("sessions")],
             ["profile", self.path("dataset"), "--out", self.path("profile")],
             ["plan", self.path("profile"), "--nproc", "1", "--hot-budget", "8KB", "--out", self.path("plan")],
+            ["plan", self.path("profile"), "--nproc", "2", "--hot-budget", "8KB", "--out", self.path("plan2")],
             ["tune", self.path("dataset"), "--seconds", "0.5", "--out", self.path("allocation")],
+            ["prepare", str(Shop.random(3, 60).write(self.folder / "shop", Options())), "--out", self.path("prepared")],
         ):
             ended = run_command([*command, "--json"])
             assert ended.code == 0, (command, ended.said)
@@ -78,6 +86,7 @@ class Workspace:
         self._train(self.folder / "run")
         assert run_command(["export", self.path("run/checkpoint"), "--out", self.path("model"), "--json"]).code == 0
         shutil.rmtree(self.folder / "model" / "mlflow")
+        assert run_command([*self._predict("run/checkpoint"), "--out", self.path("scores"), "--json"]).code == 0
         write_run(self.folder / "report")
 
     def _train(self, out: Path) -> dict[str, Any]:
@@ -117,15 +126,26 @@ class Workspace:
             "evaluate": (("run/checkpoint", "dataset"), lambda: run_command(["evaluate", model, data, "--json"])),
             "export": (("run/checkpoint",), self._export),
             "serve": (("model",), self._serve),
+            "serve requests": (("model/request",), self._serve_requests),
+            "tune": (("dataset",), self._tune),
+            "predict": (("run/checkpoint", "dataset"), lambda: self._score(*self._predict("run/checkpoint"))),
+            "predict exported": (("model", "dataset"), lambda: self._score(*self._predict("model"))),
+            "predict again": (("scores",), self._predict_again),
+            "prepare": (("prepared/vocabulary",), self._prepare),
             "compare": (("report",), self._compare),
             "train": (("dataset", "plan", "plan.trials", "allocation"), self._train_anew),
             "resume": (("stopped",), self._resume),
             "result": (("run",), self._show_result),
+            "train 2 ranks": (("dataset", "plan2"), self._train_on_two_ranks),
+            "run": (("raw",), self._run),
         }
+
+    def all_files(self, name: str) -> list[Path]:
+        return sorted(path for path in (self.folder / name).rglob("*") if path.is_file())
 
     def files(self, name: str) -> list[Path]:
         """The files of a folder that a command reads. A raw log's schema is written by people and has no hash."""
-        files = sorted(path for path in (self.folder / name).rglob("*") if path.is_file())
+        files = self.all_files(name)
         unread = {"train.log", ".lock"} | ({"schema.json"} if name == "raw" else set())
         files = [path for path in files if path.name not in unread]
         return [path for path in files if path.name in ("result.json", "job.json")] if name == "run" else files
@@ -154,6 +174,58 @@ class Workspace:
         rows = pd.DataFrame({name: [0, 1] for name in names})
         return Ended(0, program.predict(None, rows).tolist())
 
+    def _serve_requests(self) -> Ended:
+        """Load the exported model as the server does, and score."""
+        model = RequestModel.load(self.path("model"))
+        return Ended(0, model.score(blank_request(model.signature, 3)).tolist())
+
+    def _tune(self) -> Ended:
+        """What is measured differs every time; that there is an allocation does not."""
+        out = self.scratch / "out"
+        ended = run_command(["tune", self.path("dataset"), "--seconds", "0.2", "--out", str(out), "--json"])
+        return ended if ended.code else Ended(0, sorted(WorkerAllocation.load(out, verify=True).stages))
+
+    def _predict(self, model: str) -> list[str]:
+        return ["predict", self.path(model), self.path("dataset"), "--rows-per-part", "200"]
+
+    def _score(self, *command: str) -> Ended:
+        return self._files(command, "part-*.parquet")
+
+    def _predict_again(self) -> Ended:
+        shutil.copytree(self.folder / "scores", self.scratch / "out")
+        return self._score(*self._predict("run/checkpoint"))
+
+    def _prepare(self) -> Ended:
+        command = ("prepare", self.path("shop/log.yaml"), "--vocabulary", self.path("prepared"))
+        return self._files(command, "**/*.parquet")
+
+    def _files(self, command: Sequence[str], pattern: str) -> Ended:
+        ended = run_command([*command, "--out", str(self.scratch / "out"), "--json"])
+        files = sorted((self.scratch / "out").glob(pattern))
+        return ended if ended.code else Ended(0, [hashlib.sha256(path.read_bytes()).hexdigest() for path in files])
+
+    def _train_on_two_ranks(self) -> Ended:
+        out = self.scratch / "out"
+        command = ["train", self.path("dataset"), "--plan", self.path("plan2"), "--nproc", "2", "--out", str(out)]
+        ended = run_programme([*command, *(f"--set={name}={_text(value)}" for name, value in CONFIG.items())])
+        return ended if ended.code else Ended(0, _losses(read_checked_json(out / "result.json")))
+
+    def _run(self) -> Ended:
+        out = self.scratch / "out"
+        command = [
+            "run",
+            "--data",
+            self.path("raw"),
+            "--no-baseline",
+            "--no-tracking",
+            "--nproc",
+            "1",
+            "--out",
+            str(out),
+        ]
+        ended = run_programme([*command, *(f"--set={name}={_text(value)}" for name, value in CONFIG.items())])
+        return ended if ended.code else Ended(0, _losses(read_checked_json(out / "train" / "result.json")))
+
     def _compare(self) -> Ended:
         page = self.scratch / "page.html"
         ended = run_command(["compare", self.path("report"), "--out", str(page), "--json"])
@@ -163,19 +235,19 @@ class Workspace:
         return Ended(2, said=run.missing[0]) if run.missing else Ended(0, (run.parts, run.steps))
 
     def _train_anew(self) -> Ended:
-        return _explain(lambda: _losses(self._train(self.scratch / "out")))
+        return Ended(0, _losses(self._train(self.scratch / "out")))
 
     def _resume(self) -> Ended:
         shutil.copytree(self.folder / "stopped", self.scratch / "out")
-        return _explain(lambda: _losses(self._train(self.scratch / "out")))
+        return Ended(0, _losses(self._train(self.scratch / "out")))
 
     def _show_result(self) -> Ended:
-        return _explain(lambda: _losses(self._train(self.folder / "run")))
+        return Ended(0, _losses(self._train(self.folder / "run")))
 
     def run(self, name: str) -> Ended:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
-        return self.commands[name][1]()
+        return _explain(self.commands[name][1])
 
 
 def run_command(arguments: list[str]) -> Ended:
@@ -190,11 +262,28 @@ def run_command(arguments: list[str]) -> Ended:
     return Ended(code, json.loads(out.getvalue()) if code == 0 else None, err.getvalue().strip())
 
 
-def _explain(call: Callable[[], Any]) -> Ended:
+def run_programme(arguments: list[str]) -> Ended:
+    """A command that starts processes, in one of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "recmill", *arguments, "--json"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("recmill: error:") or "Traceback" in line]
+    return Ended(ran.returncode, said="\n".join(lines) or ran.stderr[-2000:])
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _explain(call: Callable[[], Ended]) -> Ended:
     try:
-        return Ended(0, call())
+        return call()
     except InputError as error:
         return Ended(2, said=f"recmill: error: {error}")
+    except Exception as error:
+        if (reason := describe_failure(error)) is None:
+            raise
+        return Ended(2, said=f"recmill: error: {reason}")
 
 
 def _losses(result: Mapping[str, Any]) -> Any:

@@ -63,6 +63,11 @@ def test_optional_keys_may_be_missing_and_unknown_ones_are_ignored() -> None:
         ({"wheels": [{"size": 1.0, "num_spokes": -3}]}, "b.json: wheels[0].num_spokes is -3, expected a whole number"),
         ({"wheels": [{"size": 1.0, "num_spokes": True}]}, "b.json: wheels[0].num_spokes is True, expected a whole"),
         ({"wheels": [{"size": "1"}]}, "b.json: wheels[0].size is '1', expected a finite number"),
+        ({"wheels": [{"size": 10**400}]}, "b.json: wheels[0].size is inf, expected a finite number"),
+        (
+            {"wheels": [{"size": 1.0, "num_spokes": 2**63}]},
+            "b.json: wheels[0].num_spokes is 9223372036854775808, expected",
+        ),
         ({"wheels": {}}, "b.json: wheels is {}, expected a list"),
         ({"position": [1.0]}, "b.json: position is [1.0], expected a list of 2 values"),
         ({"prices": {"now": 1.0}}, "b.json: prices is {'now': 1.0}, expected whole numbers as keys"),

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from recmill.artifacts import InputError, ShardPlan, is_remote, join_path
+from recmill.artifacts import InputError, ShardPlan, join_path
+from recmill.artifacts.places.columns import read_numbers
 
 IdArray = npt.NDArray[np.int64]
 
@@ -29,6 +28,10 @@ class HotRemap:
         self._sorted: dict[str, tuple[IdArray, npt.NDArray[np.int32]]] = {}
         for name, rows in self.hot_rows.items():
             slots = np.arange(len(rows), dtype=np.int32)
+            if len(rows) and rows.max() >= self.num_rows[name]:
+                raise InputError(
+                    f"table {name!r} has {self.num_rows[name]} rows, the plan's hot rows go to {rows.max()}"
+                )
             if 4 * self.num_rows[name] <= MAX_ARRAY_BYTES:
                 self._slots[name] = np.full(self.num_rows[name], COLD, np.int32)
                 self._slots[name][rows] = slots
@@ -59,19 +62,12 @@ def load_hot_rows(plan: ShardPlan | str | Path) -> dict[str, IdArray]:
         raise InputError(f"{plan.path}: the plan has no hot set; plan again with --hot-budget")
     found: dict[str, IdArray] = {}
     for name in hot_set.tables:
-        table = _read_small(join_path(plan.path, f"hot/{name}.parquet"))
-        rows, slots = table.column("row").to_numpy(), table.column("slot").to_numpy()
-        inside = (slots >= 0) & (slots < len(slots))
-        if not inside.all() or not (np.bincount(slots, minlength=len(slots)) == 1).all():
-            raise InputError(f"{plan.path}/hot/{name}.parquet: slots must be 0 to {len(slots) - 1}, each once")
+        path = join_path(plan.path, f"hot/{name}.parquet")
+        rows, slots = read_numbers(path, ("row", "slot"))
+        if len(np.unique(rows)) != len(rows):
+            raise InputError(f"{path}: lists a row twice")
+        if not (slots < len(slots)).all() or not (np.bincount(slots, minlength=len(slots)) == 1).all():
+            raise InputError(f"{path}: slots must be 0 to {len(slots) - 1}, each once")
         found[name] = np.empty(len(rows), np.int64)
         found[name][slots] = rows
     return found
-
-
-def _read_small(path: str) -> pa.Table:
-    """A whole Parquet file without threads and without Arrow's dataset, which would take longer than the file."""
-    if is_remote(path):
-        return pq.read_table(path)
-    with pq.ParquetFile(path) as file:
-        return file.read(use_threads=False)

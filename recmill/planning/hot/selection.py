@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path
+from recmill.artifacts.places.columns import read_numbers
 from recmill.artifacts.plan import HotSet, HotTable, SizeEstimate
 from recmill.artifacts.topology import Topology
 from recmill.data.schema import Schema, Table
@@ -134,9 +134,10 @@ def _load_candidates(profile: AccessProfile, schema: Schema, budget_bytes: int) 
             used += int(sizes_T[place])
     rows, counts = [], []
     for table in tables:
-        found = pq.read_table(join_path(profile.path, f"counts/{table.name}.parquet"))
-        rows.append(found.column("row").to_numpy())
-        counts.append(found.column("count").to_numpy())
+        path = join_path(profile.path, f"counts/{table.name}.parquet")
+        own, reads = read_numbers(path, ("row", "count"), below=table.num_rows)
+        rows.append(own)
+        counts.append(reads)
     return _Candidates(tables=tables, rows=rows, counts=counts, row_bytes_T=row_bytes_T, whole_T=whole_T)
 
 

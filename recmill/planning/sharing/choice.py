@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, ShardPlan, join_path
+from recmill.artifacts.places.columns import read_numbers
 from recmill.artifacts.plan import SharedParameters, SharedTablePlan
 from recmill.artifacts.profile import TableProfile
 from recmill.data.schema import Schema
@@ -211,8 +211,8 @@ MAX_FACTOR = 10_000  # the largest published factor; a larger number means bytes
 
 def read_exact_rows(plan_path: str | Path, table: str) -> npt.NDArray[np.int64]:
     """The ids of a table's exact rows from a plan's folder, by falling count."""
-    rows = pq.read_table(join_path(plan_path, f"exact/{table}.parquet")).sort_by("slot")["row"]
-    return np.array(rows.to_numpy(), dtype=np.int64)  # a copy: Arrow's own memory cannot be written to
+    rows, slots = read_numbers(join_path(plan_path, f"exact/{table}.parquet"), ("row", "slot"))
+    return rows[np.argsort(slots, kind="stable")]  # a copy: Arrow's own memory cannot be written to
 
 
 def _choose_kept(tables: Mapping[str, TableProfile], target: int) -> dict[str, str]:
@@ -236,9 +236,11 @@ def _choose_exact(
     total_reads = sum(table.num_accesses for table in tables.values())
     for place, (name, table) in enumerate(tables.items()):
         row_bytes = line.exact_row_bytes(table, width)
-        most = pq.read_table(join_path(profile.path, f"counts/{name}.parquet")).slice(0, budget // row_bytes)
-        rows.append(most["row"].to_numpy())
-        reads.append(most["count"].to_numpy().astype(np.float64))
+        path = join_path(profile.path, f"counts/{name}.parquet")
+        own, counts = read_numbers(path, ("row", "count"), below=table.num_rows)
+        most = own[: budget // row_bytes]
+        rows.append(most)
+        reads.append(counts[: len(most)].astype(np.float64))
         cost.append(np.full(len(most), row_bytes))
         owner.append(np.full(len(most), place))
     all_rows, all_owner, all_reads, all_cost = map(np.concatenate, (rows, owner, reads, cost))

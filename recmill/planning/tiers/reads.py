@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import AccessProfile, InputError, join_path, local_folder
+from recmill.artifacts.places.columns import check_numbers
 from recmill.data.schema import Schema, Table
 from recmill.planning.dedup import choose_features
 
@@ -98,7 +99,7 @@ def read_classes(path: Path, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.
     counts: dict[int, int] = {}
     try:
         for batch in pq.ParquetFile(path).iter_batches(batch_size=COUNT_BLOCK, columns=["count"]):
-            values, number = np.unique(batch.column(0).to_numpy(), return_counts=True)
+            values, number = np.unique(check_numbers(batch, "count", path), return_counts=True)
             for value, rows in zip(values.tolist(), number.tolist(), strict=True):
                 counts[value] = counts.get(value, 0) + rows
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, ShardPlan, join_path, local_folder
+from recmill.artifacts.places.columns import check_numbers
 
 ROW_BLOCK = 1_000_000
 ROW_SCHEMA = pa.schema([("row", pa.int64()), ("tier", pa.int32()), ("slot", pa.int64())])
@@ -77,10 +78,14 @@ def read_tier_rows(plan: ShardPlan, table: str) -> dict[str, np.ndarray]:
     places = {tier.kind: position for position, tier in enumerate(entry.tiers)}
     ordered = {}
     with local_folder(plan.path) as folder:
-        rows = ds.dataset(folder / "rows" / f"{table}.parquet")
+        path = folder / "rows" / f"{table}.parquet"
+        rows, num_rows = ds.dataset(path), sum(tier.num_rows for tier in entry.tiers)
+        if missing := {"row", "tier", "slot"} - set(rows.schema.names):
+            raise InputError(f"{path}: has no column {min(missing)!r}")
         for kind in ("replicated", "node"):
             inside = rows.to_table(columns=["row", "slot"], filter=pc.field("tier") == places.get(kind, -1))
-            ordered[kind] = inside.sort_by("slot")["row"].to_numpy()
+            row, slot = (check_numbers(inside, name, path, below=num_rows) for name in ("row", "slot"))
+            ordered[kind] = row[np.argsort(slot, kind="stable")]
     return ordered
 
 

@@ -25,7 +25,6 @@ from recmill.artifacts import (
     explain_write_errors,
     hash_json,
     is_remote,
-    read_checked_json,
     refuse_foreign_folder,
     write_text_atomically,
 )
@@ -34,7 +33,16 @@ from recmill.data.known_rows import KnownRows, NewReads, find_known_rows
 from recmill.progress import Progress, no_progress
 from recmill.training.prediction.rows import DatasetRows, LogRows, ScorePart, cut_parts, open_rows, read_batches
 from recmill.training.prediction.scorer import ModelFolder
-from recmill.training.prediction.scores import JOB, MANIFEST, find_written, finish, remove_leftovers, write_part
+from recmill.training.prediction.scores import (
+    JOB,
+    MANIFEST,
+    find_written,
+    finish,
+    load_finished,
+    read_job,
+    remove_leftovers,
+    write_part,
+)
 from recmill.training.processes import die_with_parent, hold_folder, rank_environment, threads_of, torch_threads
 from recmill.training.rank.dedup import DedupChoice, choose_lists
 
@@ -95,10 +103,10 @@ def predict_scores(
     with hold_folder(str(_locked(folder, share)), what="prediction"):
         _refuse_other_job(folder, job)
         if (folder / MANIFEST).exists():
-            return read_checked_json(folder / MANIFEST, kind="scores")
+            return load_finished(folder)
         write_text_atomically(folder / JOB, dump_record(job))
         remove_leftovers(folder, own)
-        written = find_written(folder, own, job["identity"])
+        written = find_written(folder, own, job["identity"], verify=True)
         missing = [part.number for part in own if part.number not in written]
         nproc = max(1, min(nproc, len(missing)))
         told = {**job, "out": str(folder), "rows_per_part": rows_per_part, "dedup": dedup}
@@ -134,10 +142,10 @@ def _locked(folder: Path, share: str) -> Path:
 def _refuse_other_job(folder: Path, job: Mapping[str, Any]) -> None:
     if not (folder / JOB).exists():
         return
-    before = read_checked_json(folder / JOB, kind="prediction")
-    if before["identity"] != job["identity"]:
+    before = read_job(folder)
+    if before.identity != job["identity"]:
         raise InputError(
-            f"{folder}: holds scores of {before['model']} for {before['data']} (split {before['split']}), or they have "
+            f"{folder}: holds scores of {before.model} for {before.data} (split {before.split}), or they have "
             "changed since; give another --out or remove it"
         )
 

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifacts import InputError, dump_record, read_checked_json, write_text_atomically
+from recmill.artifacts import InputError, dump_record, hash_file, read_checked_json, write_text_atomically
+from recmill.artifacts.records import read_record
 from recmill.data.known_rows import NewReads
 from recmill.training.prediction.rows import ScorePart
 
 JOB, MANIFEST = "job.json", "scores.json"
 IDENTITY = b"recmill.scores"
 NEW_READS = b"recmill.new_reads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """What job.json says about the scores."""
+
+    model: str
+    data: str
+    split: str
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRecord:
+    """A part as scores.json lists it; older ones have no hash."""
+
+    file: str
+    bytes: int
+    sha256: str | None
+
+
+def read_job(folder: Path) -> JobRecord:
+    loaded = read_checked_json(folder / JOB, kind="prediction")
+    return read_record(JobRecord, loaded, where=str(folder / JOB))
 
 
 def score_column(label: str) -> str:
@@ -57,15 +83,35 @@ def remove_leftovers(folder: Path, parts: Sequence[ScorePart]) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def find_written(folder: Path, parts: Sequence[ScorePart], identity: str) -> dict[int, pq.FileMetaData]:
-    """The footers of the parts that are complete."""
+def find_written(
+    folder: Path, parts: Sequence[ScorePart], identity: str, *, verify: bool = False
+) -> dict[int, pq.FileMetaData]:
+    """The footers of the parts that are complete; with `verify`, those whose pages have their checksums."""
     found = {}
     for part in parts:
-        with suppress(OSError, pa.ArrowException):
-            footer = pq.read_metadata(folder / part.file)
+        with (
+            suppress(OSError, pa.ArrowException),
+            pq.ParquetFile(folder / part.file, page_checksum_verification=verify) as file,
+        ):
+            footer = file.metadata
+            for _ in file.iter_batches() if verify else ():
+                pass
             if footer.num_rows == part.num_rows and (footer.metadata or {}).get(IDENTITY) == identity.encode():
                 found[part.number] = footer
     return found
+
+
+def load_finished(folder: Path) -> dict[str, Any]:
+    """The manifest of a finished folder, whose parts are as they were written."""
+    manifest = read_checked_json(folder / MANIFEST, kind="scores")
+    listed = manifest.get("parts")
+    for entry in listed if isinstance(listed, list) else [None]:
+        part = read_record(PartRecord, entry, where=str(folder / MANIFEST), key="parts")
+        path = folder / part.file
+        is_whole = path.is_file() and path.stat().st_size == part.bytes
+        if not is_whole or part.sha256 not in (None, hash_file(path)):
+            raise InputError(f"{path}: is missing or was changed; remove {folder / MANIFEST} to score it again")
+    return manifest
 
 
 def finish(folder: Path, parts: Sequence[ScorePart], job: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +130,12 @@ def finish(folder: Path, parts: Sequence[ScorePart], job: Mapping[str, Any]) -> 
         "num_rows": sum(part.num_rows for part in parts),
         "columns": ["session_id", "timestamp", "file", "row", *map(score_column, job["labels"])],
         "parts": [
-            {"file": part.file, "num_rows": part.num_rows, "bytes": (folder / part.file).stat().st_size}
+            {
+                "file": part.file,
+                "num_rows": part.num_rows,
+                "bytes": (folder / part.file).stat().st_size,
+                "sha256": hash_file(folder / part.file),
+            }
             for part in parts
         ],
     }

@@ -65,7 +65,7 @@ class _SavedRows:
             self._shared_tables = frozenset(checkpoint.sharing.tables)
             model = RankingModel(
                 schema,
-                RankerConfig.of(checkpoint.config),
+                RankerConfig.of(checkpoint.config, where=str(checkpoint.path)),
                 elsewhere=self._shared_tables,
                 table_device=torch.device("meta"),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from recmill.artifacts import InputError
+from recmill.artifacts.manifest import sign_manifest
 from recmill.artifacts.plan import SharedParameters, SharedTablePlan
 from recmill.data.schema import Feature, Schema
 from recmill.model.ranker import Ranker
@@ -279,21 +281,42 @@ def test_lists_of_a_request_become_a_batch(tmp_path):
             RequestBatch.of_lists(served.signature, [2], user=own, candidate=of_candidates)
 
 
-def test_damage_is_named(tmp_path):
+def test_damage_is_named(tmp_path, monkeypatch):
     config = RankerConfig(max_sequence_length=LIMIT)
     served = write_model(tmp_path, trained_model(config, schema_of()), config)
     path = Path(served.manifest.path, served.manifest.tables["items"].file)
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(data)
-    RequestModel.load(tmp_path)
     with pytest.raises(InputError, match=r"its content is not what request\.json recorded"):
-        RequestModel.load(tmp_path, memory="resident")
+        RequestModel.load(tmp_path)
+    monkeypatch.setattr("recmill.serving.signature.MAX_CHECKED_BYTES", 0)  # as if the tables were larger
+    RequestModel.load(tmp_path)
+    for options in ({"memory": "resident"}, {"verify": True}):
+        with pytest.raises(InputError, match=r"its content is not what request\.json recorded"):
+            RequestModel.load(tmp_path, **options)
     path.write_bytes(data[:-1])
     with pytest.raises(InputError, match=r"\d+.rows: has \d+ bytes, request.json says"):
         RequestModel.load(tmp_path)
     with pytest.raises(InputError, match="every feature is named as the user's"):
         choose_user_features(schema_of(), given=[feature.name for feature in schema_of().features])
+
+
+def test_a_manifest_names_only_files_of_its_folder(tmp_path):
+    """Whoever wrote the folder can make all hashes fit."""
+    config = RankerConfig(max_sequence_length=LIMIT)
+    served = write_model(tmp_path, trained_model(config, schema_of()), config)
+    place = Path(served.manifest.path, "request.json")
+    known = json.loads(place.read_text())
+    items = known["tables"]["items"]
+    for changed in (
+        {"dense_file": "/etc/hostname"},
+        {"tables": {**known["tables"], "items": {**items, "file": "../../outside"}}},
+        {"tables": {**known["tables"], "items": {**items, "order_file": "/dev/zero"}}},
+    ):
+        place.write_text(json.dumps(sign_manifest({**known, **changed})))
+        with pytest.raises(InputError, match="which is not among its files"):
+            RequestModel.load(tmp_path)
 
 
 def test_models_without_dense_values_or_layers_of_their_own(tmp_path):

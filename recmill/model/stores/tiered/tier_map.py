@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels import split_tiers
 from recmill.artifacts import InputError, ShardPlan, join_path, local_folder
+from recmill.artifacts.places.columns import check_numbers
 
 # N = ids, M = moved rows, R = requested rows
 GLOBAL, NODE, REPLICATED, TABLE_WISE = range(4)
@@ -145,8 +146,8 @@ def _read_moved(path: str, kinds: npt.NDArray[np.int64], num_rows: int) -> tuple
     entries: list[Rows] = []
     seen = 0
     for batch in pq.ParquetFile(path).iter_batches(batch_size=READ_ROWS, columns=["row", "tier", "slot"]):
-        row, tier, slot = (batch.column(name).to_numpy().astype(np.int64) for name in ("row", "tier", "slot"))
-        if len(tier) and not (tier.min() >= 0 and tier.max() < len(kinds)):
+        row, tier, slot = (check_numbers(batch, name, path) for name in ("row", "tier", "slot"))
+        if len(tier) and not tier.max() < len(kinds):
             raise InputError(f"{path}: column 'tier' has values up to {tier.max()}, plan.json has {len(kinds)} tiers")
         kind = kinds[tier]
         is_moved = kind != GLOBAL

@@ -166,6 +166,20 @@ def test_an_interrupted_prediction_scores_only_what_is_missing(work, tmp_path, m
 
 
 @pytest.mark.slow  # loads TorchRec
+def test_scores_that_were_damaged_are_not_taken_for_whole(work, tmp_path):
+    arguments, out = (work / "run/checkpoint", work / "time"), tmp_path / "scores"
+    whole = predict_scores(*arguments, out=out, rows_per_part=500)
+    part = out / whole["parts"][1]["file"]
+    before = part.read_bytes()
+    for changed in (b"", before[:-9], before[:40] + bytes([before[40] ^ 1]) + before[41:]):
+        part.write_bytes(changed)
+        with pytest.raises(InputError, match=r"part-00001.parquet: is missing or was changed; remove .*scores.json"):
+            predict_scores(*arguments, out=out, rows_per_part=500)
+    (out / "scores.json").unlink()
+    assert predict_scores(*arguments, out=out, rows_per_part=500) == whole
+    assert part.read_bytes() == before
+
+
 def test_two_processes_give_the_scores_of_one(work, tmp_path):
     predict_scores(work / "run/checkpoint", work / "session", out=tmp_path / "one", **SMALL)
     command = ["predict", str(work / "run/checkpoint"), str(work / "session"), "--out", str(tmp_path / "two")]
