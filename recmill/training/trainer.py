@@ -32,6 +32,7 @@ from recmill.artifacts import (
     refuse_foreign_folder,
     write_text_atomically,
 )
+from recmill.artifacts.places.scratch import remove_scratch
 from recmill.artifacts.places.stores import upload_file
 from recmill.data.hot.layout import layout_hot
 from recmill.data.schema import Schema
@@ -100,7 +101,9 @@ def train(
         with hold_folder(folder):
             refuse_other_settings(folder, job)
             write_text_atomically(join_path(folder, JOB), dump_record(job))
-            if not path_exists(join_path(folder, "result.json")):
+            if path_exists(join_path(folder, "result.json")):
+                remove_scratch("job")  # of a launcher that was killed after the run had finished
+            else:
                 ready = lay_out_hot(job, folder, config, progress)
                 ready |= {"export": str(export or ""), "owner": take_folder(folder)}
                 launch = launcher or partial(launch_torchrun, port=port, progress=progress)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -146,11 +147,15 @@ def test_a_run_resumes_at_another_number_of_processes(dataset, tmp_path):
     np.testing.assert_allclose(losses(result), losses(whole), rtol=1e-4)
 
 
-def test_a_finished_run_is_not_run_again(dataset, finished):
+def test_a_finished_run_is_not_run_again(dataset, finished, tmp_path, monkeypatch):
+    """And what a launcher left that was killed right after the run had finished is removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "recmill-tmp-job-0123abcd").mkdir()
     out, result = finished
     started = time.monotonic()
     assert train(dataset.path, out=out, nproc=2, config=CONFIG) == result
     assert time.monotonic() - started < 5
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_evaluates_to_the_metrics_of_its_run(dataset, finished):

@@ -35,14 +35,13 @@ def held_folder(make: Path | None = None, *, purpose: str = "", beside: Path | N
 
     Leftovers of the same name are removed first.
     """
-    prefix = ""
+    prefix = f"{'.' if beside else ''}{PREFIX}{purpose}-"
     if make is not None:
-        parent, pattern = make.parent, _leftovers_of(make.name)
+        parent = make.parent
+        remove_leftovers_of(make)
     else:
         parent = beside or Path(tempfile.gettempdir())
-        prefix = f"{'.' if beside else ''}{PREFIX}{purpose}-"
-        pattern = re.compile(rf"{re.escape(prefix)}[0-9a-f]{{8}}")
-    remove_leftovers(parent, pattern)
+        _remove_scratch(parent, prefix)
     while True:
         folder = temporary_name(make) if make is not None else parent / f"{prefix}{uuid.uuid4().hex[:8]}"
         folder.mkdir(mode=0o700 if make is None else 0o777)
@@ -53,6 +52,15 @@ def held_folder(make: Path | None = None, *, purpose: str = "", beside: Path | N
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
+
+
+def remove_scratch(purpose: str) -> None:
+    """Remove what killed processes left of their `held_folder(purpose=...)`."""
+    _remove_scratch(Path(tempfile.gettempdir()), f"{PREFIX}{purpose}-")
+
+
+def _remove_scratch(parent: Path, prefix: str) -> None:
+    remove_leftovers(parent, re.compile(rf"{re.escape(prefix)}[0-9a-f]{{8}}"))
 
 
 def remove_leftovers(parent: Path, pattern: re.Pattern[str]) -> None:
