@@ -1,6 +1,6 @@
 """The parts of a benchmark: kept as they finish, so that a run that was killed or failed resumes after its last part.
 
-Parts are kept in RESULT.json.parts until all have succeeded. They count as long as the code that is measured, the size,
+Parts are kept in RESULT.json.parts until all are measured. They count as long as the code that is measured, the size,
 the seed and the machine are the same. A part that fails leaves the others alone: its metrics are missing from the
 result, `failed` of the JSON says why, the script exits with 1 and the next call measures that part again.
 """
@@ -91,19 +91,16 @@ class Parts:
     def finish(self) -> None:
         """Print the table, write the JSON, and exit with 1 if a part failed.
 
-        If --only left out parts that no call before measured, the result is not complete: no JSON is written.
+        Parts that --only left out, and no call before measured, are named in `left_out` of the JSON: their rows of the
+        results are not measured yet.
         """
-        if self.left_out:
-            for name, metric in self.metrics.items():
-                ratio = f"{metric['ratio']:.3f}x {metric['spread']['interval']}" if metric["ratio"] else metric["ours"]
-                say(f"{name}: {ratio}")
-            say(f"kept in {self.path}; still to be measured: {', '.join(self.left_out)}")
-            return
-        failed = {"failed": self.failed} if self.failed else {}
-        finish(self.options, self.metrics, skipped=self.skipped, extra={**self.extra, **failed})
+        lacking = {name: own for name, own in (("failed", self.failed), ("left_out", self.left_out)) if own}
+        finish(self.options, self.metrics, skipped=self.skipped, extra={**self.extra, **lacking})
         if self.failed:
             raise SystemExit(f"{self.options.benchmark}: failed: {', '.join(self.failed)}; run it again to resume")
-        if self.path is not None:
+        if self.left_out:
+            say(f"still to be measured: {', '.join(self.left_out)}")
+        elif self.path is not None:
             self.path.unlink(missing_ok=True)
 
 

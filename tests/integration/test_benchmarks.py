@@ -23,6 +23,7 @@ RECD_GLOBO = (
     "storage_globo_vs_best",
     "preprocess_globo",
     "train_sequence_globo",
+    "train_standard_globo",
     "train_pooled_globo",
     "reader_bytes_globo",
     "wire_bytes_globo",
@@ -33,6 +34,7 @@ RECD_OTHER = (
     "dedup_kernel_vs_hash",
     "peak_memory",
     "reader_bytes",
+    "train_standard",
     "wire_bytes",
 )
 

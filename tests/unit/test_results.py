@@ -165,6 +165,17 @@ def test_parts_resume_after_a_failure_and_are_removed_when_all_succeeded(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["made.json"]
 
 
+def test_parts_that_were_not_chosen_are_not_measured_yet(tmp_path: Path) -> None:
+    chosen = parts.Parts(replace(options_of(tmp_path), only=("one",)))
+    chosen.measure("one", lambda: found(1.0))
+    chosen.measure("two", lambda: found(2.0))
+    chosen.finish()
+    result = json.loads(Path(tmp_path / "made.json").read_text(encoding="utf-8"))
+    assert (set(result["metrics"]), result["left_out"]) == ({"m1"}, ["two"])
+    assert Row(claim=replace(CLAIM, metric="m2"), benchmark="made", result=result).measured == "not measured yet"
+    assert "one" in parts.Parts(options_of(tmp_path))  # the next call continues
+
+
 def test_parts_of_another_seed_are_measured_again(tmp_path: Path) -> None:
     options = options_of(tmp_path)
     parts.Parts(options).measure("one", lambda: found(1.0))
