@@ -16,6 +16,7 @@ from and to the stores:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -46,6 +47,19 @@ class _HotGroup:
         self.features = [name for config in configs for name in config.feature_names]
         table_of_feature = [table for table, config in enumerate(configs) for _ in config.feature_names]
         self.tables = FusedTables(num_rows, table_of_feature, **options)
+        self._sent: PendingUpdate | None = None  # its gradients may be on their way
+
+    def settle(self) -> None:
+        """Apply gradients that are still on their way."""
+        if self._sent is not None:
+            self._sent.finish()
+            self._sent = None
+
+    def receive(self, pending: PendingUpdate, gradients: Sequence[Tensor]) -> None:
+        """Send the gradients of a lookup. Those of an earlier one use the same buffer, so they are applied first."""
+        self.settle()
+        pending.apply(gradients)
+        self._sent = pending
 
     def start(self, ids_N: Tensor, lengths_FB: Tensor, *, sync: str, group: Any) -> tuple[Tensor, PendingUpdate | None]:
         offsets = ids_N.new_zeros(len(lengths_FB) + 1, dtype=torch.int64)
@@ -102,19 +116,17 @@ class HotEmbeddingCollection(nn.Module):
                 rows = self.hot_rows[name]
                 own = {key: live[: len(rows)] for key, live in state.items()}
                 self._replicas[name] = Replica(rows_H=rows, weights_HD=weights[: len(rows)], state=own)
-        self._pending: list[PendingUpdate] = []  # of the last step, until the rows are read again
+        self._asked: list[PendingUpdate] = []  # of the last lookup
         self.anchor = torch.zeros((), requires_grad=True)  # not a Parameter: it only makes autograd call backward
 
     def send_ids(self) -> None:
         """Send the ids of the last lookup. Called when the forward pass is over, it need not wait for other ranks."""
-        for pending in self._pending:
+        for pending in self._asked:
             pending.send_ids()
 
     def _settle(self) -> None:
-        """Apply the gradients of the last step, if they are still on their way."""
-        for pending in self._pending:
-            pending.finish()
-        self._pending = []
+        for group in self._groups:
+            group.settle()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps that begin from now on."""
@@ -172,7 +184,7 @@ class HotEmbeddingCollection(nn.Module):
 
     def forward(self, slots: KeyedJaggedTensor) -> Any:
         self._settle()
-        started = []
+        self._asked, started = [], []
         for group in self._groups:
             values, lengths = pick_lists(slots, group.features)
             started.append((lengths, *group.start(values, lengths, sync=self.sync, group=self.process_group)))
@@ -180,8 +192,9 @@ class HotEmbeddingCollection(nn.Module):
         for group, (lengths, rows, pending) in zip(self._groups, started, strict=True):
             pieces = torch.split(rows, group.tables.dim, dim=1)
             if pending is not None:
-                self._pending.append(pending)
-                pieces = HandOver.apply(self.anchor, rows, group.tables.dim, pending.apply)  # type: ignore[no-untyped-call]
+                self._asked.append(pending)
+                receive = partial(group.receive, pending)
+                pieces = HandOver.apply(self.anchor, rows, group.tables.dim, receive)  # type: ignore[no-untyped-call]
             if self.is_pooled:
                 found |= zip(group.features, pieces, strict=True)
             else:

@@ -161,6 +161,21 @@ def compare(optimiser: str, *, is_pooled: bool, sync: str, sharding: str = "tabl
     return largest_difference(expected, found)
 
 
+def two_lookups_then_two_backwards() -> float:
+    """The largest difference between both ways to sync, if a second lookup comes before the gradients of the first."""
+    chosen, rank, found = hot_rows(), dist.get_rank(), dict[str, list[Tensor]]()
+    for sync in ("raw", "reduced"):
+        settings = TableOptimiser(kind="sgd", lr=LR, eps=EPS)
+        hot = HotEmbeddingCollection(configs(is_pooled=False), chosen, optimiser=settings, sync=sync)
+        for number, table in enumerate(hot.tables):
+            hot.weights(table).copy_(torch.linspace(-1, 1 + number, hot.weights(table).numel()).view(-1, 8))
+        losses = [loss_of(hot(batch(step, rank, chosen)), is_pooled=False) for step in (1, 3)]
+        for loss in losses:
+            loss.backward()
+        found[sync] = [hot.weights(table).clone() for table in hot.tables]
+    return largest_difference(found["raw"], found["reduced"])
+
+
 def main() -> None:
     rank, world_size, store, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     warnings.simplefilter("ignore")
@@ -173,6 +188,7 @@ def main() -> None:
                 name = f"{optimiser} {'pooled' if is_pooled else 'rows'} {sync}"
                 found[name] = compare(optimiser, is_pooled=is_pooled, sync=sync)
     found["row_wise shards"] = compare("rowwise_adagrad", is_pooled=False, sync="raw", sharding="row_wise")
+    found["two lookups"] = two_lookups_then_two_backwards()
     if rank == 0:
         with open(out, "w", encoding="utf-8") as file:
             json.dump(found, file)

@@ -72,6 +72,10 @@ def test_rows_come_from_and_return_to_row_wise_shards(differences):
     assert differences["row_wise shards"] == 0
 
 
+def test_a_second_lookup_before_the_gradients_of_the_first_loses_none(differences):
+    assert differences["two lookups"] <= TOLERANCE
+
+
 def test_rows_and_state_enter_by_slot_and_leave_by_row():
     store = MemoryStore({"t": 10}, dim=4)
     before = store.weights["t"].clone()
