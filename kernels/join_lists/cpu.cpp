@@ -14,7 +14,7 @@ class ListBlock {
   // One array of int64 ids and one of offsets, int32 or int64, per feature.
   ListBlock(std::vector<Input> values, std::vector<Input> offsets, int64_t num_rows) : num_rows(num_rows) {
     if (values.size() != offsets.size()) refuse("expected as many offsets as values");
-    if (num_rows < 0) refuse("num_rows: is " + std::to_string(num_rows));
+    check_num_rows();
     for (size_t k = 0; k < values.size(); ++k) {
       const auto feature = static_cast<int64_t>(k);
       const auto* ids = values[k].as<const int64_t>("values", Input::kAnySize, feature);
@@ -29,7 +29,7 @@ class ListBlock {
   // Ids of 4 bytes and int32 offsets of all features in one piece of memory, at these places.
   ListBlock(Input piece, const Input& values_at, const Input& offsets_at, const Input& counts, int64_t num_rows)
       : num_rows(num_rows) {
-    if (num_rows < 0) refuse("num_rows: is " + std::to_string(num_rows));
+    check_num_rows();
     const int64_t num_features = counts.num_items(), room = static_cast<int64_t>(piece.nbytes());
     const auto *values = values_at.as<const int64_t>("values_at", num_features),
                *offsets = offsets_at.as<const int64_t>("offsets_at", num_features),
@@ -67,6 +67,10 @@ class ListBlock {
   }
 
  private:
+  void check_num_rows() const {  // there is one more offset than rows
+    if (num_rows < 0 || num_rows == INT64_MAX) refuse("num_rows: is " + std::to_string(num_rows));
+  }
+
   struct Feature {
     const void *values, *offsets;
     int64_t num_values;

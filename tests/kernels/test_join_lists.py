@@ -73,3 +73,6 @@ def test_what_does_not_fit_is_refused():
         scan_lists(wide)
     with pytest.raises(ValueError, match="offsets of feature 0: has 2 elements, expected 3"):
         scan_lists(ListBlock(values=(np.zeros(3, np.int64),), offsets=(np.zeros(2, np.int32),), num_rows=2))
+    for num_rows in (-1, 2**63 - 1):
+        with pytest.raises(ValueError, match=f"num_rows: is {num_rows}"):
+            _ = ListBlock(values=(), offsets=(), num_rows=num_rows).compiled
