@@ -50,10 +50,12 @@ def dump_record(record: Mapping[str, Any]) -> str:
     return dump_json({**rest, "checksum": hash_json(rest)})
 
 
-def read_checked_json(path: str | Path, *, kind: str | None = None) -> dict[str, Any]:
+def read_checked_json(path: str | Path, *, kind: str | None = None, may_lack_checksum: bool = False) -> dict[str, Any]:
     """The JSON object that `dump_record` wrote, without its checksum; `kind` is what its entry "kind" must be."""
     loaded = read_json(path)
     checksum = loaded.pop("checksum", None)
+    if checksum is None and may_lack_checksum:
+        return loaded
     if checksum is None:
         raise InputError(f"{path}: has no checksum: it was changed after it was written, or an older recmill wrote it")
     if checksum != hash_json(loaded):

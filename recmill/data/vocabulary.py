@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recmill.artifacts import InputError, join_path, read_json, read_record, record_json
+from recmill.artifacts import InputError, join_path, read_checked_json, read_record, record_json
 from recmill.data.dense_values import DenseValues
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
@@ -48,6 +48,19 @@ class TableMap:
     new_share: float = 0.0  # of reads, in this log
     num_reused: int = 0  # new values whose row belonged to a retired one
     num_retired: int = 0
+    sha256: str | None = None  # of the file; None: hashed, or written by a recmill that kept no hash
+
+    def check_file(self, path: str) -> None:
+        """Raise unless the table's file is the one that this map was written with."""
+        if self.sha256 is None:
+            return
+        try:
+            with fsspec.open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file, though {MAP_FILE} lists it") from None
+        if f"sha256:{found}" != self.sha256:
+            raise InputError(f"{path}: its content is not what {MAP_FILE} recorded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +94,9 @@ class VocabularyMap:
         filesystem, root = fsspec.core.url_to_fs(path)
         if not filesystem.exists(root):
             raise InputError(f"{folder}: holds no {VOCABULARY_FOLDER}/{MAP_FILE}; expected a log from recmill prepare")
-        return cls.from_json(read_json(path), where=path)
+        # Maps of an older recmill have no checksum; a damaged key of one is refused as unknown.
+        loaded = read_checked_json(path, may_lack_checksum=True)
+        return read_record(cls, loaded, where=path, is_strict=True)
 
     def extends(self, older: VocabularyMap) -> bool:
         return older.hash == self.hash or older.hash in self.ancestors
@@ -104,6 +119,7 @@ class Vocabulary:
             listed = ", ".join(name for name, own in known.items() if not own.hashed) or "none"
             raise InputError(f"{folder}: has no vocabulary of table {table!r}, only of {listed}")
         path = join_path(folder, f"{VOCABULARY_FOLDER}/{table}.parquet")
+        known[table].check_file(path)
         try:
             with fsspec.open(path, "rb") as file:
                 found = pq.read_table(file, columns=["value", "row", "since"])

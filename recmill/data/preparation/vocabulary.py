@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifacts import InputError, dump_json, join_path
+from recmill.artifacts import InputError, dump_record, hash_file, join_path
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.preparation.queries.codes import PreviousTable
 from recmill.data.preparation.queries.recipe import Recipe
@@ -34,16 +35,18 @@ def write_vocabularies(
             tables[name] = TableMap(num_rows=table, hashed=True)
             continue
         found = _ordered(engine.fetch(table.select("value", *COLUMNS)))
-        pq.write_table(found, folder / VOCABULARY_FOLDER / f"{name}.parquet", compression="zstd")
+        path = folder / VOCABULARY_FOLDER / f"{name}.parquet"
+        pq.write_table(found, path, compression="zstd")
         before = previous.tables.get(name) if previous else None
-        tables[name] = _describe(found, version, before, num_rows=sizes[name], rare_rows=recipe.rare_rows[name])
+        own = _describe(found, version, before, num_rows=sizes[name], rare_rows=recipe.rare_rows[name])
+        tables[name] = replace(own, sha256=hash_file(path))
         own_values[name] = found.slice(0, tables[name].num_values)  # rare values are the last
     fixed = {name: (own.num_rows if own.hashed else 0, own.rare_rows) for name, own in tables.items()}
     ancestors = (*previous.ancestors, previous.hash) if previous else ()
     dense = {feature.name: feature.dense for feature in recipe.plan.features if feature.kind == "dense"}
     own_hash = hash_map(own_values, fixed)
     made = VocabularyMap(version=version, hash=own_hash, ancestors=ancestors, tables=tables, dense=dense)
-    (folder / VOCABULARY_FOLDER / MAP_FILE).write_text(dump_json(made.to_json()), encoding="utf-8")
+    (folder / VOCABULARY_FOLDER / MAP_FILE).write_text(dump_record(made.to_json()), encoding="utf-8")
     return made
 
 
@@ -84,6 +87,7 @@ def open_vocabularies(log: str | Path, engine: QueryEngine) -> tuple[VocabularyM
     for name, own in known.tables.items():
         if not own.hashed:
             path = join_path(log, f"{VOCABULARY_FOLDER}/{name}.parquet")
+            own.check_file(path)
             source = SourceFiles(name=path, format="parquet", path=path, files=(path,))
             found[name] = PreviousTable(
                 path=path, table=engine.open(source), num_rows=own.num_rows, rare_rows=own.rare_rows

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -57,9 +59,11 @@ class DuckDBQueries:
         for setting, value in {**LEAN_SETTINGS, "TimeZone": "UTC"}.items():
             self.connection.con.execute(f"SET {setting} = {value!r}")
         self._numbers = count()
+        self._opened: list[SourceFiles] = []
 
     def open(self, source: SourceFiles) -> Any:
         con, name = self.connection.con, f"source_{next(self._numbers)}"
+        self._opened.append(source)
         with explain_errors(source):
             files = scan(con, source, [glob.escape(file) for file in source.files])
             con.execute(f"CREATE TEMP VIEW {name}_files AS SELECT * FROM {files}")
@@ -85,12 +89,12 @@ class DuckDBQueries:
 
     def keep(self, query: Any) -> Any:
         name = f"kept_{next(self._numbers)}"
-        with _explained():
+        with self._explained():
             self.connection.con.execute(f"CREATE TEMP TABLE {name} AS {self.connection.compile(query)}")
         return self.connection.table(name)
 
     def _stream(self, query: Any) -> pa.RecordBatchReader:
-        with _explained():
+        with self._explained():
             return self.connection.con.sql(self.connection.compile(query)).to_arrow_reader(BATCH_ROWS)
 
     def make_rows(self, recipe: Recipe, starts: SessionStarts, progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -133,8 +137,29 @@ class DuckDBQueries:
             progress("write the log", written, starts.num_samples)
 
     def _blocks(self, query: Any, block_events: int) -> Iterator[dict[str, Column]]:
-        with _explained():
+        with self._explained():
             yield from cut_blocks(self._stream(query.order_by(["user", "time"])), block_events)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises what DuckDB says about values that it cannot convert, and files that it cannot read, as InputError."""
+        try:
+            yield
+        except (duckdb.ConversionException, duckdb.InvalidInputException, duckdb.OutOfRangeException) as error:
+            raise InputError(f"a value cannot be converted ({_first_line(error)})") from None
+        except duckdb.OutOfMemoryException as error:
+            raise InputError(f"too little memory ({_first_line(error)}); raise --memory-limit") from None
+        except duckdb.Error:
+            self._refuse_damage()
+            raise
+
+    def _refuse_damage(self) -> None:
+        """Raise an InputError with the first Parquet file that cannot be read: DuckDB's errors often name none."""
+        for source in self._opened:
+            for file in source.files if source.format == "parquet" else ():
+                with explain_errors(replace(source, path=file)):
+                    rows = scan(self.connection.con, source, [glob.escape(file)])
+                    self.connection.con.execute(f"SELECT sum(hash(COLUMNS(*))) FROM {rows}").fetchall()
 
     def _edges(self, recipe: Recipe, num_ranges: int) -> np.ndarray:
         """Times between which lie about equally many events."""
@@ -205,18 +230,6 @@ def _converted(column: str, kind: str) -> str:
         return f"make_timestamp(epoch_us({name})) AS {name}"
     cast = cast_of(kind)
     return f"CAST({name} AS {cast}) AS {name}" if cast else name
-
-
-class _explained:
-    """Raises what DuckDB says about values it cannot convert as an InputError."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, duckdb.ConversionException | duckdb.InvalidInputException | duckdb.OutOfRangeException):
-            raise InputError(f"a value cannot be converted ({_first_line(error)})") from None
-        if isinstance(error, duckdb.OutOfMemoryException):
-            raise InputError(f"too little memory ({_first_line(error)}); raise --memory-limit") from None
 
 
 def _first_line(error: BaseException) -> str:

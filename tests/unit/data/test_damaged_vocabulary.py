@@ -1,0 +1,84 @@
+"""Damage to a vocabulary, or to a file that a log is prepared from, is one sentence that names the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recmill.artifacts import InputError
+from recmill.data.preparation.prepared_log import prepare_log
+from recmill.data.vocabulary import Vocabulary, VocabularyMap
+from tests.event_logs import BASE_MS
+from tests.unit.data.preparation.test_mistakes import EVENTS, PRODUCTS, SPEC
+
+
+@pytest.fixture
+def shop(tmp_path):
+    pq.write_table(pa.table(EVENTS), tmp_path / "events.parquet")
+    pq.write_table(pa.table(PRODUCTS), tmp_path / "products.parquet")
+    (tmp_path / "log.yaml").write_text(json.dumps(SPEC))
+    prepare_log(tmp_path / "log.yaml", out=tmp_path / "day1")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["item.parquet", "brand.parquet", "vocabulary.json"])
+def test_no_flipped_bit_of_a_vocabulary_goes_unnoticed(shop, name):
+    file, draw = shop / "day1/vocabulary" / name, random.Random(3)
+    before = file.read_bytes()
+    for _ in range(20):
+        place = draw.randrange(len(before))
+        file.write_bytes(before[:place] + bytes([before[place] ^ 1 << draw.randrange(8)]) + before[place + 1 :])
+        with pytest.raises(InputError, match=str(file)):
+            prepare_log(shop / "log.yaml", out=shop / "day2", vocabulary=shop / "day1")
+        with pytest.raises(InputError, match=str(file)):
+            Vocabulary.load(shop / "day1", "brand" if "brand" in name else "item")
+    assert not (shop / "day2").exists()
+
+
+def test_a_missing_vocabulary_is_named(shop):
+    (shop / "day1/vocabulary/item.parquet").unlink()
+    with pytest.raises(InputError, match=r"item\.parquet: no such file, though vocabulary\.json lists it"):
+        Vocabulary.load(shop / "day1", "item")
+
+
+def test_a_map_without_hashes_is_still_read(shop):
+    file = shop / "day1/vocabulary/vocabulary.json"
+    map_ = json.loads(file.read_text())
+    del map_["checksum"]
+    for table in map_["tables"].values():
+        table.pop("sha256", None)
+    file.write_text(json.dumps(map_))
+    assert VocabularyMap.load(shop / "day1").tables["item"].sha256 is None
+    prepare_log(shop / "log.yaml", out=shop / "day2", vocabulary=shop / "day1")
+
+
+def test_a_damaged_file_of_the_data_is_named(tmp_path):
+    """DuckDB's own errors name no file for most damages."""
+    rows = 3_000
+    events = {
+        "user": [f"u{n % 60}" for n in range(rows)],
+        "item": [n % 2 + 1 for n in range(rows)],
+        "ts": [BASE_MS + n for n in range(rows)],
+        "clicks": [n % 2 for n in range(rows)],
+    }
+    pq.write_table(pa.table(events), tmp_path / "whole.parquet", compression="zstd")
+    pq.write_table(pa.table(PRODUCTS), tmp_path / "products.parquet")
+    (tmp_path / "log.yaml").write_text(json.dumps(SPEC))
+    column = pq.read_metadata(tmp_path / "whole.parquet").row_group(0).column(0)
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    sentences = []
+    for place in range(column.data_page_offset, column.data_page_offset + column.total_compressed_size, 7):
+        (tmp_path / "events.parquet").write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        try:
+            prepare_log(tmp_path / "log.yaml", out=tmp_path / "log")
+        except InputError as error:
+            sentences.append(str(error))
+        else:
+            shutil.rmtree(tmp_path / "log")
+    assert sentences
+    assert not [sentence for sentence in sentences if "events.parquet" not in sentence or "\n" in sentence]
