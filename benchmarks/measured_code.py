@@ -13,8 +13,24 @@ from pathlib import Path
 from types import CodeType
 
 ROOT = Path(__file__).parent.parent
-READING = ("recmill/data", "kernels")
-TRAINING = ("recmill/model", "recmill/training/rank")
+
+
+def _ops(*names: str) -> tuple[str, ...]:
+    """These ops, and what all ops share."""
+    return (*(f"kernels/{name}" for name in names), "kernels/*.h", "kernels/autograd.py", "kernels/buffers.py")
+
+
+ROWS = _ops("expand_rows", "move_rows", "split_tiers", "update_rows")
+READING = (
+    *(f"recmill/data/{name}" for name in ("cluster", "hot", "ikjt", "ingest", "storage", "*.py")),
+    *_ops("check_pages", "decode_pages", "decode_streams", "dedup_rows", "join_lists"),
+    *(f"kernels/{name}" for name in ("merge_windows", "take_rows", "window_rows", "windows.py")),
+)
+ENCODERS = tuple(f"kernels/{name}_attention" for name in ("pointwise", "target", "window"))
+TRAINING = (
+    *("recmill/model", "recmill/training/rank"),
+    *(*ROWS, *ENCODERS, "kernels/dot_interaction", "kernels/pool_windows"),
+)
 HARNESS = ("benchmarks/harness.py", "benchmarks/session_logs.py", "benchmarks/training_rate.py")
 NETWORK = ("benchmarks/shaped_network.py", "benchmarks/forked_ranks.py")
 
@@ -25,7 +41,7 @@ CODE: dict[str, tuple[str, ...]] = {
         "recmill/planning",
         "recmill/model/stores",
         "recmill/model/tiered_embedding.py",
-        "kernels",
+        *ROWS,
         *NETWORK,
         "benchmarks/harness.py",
         "benchmarks/flexshard*.py",
@@ -33,13 +49,13 @@ CODE: dict[str, tuple[str, ...]] = {
     "fae": (*READING, *TRAINING, "recmill/planning/hot", *HARNESS, *NETWORK, "benchmarks/fae*.py"),
     "fae_order": (*READING, *TRAINING, "recmill/planning/hot", *HARNESS, "benchmarks/fae*.py"),
     "pss": (
-        "kernels/shared_lookup",
+        *_ops("shared_lookup"),
         "recmill/model/stores/shared",
         "recmill/planning/sharing",
         "benchmarks/harness.py",
         "benchmarks/pss*.py",
     ),
-    "intune": ("recmill/data/ingest", "recmill/tuning", "kernels", "benchmarks/harness.py", "benchmarks/intune*.py"),
+    "intune": (*READING, "recmill/tuning", "benchmarks/harness.py", "benchmarks/intune*.py"),
     "together": (
         *READING,
         *TRAINING,
@@ -53,8 +69,8 @@ CODE: dict[str, tuple[str, ...]] = {
         "recmill/serving",
         "recmill/model/encoders",
         "recmill/model/*.py",
-        *(f"kernels/{name}" for name in ("pool_tables", "dot_interaction", "shared_lookup", "window_attention")),
-        "kernels/*.h",
+        *_ops("pool_tables", "dot_interaction", "shared_lookup", "pool_windows", "expand_rows", "take_rows"),
+        *ENCODERS,
         "benchmarks/harness.py",
         "benchmarks/serving*.py",
     ),
