@@ -71,7 +71,7 @@ def test_the_slow_link_is_as_slow_as_asked_and_counts_what_crosses_it(script):
     assert sender["moved"]["node_sent"] == pytest.approx(NUM_BYTES, rel=0.1)
     assert sender["moved"]["sent"] == pytest.approx(NUM_BYTES, rel=0.1)
     assert found["node_bytes"][0]["received"] == pytest.approx(NUM_BYTES, rel=0.1)
-    assert found["results"][0]["seconds"] > 0.5 * (NUM_BYTES * 8 / 40e6)
+    assert found["results"][0]["seconds"] > 0.95 * (NUM_BYTES * 8 / 40e6)  # what an idle link sends at once is little
     assert namespaces() == []
 
 
