@@ -12,6 +12,7 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from itertools import repeat
 from types import NoneType, UnionType
@@ -75,6 +76,10 @@ def _read(kind: Any, found: Any, where: str, key: str, is_strict: bool) -> Any:
         return found
     if is_dataclass(kind):
         return read_record(kind, found, where=where, key=key, is_strict=is_strict)  # type: ignore[arg-type]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if found not in (values := [own.value for own in kind]):
+            raise _unexpected(found, f"one of {', '.join(map(str, values))}", where, key)
+        return kind(found)
     if origin in (Union, UnionType):  # only ever with None
         return None if found is None else _read(inner[0], found, where, key, is_strict)
     if origin is Literal:

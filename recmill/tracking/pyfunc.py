@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import zipfile
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     import torch
 
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,20}")
+
+NUMBER, NULL = (int, float), type(None)
+DENSE = {"null_value": (*NUMBER, NULL), "transform": [str], "mean": NUMBER, "scale": NUMBER, "fill": NUMBER}
+ID = {"name": str, "table": str, "num_rows": int, "max_length": int}
+TABLE = {"num_hashed": int, "file": str, "sha256": str}
+# What signature.json may hold: a type, [items], {"*": values of any name} or {name: value}.
+SIGNATURE_TYPES = {"dense": [str], "labels": [str], "ids": [ID], "sha256": str}
+SIGNATURE_TYPES |= {"dense_values": {"*": DENSE}, "tables": {"*": TABLE}}
+MAY_BE_MISSING = ("*", "dense_values", "tables", "file", "sha256")
 
 
 class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
@@ -44,7 +54,8 @@ class RankingProgram(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         text = json.dumps(self.signature, sort_keys=True)
         if checksum != "sha256:" + hashlib.sha256(text.encode()).hexdigest():
             raise ValueError(f"{context.artifacts['signature']}: was changed after it was written")
-        check_program(context.artifacts["program"], self.signature["sha256"])
+        check_types(self.signature, SIGNATURE_TYPES, context.artifacts["signature"])
+        check_program(context.artifacts["program"], self.signature.get("sha256", ""))
         self.values = {
             name: ServedValues(entry, context.artifacts.get("vocabulary", ""))
             for name, entry in self.signature.get("tables", {}).items()
@@ -82,10 +93,12 @@ class ServedValues:
         self.num_hashed, self.known = entry["num_hashed"], pd.Index([])
         if "file" not in entry:
             return
+        if os.path.basename(entry["file"]) != entry["file"]:
+            raise ValueError(f"signature.json names {entry['file']!r}, expected a file of the vocabulary")
         path = os.path.join(folder, entry["file"])
         with open(path, "rb") as file:
             content = file.read()
-        if "sha256:" + hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        if "sha256:" + hashlib.sha256(content).hexdigest() != entry.get("sha256"):
             raise ValueError(f"{path}: is not the vocabulary that signature.json describes")
         found = pd.read_parquet(io.BytesIO(content), columns=["value", "row"])
         found = found[found["row"] > 0]
@@ -148,6 +161,28 @@ def dense_column(cells: list[Any], name: str, rules: dict[str, Any] | None) -> n
     if rules["null_value"] is None:
         numbers[is_null] = rules["fill"]
     return numbers
+
+
+def check_types(found: Any, expected: Any, where: str) -> None:
+    """Raise unless a value of signature.json has its type, its keys, and finite numbers that fit into 64 bits."""
+    kind = type(expected) if isinstance(expected, dict | list) else expected
+    is_fine = isinstance(found, kind) and not isinstance(found, bool)
+    if isinstance(found, int):
+        is_fine &= abs(found) < 2**63
+    elif isinstance(found, float):
+        is_fine &= math.isfinite(found)
+    if not is_fine:
+        raise ValueError(f"{where} is {str(found)[:40]!r}, expected another type or range")
+    if isinstance(expected, list):
+        for place, own in enumerate(found):
+            check_types(own, expected[0], f"{where}: [{place}]")
+    elif isinstance(expected, dict):
+        for name in expected:
+            if name not in found and name not in MAY_BE_MISSING:
+                raise ValueError(f"{where}: {name} is missing")
+        for name, own in found.items():
+            if "*" in expected or name in expected:
+                check_types(own, expected.get("*", expected.get(name)), f"{where}: {name}")
 
 
 def check_program(path: str, sha256: str) -> None:

@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import dump_record, is_remote, join_path, path_exists, read_checked_json, write_text_atomically
+from recmill.artifacts import (
+    dump_record,
+    is_remote,
+    join_path,
+    path_exists,
+    read_checked_json,
+    read_record,
+    write_text_atomically,
+)
 from recmill.training.config import TrainConfig
 from recmill.training.switches import Switch
 
@@ -70,19 +78,22 @@ class Verdicts:
         return {"format_version": FORMAT_VERSION, "kind": "verdicts", **asdict(self)}
 
     @classmethod
-    def from_json(cls, loaded: Mapping[str, Any]) -> Verdicts:
-        found = tuple(Verdict(**{**entry, "switch": Switch(entry["switch"])}) for entry in loaded["found"])
-        return cls(found=found, seconds=loaded["seconds"], obstacle=loaded["obstacle"])
+    def from_json(cls, loaded: Mapping[str, Any], *, where: str = "verdicts") -> Verdicts:
+        return read_record(cls, loaded, where=where)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Verdicts:
+        return cls.from_json(read_checked_json(path, kind="verdicts"), where=str(path))
 
 
 def remembered(job: Mapping[str, Any], *, num_ranks: int) -> Verdicts | None:
     """The verdicts of this run if it has begun, or of an equal one on this machine; None if nothing is known."""
     own = join_path(job["out"], VERDICTS_FILE)
     if path_exists(own):
-        return Verdicts.from_json(read_checked_json(own, kind="verdicts"))
+        return Verdicts.load(own)
     cached = _cache_file(job, num_ranks)
     if cached is not None and cached.exists():
-        return replace(Verdicts.from_json(read_checked_json(cached, kind="verdicts")), seconds=0.0)
+        return replace(Verdicts.load(cached), seconds=0.0)
     return None
 
 

@@ -30,6 +30,7 @@ from recmill.data.preparation.spec import LogSpec
 from recmill.data.preparation.vocabulary import check_hashed, open_vocabularies, write_vocabularies
 from recmill.data.schema import Schema
 from recmill.data.sources.log_writer import refuse_foreign_log, write_log
+from recmill.data.storage.checks import check_own_pages
 from recmill.progress import Progress, no_progress
 
 ENGINES = ("duckdb", "spark")
@@ -112,6 +113,10 @@ def check_log(
 
 def open_tables(spec: LogSpec, log_yaml: str, files: Mapping[str, SourceFiles], queries: Any) -> SourceTables:
     opened = {name: queries.open(source) for name, source in files.items()}
+    for source in files.values():
+        for file in source.files if source.format == "parquet" else ():
+            if not is_remote(file):
+                check_own_pages(file)
     return SourceTables(spec=spec, log_yaml=log_yaml, files=files, tables=opened, engine=queries)
 
 

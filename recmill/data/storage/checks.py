@@ -1,4 +1,4 @@
-"""Damage in a dataset's Parquet files: footers against their hashes in dataset.json, pages against their checksums."""
+"""Damage in Parquet files: footers against their hashes in dataset.json, pages against their checksums."""
 
 from __future__ import annotations
 
@@ -53,6 +53,26 @@ def check_part(
                     check_row_group(file.read(size), begin, metadata, index, [leaf])
     except OSError as error:
         raise InputError(f"{path}, row group {index}: {first_line(error)}") from None
+
+
+def check_own_pages(path: str) -> None:
+    """Compare the pages of a local Parquet file from anywhere with their checksums, where pages have one."""
+    from kernels.check_pages import describe_chunks, find_damaged_chunk, raise_if_damaged
+
+    metadata = read_footer(path, None)
+    leaves, place = range(metadata.num_columns), path
+    try:
+        with open(path, "rb") as file:
+            for index in range(metadata.num_row_groups):
+                place = f"{path}, row group {index}"
+                for leaf in leaves:
+                    chunks_KX = describe_chunks(metadata.row_group(index), [leaf])
+                    begin, size, *_ = chunks_KX[0].tolist()
+                    file.seek(begin)
+                    found = find_damaged_chunk(file.read(size), begin, chunks_KX, needs_checksums=False)
+                    raise_if_damaged(found, metadata, [leaf])
+    except OSError as error:
+        raise InputError(f"{place}: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:

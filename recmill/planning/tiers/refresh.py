@@ -132,7 +132,7 @@ def choose_rows(
         ranked = origin.rows
         if ranked is None:
             taken = np.concatenate([np.zeros(0, np.int64), *elsewhere])
-            ranked = most_read_rows(path, int(replicated + node) + len(taken))
+            ranked = most_read_rows(path, int(replicated + node) + len(taken), below=tables[table].num_rows)
             ranked = ranked[~np.isin(ranked, taken)]
         chosen["replicated"].append(ranked[:replicated])
         chosen["node"].append(ranked[replicated : replicated + node])

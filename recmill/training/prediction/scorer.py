@@ -58,7 +58,7 @@ class ModelFolder:
     def load(self, *, deduplicated: frozenset[str] = frozenset()) -> Callable[[Batch], Tensor]:
         """A function from batches to probabilities, one column per label."""
         if self.signature is not None:
-            return _load_program(Path(self.path, PROGRAM), self.signature)
+            return _load_program(Path(self.path), self.signature, self.schema)
         model, _ = load_trained_model(self.path, deduplicated=deduplicated)
 
         def score(batch: Batch) -> Tensor:
@@ -68,15 +68,18 @@ class ModelFolder:
         return score
 
 
-def _load_program(path: Path, signature: Mapping[str, Any]) -> Callable[[Batch], Tensor]:
-    from recmill.tracking.pyfunc import check_program  # which loads MLflow
+def _load_program(folder: Path, signature: Mapping[str, Any], schema: Schema) -> Callable[[Batch], Tensor]:
+    from recmill.tracking.pyfunc import SIGNATURE_TYPES, check_program, check_types  # which loads MLflow
 
     try:
-        check_program(str(path), signature["sha256"])
+        check_types(signature, SIGNATURE_TYPES, str(folder / SIGNATURE))
+        check_program(str(folder / PROGRAM), signature["sha256"])
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
-    program = torch.export.load(path).module()
-    entries = signature["ids"]
+    entries, names = signature["ids"], [feature.name for feature in schema.id_features]
+    if [entry["name"] for entry in entries] != names:
+        raise InputError(f"{folder / SIGNATURE}: ids are not the features of its schema, {', '.join(names)}")
+    program = torch.export.load(folder / PROGRAM).module()
 
     def score(batch: Batch) -> Tensor:
         ids = batch.ids.to_dict()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recmill.artifacts import Dataset, ShardPlan
+from recmill.artifacts import Dataset, InputError, ShardPlan, dump_record
 from recmill.data.cluster import cluster_sessions
 from recmill.data.sources.presets import tiny
 from recmill.data.sources.synthetic.generator import generate_log
@@ -200,3 +200,17 @@ def test_a_run_that_began_without_verdicts_is_not_tried_when_it_resumes(work, al
     run = {"config": CONFIG, "plan": ShardPlan.load(work / "plan"), "dataset": Dataset.load(work / "data")}
     verdicts = trial.decide_switches(job, **run, open_run=lambda config: pytest.fail("no run is built"))
     assert (verdicts.found, verdicts.obstacle) == ((), "the run began without a trial")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"found": 7}, "found is 7, expected a list"),
+        ({"found": [{"switch": "speed", "is_on": True, "reason": ""}]}, "'speed', expected one of dedup, tiers"),
+        ({"seconds": "x"}, "seconds is 'x', expected a finite number"),
+    ],
+)
+def test_made_up_verdicts_are_refused_with_their_file(changes, sentence, tmp_path):
+    (tmp_path / "verdicts.json").write_text(dump_record({**Verdicts().to_json(), **changes}))
+    with pytest.raises(InputError, match=rf"verdicts\.json: .*{sentence}"):
+        Verdicts.load(tmp_path / "verdicts.json")

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
-from recmill.artifacts import Checkpoint, InputError, tensors, write_folder
+from recmill.artifacts import Checkpoint, InputError, tensors
 from recmill.model.stores.disk.rows import RowBlocks
 from recmill.training.tensors import storage
 from recmill.training.tensors.conversion import convert_checkpoint
 from recmill.training.tensors.storage import INDEX_FILE, load_tensors, save_tensors
+from tests.old_checkpoints import write_old
 
 SHAPES: dict[str, Any] = {
     "table": torch.arange(200.0 * 4).view(200, 4),
@@ -122,18 +122,9 @@ def test_only_tensors_are_saved(tmp_path: Path) -> None:
         save_tensors({"state": {"config": object()}}, tmp_path, no_dist=True)
 
 
-def write_old(folder: Path) -> Path:
-    """A checkpoint as torch's own storage writes it."""
-    with write_folder(folder, manifest_name="checkpoint.json") as target:
-        dcp.save({"state": SHAPES}, checkpoint_id=str(target), no_dist=True)
-        body = {"step": 3, "config": {"a": 1}, "schema": {}, "world_size": 1}
-        Checkpoint.of_json(body, inputs={"dataset": "sha256:0"}).seal(target)
-    return folder
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_old_checkpoints_convert(tmp_path: Path) -> None:
-    old = write_old(tmp_path / "old")
+    old = write_old(tmp_path / "old", SHAPES)
     with pytest.raises(InputError, match="convert it: recmill convert-checkpoint"):
         load_tensors(empty(), old, no_dist=True)
     new = convert_checkpoint(old, out=tmp_path / "new")
@@ -153,7 +144,7 @@ class Hostile:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
 def test_no_code_of_an_old_checkpoint_runs(tmp_path: Path, file: str) -> None:
-    old = write_old(tmp_path / "old")
+    old = write_old(tmp_path / "old", SHAPES)
     (old / file).write_bytes(pickle.dumps(Hostile()))
     manifest = json.loads((old / "checkpoint.json").read_text())
     (old / "checkpoint.json").unlink()
