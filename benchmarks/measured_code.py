@@ -37,14 +37,12 @@ NETWORK = ("benchmarks/shaped_network.py", "benchmarks/forked_ranks.py")
 # Packages, kernels and scripts by benchmark; a pattern may match several files.
 CODE: dict[str, tuple[str, ...]] = {
     "recd": (*READING, *TRAINING, *HARNESS, "benchmarks/recd*.py", "benchmarks/dedup*.py", "benchmarks/wire_bytes.py"),
+    # The exchange of rows, not their update.
     "flexshard": (
-        "recmill/planning",
-        "recmill/model/stores",
-        "recmill/model/tiered_embedding.py",
-        *ROWS,
-        *NETWORK,
-        "benchmarks/harness.py",
-        "benchmarks/flexshard*.py",
+        *("recmill/planning/planner.py", "recmill/planning/tiers"),
+        *("recmill/model/stores/*.py", "recmill/model/stores/tiered", "recmill/model/tiered_embedding.py"),
+        *_ops("expand_rows", "split_tiers"),
+        *(*NETWORK, "benchmarks/harness.py", "benchmarks/flexshard*.py"),
     ),
     "fae": (*READING, *TRAINING, "recmill/planning/hot", *HARNESS, *NETWORK, "benchmarks/fae*.py"),
     "fae_order": (*READING, *TRAINING, "recmill/planning/hot", *HARNESS, "benchmarks/fae*.py"),
