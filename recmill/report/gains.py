@@ -257,7 +257,7 @@ def gain_of(switch: Switch, entry: Mapping[str, Any], trainings: Trainings) -> s
         return shared_gain(trainings)
     if not entry.get("is_on"):
         is_chosen = entry.get("setting") == "auto" and entry.get("source") != "setting"
-        return f"Did not pay on this data and was left off: {reason}." if is_chosen else f"Off: {reason}."
+        return f"Off, because it does not pay on this data: {reason}." if is_chosen else f"Off: {reason}."
     measured = {
         Switch.DEDUP: stored_gain(trainings),
         Switch.HOT_BATCHES: hot_share(trainings.run),
@@ -310,7 +310,7 @@ def gains_lede(trainings: Trainings) -> str:
         return ""
     ours, theirs = auc_text(trainings.run), auc_text(trainings.baseline)
     on = [entry for entry in decisions_by_switch(trainings.run).values() if entry.get("is_on")]
-    how = f"{len(on)} of {len(Switch)} optimisations on" if on else "every optimisation left off"
+    how = f"{len(on)} of {len(Switch)} optimisations on" if on else "no optimisation on"
     return f"{format_ratio(speed)} the baseline's samples per second; AUC {ours} against {theirs}; {how}."
 
 

@@ -287,7 +287,8 @@ def judge(switch: Switch, logs: Sequence[float], *, is_over: bool, block_steps: 
     is_on = middle - error > 0
     ratio, low, high = map(math.exp, (middle, middle - error, middle + error))
     steps = f"{len(logs) * block_steps} steps each way"
-    reason = f"measured {ratio:.2f}x over {steps} ({low:.2f} to {high:.2f})" + ("" if is_on else ", which does not pay")
+    outcome = "" if is_on else ", slower" if high < 1 else ", no certain gain"
+    reason = f"measured {ratio:.2f}x over {steps} ({low:.2f} to {high:.2f}){outcome}"
     return Verdict(switch=switch, is_on=is_on, reason=reason, ratio=ratio, low=low, high=high)
 
 

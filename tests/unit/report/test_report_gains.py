@@ -105,7 +105,7 @@ def test_every_switch_has_a_row_that_says_what_it_gained_or_why_it_is_off(run: R
     rows = [[cell.text or cell.change for cell in row] for row in switches_table(trainings).rows]
     told = {str(switch): row[1:] for switch, row in zip(Switch, rows, strict=True)}
     assert told["dedup"] == ["on", "1.42× samples/s in a trial on this data. The lists of 4 features repeat."]
-    assert told["tiers"] == ["off", "Did not pay on this data and was left off: 0.93x in a trial of 32 steps."]
+    assert told["tiers"] == ["off", "Off, because it does not pay on this data: 0.93x in a trial of 32 steps."]
     assert told["hot_batches"] == ["off", "Off: turned off by the setting."]
     assert told["sharing"] == ["off", "Off: you turn it on."]
     assert told["tuning"][1].startswith("Training waited for data 4% of the time (baseline: 4%).")

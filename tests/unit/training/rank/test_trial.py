@@ -70,7 +70,10 @@ def test_a_clear_gain_turns_a_switch_on_and_a_clear_loss_turns_it_off():
     assert 1 < gain.low < gain.ratio < gain.high
     loss = judge(Switch.DEDUP, [-0.3, -0.31, -0.29, -0.3, -0.32, -0.28], is_over=False)
     assert not loss.is_on
-    assert "does not pay" in loss.reason
+    assert loss.reason.endswith(", slower")
+    noise = judge(Switch.DEDUP, [0.3, -0.31, 0.29, -0.3, 0.32, -0.2], is_over=True)
+    assert not noise.is_on
+    assert noise.reason.endswith(", no certain gain")
 
 
 def test_an_early_look_must_show_more_than_the_last_one():
