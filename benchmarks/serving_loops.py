@@ -108,10 +108,12 @@ def _is_ready(port: int) -> bool:
         return False
 
 
-def measure_apart(model: Path, **settings: Any) -> dict[str, float]:
-    """`serving_memory.py` in a process of its own."""
+def measure_apart(model: Path, *, group: Path | None = None, **settings: Any) -> dict[str, float]:
+    """`serving_memory.py` in a process of its own, which may belong to a cgroup."""
     script = Path(__file__).with_name("serving_memory.py")
     command = [sys.executable, str(script), str(model), json.dumps(settings)]
+    if group is not None:
+        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

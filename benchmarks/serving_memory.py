@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ DIM = 64
 
 
 def write_large_model(folder: Path, *, table_bytes: int) -> Path:
-    """A model with an item table of this size, all of it on disk: random rows, repeated every 64 MiB."""
+    """A model with an item table of this size, all of it on disk: random rows, none twice."""
     num_rows = table_bytes // (4 * DIM)
     schema = Schema(
         features=(
@@ -41,10 +43,12 @@ def write_large_model(folder: Path, *, table_bytes: int) -> Path:
         folder, ranker=ranker, config=config, tables=rows, shared=None, checkpoint_hash="none"
     )
     target = folder / REQUEST_FOLDER
-    block = (torch.randn(2**18, DIM) * 0.1).numpy().tobytes()
+    rng, block = np.random.default_rng(0), np.empty(2**24, dtype=np.float32)
     with open(target / written.tables["items"].file, "wb") as file:
-        for start in range(0, num_rows * 4 * DIM, len(block)):
-            file.write(block[: num_rows * 4 * DIM - start])
+        for start in range(0, num_rows * DIM, len(block)):
+            rng.random(out=block, dtype=np.float32)
+            np.subtract(block, 0.5, out=block)
+            file.write(memoryview(block[: num_rows * DIM - start]).cast("B"))
         file.flush()
         os.fsync(file.fileno())
     (target / RequestManifest.manifest_name).unlink()
@@ -54,6 +58,24 @@ def write_large_model(folder: Path, *, table_bytes: int) -> Path:
     body = {**written.to_json(), "tables": {"items": table.__dict__}}
     RequestManifest.of_json(body, inputs=written.inputs).seal(target)
     return folder
+
+
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path | None]:
+    """A cgroup whose processes and their page cache get so much memory; None where this user may not make one."""
+    v1 = Path("/sys/fs/cgroup/memory")
+    folder = (v1 if v1.exists() else v1.parent) / f"recmill-serving-{os.getpid()}"
+    limit = "memory.limit_in_bytes" if v1.exists() else "memory.max"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(limit_bytes), encoding="ascii")
+    except OSError:
+        yield None
+    else:
+        yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def forget_cache(folder: Path) -> None:

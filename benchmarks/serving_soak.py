@@ -125,24 +125,41 @@ class SoakTally:
 
 
 class Caller:
-    """One connection that is opened again when the server closed it between two calls."""
+    """One connection, opened again when the server closed it between two calls: such a call is sent once more."""
 
     def __init__(self, port: int) -> None:
         self.port, self.connection = port, self._open(port)
+        self.num_answers = self.num_reopened = 0  # answers: of this connection
+        self.last_s = time.monotonic()
 
     @staticmethod
     def _open(port: int) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        is_used = self.num_answers > 0
+        try:
+            return self._post(path, body, headers)
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
+            if not is_used:
+                raise
+            idle_s = time.monotonic() - self.last_s
+            say(f"connection closed by the server after {idle_s:.3f} s without a call: {type(error).__name__}")
+            self.num_reopened += 1
+            return self._post(path, body, headers)
+
+    def _post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         try:
             self.connection.request("POST", path, body, headers)
             answer = self.connection.getresponse()
-            return answer.status, answer.read()
+            found = answer.status, answer.read()
         except (http.client.HTTPException, OSError):
             self.connection.close()
-            self.connection = self._open(self.port)
+            self.connection, self.num_answers = self._open(self.port), 0
             raise
+        self.num_answers += 1
+        self.last_s = time.monotonic()
+        return found
 
 
 def call_once(caller: Caller, body: bytes, tally: SoakTally) -> None:

@@ -7,7 +7,9 @@ counting numpy arrays does not. kernels/autograd.py lists what a call costs.
 from kernels.count_rows import count_rows
 from kernels.decode_streams import decode_inverse, decode_symbols, decode_windows
 from kernels.dedup_rows import dedup_rows, distinct_rows
+from kernels.dense_layers import dense_layers
 from kernels.dot_interaction import dot_interaction
+from kernels.encode_windows import encode_windows
 from kernels.expand_rows import expand_jagged, expand_rows, sum_rows
 from kernels.merge_windows import merge_windows
 from kernels.move_rows import find_changed, move_rows
@@ -28,9 +30,11 @@ __all__ = [
     "decode_symbols",
     "decode_windows",
     "dedup_rows",
+    "dense_layers",
     "distinct_keys",
     "distinct_rows",
     "dot_interaction",
+    "encode_windows",
     "expand_jagged",
     "expand_rows",
     "find_changed",

@@ -51,7 +51,8 @@ class RequestModel:
         verify       compare the hashes of mapped tables beyond 4 GiB too (default: as `--verify full`)
         is_split     False: layers that are linear in the user's inputs are computed per candidate all the same
         is_fused     False: features are looked up one after another by torch, not all at once (kernels/pool_tables),
-                     and encoders run as in training, not with neighbouring layers in one (model/encoders/folded.py)
+                     encoders run as in training (else kernels/encode_windows) and torch multiplies (else
+                     kernels/dense_layers)
         """
         if memory not in ("mapped", "resident"):
             raise InputError(f"memory is {memory!r}, expected 'mapped' or 'resident'")

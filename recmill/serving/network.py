@@ -11,16 +11,16 @@ vectors of a candidate, in the ranker's order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from kernels import dot_interaction
+from kernels.dense_layers import DenseLayers, dense_layers
 from recmill.model.layers import MLP, CrossNetwork
 from recmill.model.ranker import Ranker
 from recmill.model.tasks import SharedBottom
@@ -66,63 +66,88 @@ class Requests:
         return found.view(num_candidates, num_vectors * num_user)
 
 
-class SplitLinear:
-    """A linear layer over inputs of which some are the user's: [R, K of the user] and [N, K of the candidate]."""
+Layer = tuple[Tensor, Tensor | None]  # weight [O, K] and bias
 
-    def __init__(self, layer: nn.Linear, user_columns: Sequence[int], candidate_columns: Sequence[int]) -> None:
-        weight, self.bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
-        self.user_OK = weight[:, list(user_columns)].contiguous()
-        self.candidate_OK = weight[:, list(candidate_columns)].contiguous()
+
+def linear_layers(modules: Iterable[nn.Module]) -> tuple[list[Layer], bool]:
+    """Linear layers with ReLU between them, and whether there is one behind the last. Dropout does nothing here."""
+    layers: list[Layer] = []
+    has_relu = False
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            layers.append((module.weight.detach(), None if module.bias is None else module.bias.detach()))
+            has_relu = False
+        elif isinstance(module, nn.ReLU):
+            has_relu = True
+        else:
+            assert isinstance(module, nn.Dropout)
+    return layers, has_relu
+
+
+class SplitLayers:
+    """Linear layers over inputs of which some are the user's: [R, K of the user] and [N, K of the candidate]."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        user_columns: Sequence[int],
+        candidate_columns: Sequence[int],
+        *,
+        ends_with_relu: bool = False,
+        kernel: str | None = None,
+    ) -> None:
+        (weight, bias), *rest = layers
+        self.kernel, self.is_split = kernel, bool(user_columns) and bool(candidate_columns)
+        self.is_user = not candidate_columns
+        user_OK, candidate_OK = weight[:, list(user_columns)], weight[:, list(candidate_columns)]
+        self.user = DenseLayers([(user_OK, bias)]) if self.is_split else None
+        own: Layer = (candidate_OK, None) if self.is_split else (user_OK if self.is_user else candidate_OK, bias)
+        self.own = DenseLayers([own, *rest], ends_with_relu=ends_with_relu)
+        self.joined = DenseLayers(layers, ends_with_relu=ends_with_relu)
 
     def __call__(self, user_RK: Tensor, candidate_NK: Tensor, requests: Requests) -> Tensor:
         """[N, O]."""
-        if not self.user_OK.shape[1]:
-            return functional.linear(candidate_NK, self.candidate_OK, self.bias)
-        user_RO = functional.linear(user_RK, self.user_OK, self.bias)
-        if requests.is_single:  # the user's part is a bias
-            return functional.linear(candidate_NK, self.candidate_OK, user_RO[0])
-        if not self.candidate_OK.shape[1]:
-            return requests.expand(user_RO)
-        return requests.expand(user_RO).addmm_(candidate_NK, self.candidate_OK.t())
+        if self.user is None:
+            if not self.is_user:
+                return dense_layers(self.own, candidate_NK, kernel=self.kernel)
+            return requests.expand(dense_layers(self.own, user_RK, kernel=self.kernel))
+        # The user's part is what the sums of the first layer start from.
+        start_RO = dense_layers(self.user, user_RK, kernel=self.kernel)
+        start_N = None if requests.is_single else requests.request_N
+        return dense_layers(self.own, candidate_NK, start_RO=start_RO, start_N=start_N, kernel=self.kernel)
 
-
-def apply_layers(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """The layers of an MLP one after another; dropout does nothing here."""
-    for layer in layers:
-        if isinstance(layer, nn.Linear):
-            x = functional.linear(x, layer.weight, layer.bias)
-        elif isinstance(layer, nn.ReLU):
-            x = torch.relu_(x)
-        elif not isinstance(layer, nn.Dropout):
-            x = layer(x)
-    return x
+    def join(self, joined_NK: Tensor) -> Tensor:
+        """The same of all inputs, in the order of the layers."""
+        return dense_layers(self.joined, joined_NK, kernel=self.kernel)
 
 
 class DenseBranch:
     """The bottom layers. The result is a vector of the user if all dense values are, else one of the candidate."""
 
-    def __init__(self, bottom: MLP, *, user_columns: Sequence[int], candidate_columns: Sequence[int]) -> None:
-        first, *self.rest = bottom
-        assert isinstance(first, nn.Linear)
+    def __init__(
+        self, bottom: MLP, *, user_columns: Sequence[int], candidate_columns: Sequence[int], kernel: str | None = None
+    ) -> None:
         self.is_user = not candidate_columns
-        self.first = SplitLinear(first, user_columns, candidate_columns)
-        self.joint_OF = torch.cat([self.first.user_OK, self.first.candidate_OK], dim=1)
+        ((weight, bias), *rest), ends_with_relu = linear_layers(bottom)
+        # In the order of a request: the user's before the candidate's.
+        layers = [(weight[:, [*user_columns, *candidate_columns]], bias), *rest]
+        num_user, num_all = len(user_columns), weight.shape[1]
+        self.layers = SplitLayers(
+            layers, range(num_user), range(num_user, num_all), ends_with_relu=ends_with_relu, kernel=kernel
+        )
 
     def __call__(self, user_RF: Tensor, candidate_NF: Tensor, requests: Requests) -> Tensor:
-        if requests.is_paired:
-            joint_NF = torch.cat([user_RF, candidate_NF], dim=1)
-            return apply_layers(self.rest, functional.linear(joint_NF, self.joint_OF, self.first.bias))
         if self.is_user:
-            first = functional.linear(user_RF, self.first.user_OK, self.first.bias)
-        else:
-            first = self.first(user_RF, candidate_NF, requests)
-        return apply_layers(self.rest, first)
+            return self.layers.join(user_RF)
+        if requests.is_paired and self.layers.is_split:
+            return self.layers.join(torch.cat([user_RF, candidate_NF], dim=1))
+        return self.layers(user_RF, candidate_NF, requests)
 
 
 class ProductsNetwork:
     """DLRM after the lookups: products of all pairs of vectors, then the top layers."""
 
-    def __init__(self, ranker: Ranker, *, is_user: Sequence[bool]) -> None:
+    def __init__(self, ranker: Ranker, *, is_user: Sequence[bool], kernel: str | None = None) -> None:
         """`is_user` tells for every vector, in the ranker's order, whether it is the user's."""
         self.num_kept, self.width = ranker.num_kept, ranker.width
         order = sorted(range(len(is_user)), key=lambda vector: not is_user[vector])
@@ -142,7 +167,7 @@ class ProductsNetwork:
         of_user += [column(user[f], user[g]) for f in range(len(user)) for g in range(f)]
         of_candidate += [column(candidate[f], candidate[g]) for f in range(len(candidate)) for g in range(f)]
         of_candidate += [column(candidate[f], own) for f in range(len(candidate)) for own in user]
-        self.head = Head(ranker.top, of_user, of_candidate)
+        self.head = Head(ranker.top, of_user, of_candidate, kernel)
 
     def __call__(self, user_RVD: Tensor, candidate_NCD: Tensor, requests: Requests) -> Tensor:
         user_RK = dot_interaction(user_RVD, num_kept=self.num_kept_user)
@@ -152,33 +177,32 @@ class ProductsNetwork:
         return self.head(user_RK, candidate_NK, requests)
 
     def pair(self, vectors_NAD: Tensor) -> Tensor:
-        return self.head.joint(dot_interaction(vectors_NAD, num_kept=self.num_kept))
+        return self.head.join(dot_interaction(vectors_NAD, num_kept=self.num_kept))
 
 
 class CrossesNetwork:
     """DCNv2 after the lookups: crosses and deep layers over all vectors side by side, then the top layers."""
 
-    def __init__(self, ranker: Ranker, *, is_user: Sequence[bool]) -> None:
+    def __init__(self, ranker: Ranker, *, is_user: Sequence[bool], kernel: str | None = None) -> None:
         columns = [list(range(v * ranker.width, (v + 1) * ranker.width)) for v in range(len(is_user))]
         of_user = [c for own, columns_ in zip(is_user, columns, strict=True) if own for c in columns_]
         of_candidate = [c for own, columns_ in zip(is_user, columns, strict=True) if not own for c in columns_]
         self.order = _inverse([*of_user, *of_candidate])
-        self.ranker = ranker
-        crosses, deep = ranker.interaction, ranker.deep
-        assert isinstance(crosses, CrossNetwork)
-        self.crosses, self.first_cross, self.deep, self.first_deep = list(crosses.layers), None, list(deep), None
+        self.ranker, self.top = ranker, ranker.top
+        assert isinstance(ranker.interaction, CrossNetwork)
+        self.crosses, self.first_cross, self.deep = list(ranker.interaction.layers), None, None
         if self.crosses:
             own: Any = self.crosses[0]
             first, *rest = own if isinstance(own, nn.Sequential) else (own,)
-            assert isinstance(first, nn.Linear)
-            self.first_cross = (SplitLinear(first, of_user, of_candidate), rest)
-        if self.deep:
-            self.first_deep = SplitLinear(self.deep[0], of_user, of_candidate)  # type: ignore[arg-type]
-        self.top = ranker.top
+            self.first_cross = SplitLayers(linear_layers([first])[0], of_user, of_candidate, kernel=kernel), rest
+        if len(ranker.deep):
+            layers, ends_with_relu = linear_layers(ranker.deep)
+            self.deep = SplitLayers(layers, of_user, of_candidate, ends_with_relu=ends_with_relu, kernel=kernel)
 
     def pair(self, vectors_NAD: Tensor) -> Tensor:
-        flat_NK, ranker = vectors_NAD.flatten(1), self.ranker
-        logits: Tensor = ranker.top(torch.cat([ranker.interaction(flat_NK), ranker.deep(flat_NK)], dim=1))
+        flat_NK = vectors_NAD.flatten(1)
+        deep_NK = flat_NK if self.deep is None else self.deep.join(flat_NK)
+        logits: Tensor = self.top(torch.cat([self.ranker.interaction(flat_NK), deep_NK], dim=1))
         return logits
 
     def __call__(self, user_RVD: Tensor, candidate_NCD: Tensor, requests: Requests) -> Tensor:
@@ -188,13 +212,13 @@ class CrossesNetwork:
         for number, layer in enumerate(self.crosses):
             if number == 0:
                 first, rest = self.first_cross  # type: ignore[misc]
-                weighed_NK = apply_layers(rest, first(user_RK, candidate_NK, requests))
+                weighed_NK = first(user_RK, candidate_NK, requests)
+                for own in rest:
+                    weighed_NK = own(weighed_NK)
             else:
                 weighed_NK = layer(crossed_NK)
             crossed_NK = torch.addcmul(crossed_NK, start_NK, weighed_NK)
-        deep_NK = start_NK
-        if self.first_deep is not None:
-            deep_NK = apply_layers(self.deep[1:], self.first_deep(user_RK, candidate_NK, requests))
+        deep_NK = start_NK if self.deep is None else self.deep(user_RK, candidate_NK, requests)
         logits: Tensor = self.top(torch.cat([crossed_NK, deep_NK], dim=1))
         return logits
 
@@ -202,30 +226,32 @@ class CrossesNetwork:
 class Head:
     """The top layers over inputs of which some are the user's; heads that mix experts get all of them per candidate."""
 
-    def __init__(self, top: nn.Module, of_user: Sequence[int], of_candidate: Sequence[int]) -> None:
-        self.top, self.towers = top, []
-        layers: Any = None
-        if isinstance(top, MLP):
-            layers = list(top)
-        elif isinstance(top, SharedBottom) and isinstance(top.bottom, MLP) and len(top.bottom):
-            layers, self.towers = list(top.bottom), list(top.towers)
-        self.first = SplitLinear(layers[0], of_user, of_candidate) if layers else None
-        self.layers = layers or []
-        self.order = _inverse([*of_user, *of_candidate])
+    def __init__(
+        self, top: nn.Module, of_user: Sequence[int], of_candidate: Sequence[int], kernel: str | None = None
+    ) -> None:
+        self.top, self.order = top, _inverse([*of_user, *of_candidate])
+        self.layers: SplitLayers | None = None
+        self.towers: list[nn.Module] = []
+        own: Any = top
+        if isinstance(top, SharedBottom) and isinstance(top.bottom, MLP) and len(top.bottom):
+            own, self.towers = top.bottom, list(top.towers)
+        if isinstance(own, MLP):
+            layers, ends_with_relu = linear_layers(own)
+            self.layers = SplitLayers(layers, of_user, of_candidate, ends_with_relu=ends_with_relu, kernel=kernel)
 
     def __call__(self, user_RK: Tensor, candidate_NK: Tensor, requests: Requests) -> Tensor:
-        if self.first is None:
+        if self.layers is None:
             joined_NK = torch.cat([requests.expand(user_RK), candidate_NK], dim=1).index_select(1, self.order)
             logits: Tensor = self.top(joined_NK)
             return logits
-        return self._finish(apply_layers(self.layers[1:], self.first(user_RK, candidate_NK, requests)))
+        return self._finish(self.layers(user_RK, candidate_NK, requests))
 
-    def joint(self, joined_NK: Tensor) -> Tensor:
+    def join(self, joined_NK: Tensor) -> Tensor:
         """All inputs in the order of the top layers."""
-        if self.first is None:
+        if self.layers is None:
             logits: Tensor = self.top(joined_NK)
             return logits
-        return self._finish(apply_layers(self.layers, joined_NK))
+        return self._finish(self.layers.join(joined_NK))
 
     def _finish(self, shared_NO: Tensor) -> Tensor:
         return torch.cat([tower(shared_NO) for tower in self.towers], dim=1) if self.towers else shared_NO

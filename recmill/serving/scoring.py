@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import _cpu
 from recmill.artifacts import module_name
 from recmill.data.schema import Feature, Schema
 from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder, fold_encoder
 from recmill.model.ranker import Ranker
 from recmill.serving.batch import Ints, Lists, RequestBatch
-from recmill.serving.lookups import FeaturePath, Found, SlotLookup
+from recmill.serving.lookups import FeaturePath, Found, SlotLookup, compile_encoder
 from recmill.serving.network import CrossesNetwork, DenseBranch, ProductsNetwork, Requests
 from recmill.serving.signature import Signature
 from recmill.serving.tables import ServedTable, pool_lists
@@ -28,7 +29,7 @@ class RequestScorer:
     """Logits [N, labels] of the candidates of a batch of requests.
 
     `is_split=False` encodes users once per request but computes all that follows per candidate, with the ranker itself.
-    `is_fused=False` looks up feature after feature and encodes as training does.
+    `is_fused=False` looks up feature after feature, encodes as training does and has torch multiply.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class RequestScorer:
         self.ranker, self.tables, self.signature, self.limit = ranker.eval(), tables, signature, limit
         self.schema: Schema = ranker.schema
         self.is_split, self.is_fused = is_split, is_fused
+        # Without AVX2, torch multiplies faster than the compiled encoders and layers.
+        self.is_compiled = is_fused and _cpu.has_fma()
         self.user_names = frozenset(feature.name for feature in signature.of_side("user"))
         self.features = [self._describe(feature) for feature in self.schema.id_features]
         position = {name: n for n, name in enumerate((*signature.dense_user, *signature.dense_candidate))}
@@ -51,12 +54,16 @@ class RequestScorer:
         names = [feature.name for feature in self.schema.dense]
         of_user = [names.index(name) for name in signature.dense_user]
         of_candidate = [names.index(name) for name in signature.dense_candidate]
+        kernel = None if self.is_compiled else "reference"  # of dense layers
         self.bottom: DenseBranch | None = None
         is_user = {own.name: own.is_user_vector for own in self.features}
         if ranker.bottom is not None:
-            self.bottom = DenseBranch(ranker.bottom, user_columns=of_user, candidate_columns=of_candidate)
+            self.bottom = DenseBranch(
+                ranker.bottom, user_columns=of_user, candidate_columns=of_candidate, kernel=kernel
+            )
             is_user = {DENSE: self.bottom.is_user, **is_user}
-        self.network = (ProductsNetwork if ranker.is_dlrm else CrossesNetwork)(ranker, is_user=list(is_user.values()))
+        network = ProductsNetwork if ranker.is_dlrm else CrossesNetwork
+        self.network = network(ranker, is_user=list(is_user.values()), kernel=kernel)
         of_users = [name for name, own in is_user.items() if own]
         of_candidates = [name for name, own in is_user.items() if not own]
         self._user = self._lookup([own for own in self.features if own.is_user], of_users)
@@ -83,7 +90,8 @@ class RequestScorer:
     def _describe(self, feature: Feature) -> FeaturePath:
         name, target = module_name(feature.name), self.ranker.targets.get(feature.name, "")
         encoder: Any = self.ranker.encoders[name] if feature.kind == "sequence" else None
-        is_folded = encoder is not None and self.is_fused and self.is_split
+        if encoder is not None and self.is_fused and self.is_split:
+            encoder = compile_encoder(encoder) if self.is_compiled else fold_encoder(encoder)
         is_user = feature.name in self.user_names
         return FeaturePath(
             name=feature.name,
@@ -91,7 +99,7 @@ class RequestScorer:
             is_mean=feature.pooling == "mean",
             is_user=is_user,
             is_user_vector=is_user and (not target or target in self.user_names),
-            encoder=fold_encoder(encoder) if is_folded else encoder,
+            encoder=encoder,
             projection=self.ranker.projections[name] if name in self.ranker.projections else None,  # noqa: SIM401
             target=target,
         )

@@ -27,7 +27,7 @@ def test_no_fuzzer_finds_anything(options: list[str]) -> None:
 def test_tests_of_the_kernels_pass_under_sanitizers() -> None:
     """Those of the kernels that read what files claim; make test-sanitizers runs all."""
     names = ("decode_pages", "check_pages", "decode_streams", "dedup_rows", "merge_windows", "join_lists", "take_rows")
-    names += ("pool_tables",)
+    names += ("pool_tables", "dense_layers", "encode_windows")
     tests = [f"tests/kernels/test_{name}.py" for name in names]
     command = ["tests/fuzz/sanitized.sh", sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -67,7 +67,7 @@ class RunningServer:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(30)
 
 
 def free_port() -> int:
@@ -191,6 +191,33 @@ def test_every_bad_request_is_a_4xx_with_one_sentence_that_names_the_field(model
         assert server.metric('recmill_calls_total{protocol="rest",status="5') == 0
 
 
+def test_a_connection_outlives_the_calls_that_are_refused(models: Path) -> None:
+    """Also where the answer comes before the body was sent: a caller that still sends sees no closed connection."""
+    kind, large = {"Content-Type": "application/json"}, b" " * 20_000_000
+    with serving(models / "one", "--max-request-bytes", "200000", "--max-candidates", "100") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.connect()
+        first = connection.sock
+        calls: list[tuple[str, Any, Any, int]] = [
+            (
+                path,
+                body if isinstance(body, bytes) else json.dumps(body).encode(),
+                kind if given is None else given,
+                code,
+            )
+            for path, body, given, code, _ in WRONG
+        ]
+        pieces = [large[:65_536]] * 300
+        calls += [(INFER, large, kind, 413), (INFER, iter(pieces), kind, 413), (PREDICT, iter(pieces), kind, 413)]
+        calls += [(PREDICT, json.dumps(INSTANCES).encode(), kind, 200)]
+        for path, body, headers, status in calls:
+            connection.request("POST", path, body, headers, encode_chunked=not isinstance(body, bytes))
+            answer = connection.getresponse()
+            content = answer.read()
+            assert answer.status == status, (path, content)
+            assert connection.sock is first, path
+
+
 def test_a_reload_under_load_fails_no_call_and_changes_the_scores(models: Path) -> None:
     first, second = expected(models / "one"), expected(models / "two")
     point(models, "one")
@@ -249,7 +276,7 @@ def test_sigterm_answers_calls_in_flight_and_is_not_ready_meanwhile(models: Path
         assert status == 503
         assert server.ask("/v2/health/live")[0] == 200
         assert server.ask(PREDICT, INSTANCES)[0] == 200
-        assert server.process.wait(60) == 0
+        assert server.process.wait(30) == 0
 
 
 def test_several_workers_share_a_port_and_their_metrics(models: Path) -> None:
