@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch import nn
 
+from recmill.model import layers
 from recmill.model.encoders import AttentionEncoder, MeanEncoder, TransformerEncoder
-from recmill.model.layers import CrossNetwork
+from recmill.model.layers import MLP, CrossNetwork, Linear
 
 
 def encoders():
@@ -46,3 +48,64 @@ def test_transformer_counts_positions_from_the_newest_element():
     swapped = sequence[:, [1, 0, 2, 3]]
     four = torch.tensor([4])
     assert not torch.allclose(encoder(sequence, four), encoder(swapped, four))
+
+
+def run_with_gradients(module, rows):
+    module.zero_grad()
+    rows = rows.clone().requires_grad_()
+    out = module(rows)
+    (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
+    return [out.detach(), rows.grad, *(own.grad.clone() for own in module.parameters())]
+
+
+needs_onednn = pytest.mark.skipif(not layers.HAS_ONEDNN, reason="oneDNN is not faster on this CPU")
+
+
+@needs_onednn
+@pytest.mark.parametrize("is_logit", [True, False])
+@pytest.mark.parametrize("widths", [(256, 128, 1), (64,), (7, 300)])
+def test_layers_through_onednn_are_those_of_torch_with_their_gradients(widths, is_logit, monkeypatch):
+    torch.manual_seed(0)
+    ours = MLP(61, widths, is_logit=is_logit)
+    rows = torch.randn(192, 61)
+    assert "_LayersBackward" in str(ours(rows).grad_fn)
+    found = run_with_gradients(ours, rows)
+    monkeypatch.setattr(layers, "HAS_ONEDNN", False)
+    assert "_LayersBackward" not in str(ours(rows).grad_fn)
+    for own, expected in zip(found, run_with_gradients(ours, rows), strict=True):
+        assert (own - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+@needs_onednn
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_linear_layer_through_onednn_is_that_of_torch(has_bias):
+    torch.manual_seed(0)
+    ours, plain = Linear(100, 90, bias=has_bias), nn.Linear(100, 90, bias=has_bias)
+    plain.load_state_dict(ours.state_dict())
+    rows = torch.randn(128, 100)
+    for own, expected in zip(run_with_gradients(ours, rows), run_with_gradients(plain, rows), strict=True):
+        assert (own - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 63, 65])
+def test_other_numbers_of_rows_take_torchs_layers(num_rows):
+    network = MLP(61, (64, 32))
+    assert torch.equal(network(torch.ones(num_rows, 61)), nn.Sequential(*network)(torch.ones(num_rows, 61)))
+
+
+def test_dropout_draws_as_in_a_sequence_of_layers():
+    network, rows = MLP(61, (64, 32), dropout=0.5), torch.ones(64, 61)
+    torch.manual_seed(1)
+    expected = nn.Sequential(*network)(rows)
+    torch.manual_seed(1)
+    assert torch.equal(network(rows), expected)
+    assert (expected == 0).any()
+
+
+@needs_onednn
+def test_an_exported_network_takes_any_number_of_rows_and_holds_torchs_layers_only():
+    network, rows = MLP(61, (64, 1), is_logit=True), torch.randn(70, 61)
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.export.export(network, (rows[:64],), dynamic_shapes=({0: batch},))
+    assert "mkldnn" not in str(program.graph)
+    assert torch.allclose(program.module()(rows), network(rows))
