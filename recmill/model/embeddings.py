@@ -133,6 +133,8 @@ class TableEmbeddings(nn.Module):
             ]
             for shape in ("pooled", "distinct", "sequence")
         )
+        if is_hot:
+            self._tell_hot("send_sizes")
         pooled: dict[str, Tensor] = {name: vectors for _, bag in bags for name, vectors in bag.to_dict().items()}
         for _, answer in shared:
             for name, vectors in answer.to_dict().items():
@@ -155,8 +157,11 @@ class TableEmbeddings(nn.Module):
 
     def end_forward(self) -> None:
         """Let collections send what they know by the end of the forward pass."""
+        self._tell_hot("send_ids")
+
+    def _tell_hot(self, message: str) -> None:
         for source in (own for sources in self._hot.values() for own in sources):
-            if (send := getattr(source.lookup, "send_ids", None)) is not None:
+            if (send := getattr(source.lookup, message, None)) is not None:
                 send()
 
     def _windows(self, batch: _CollectionInputs, name: str, rows_ND: Tensor) -> SequenceWindows:

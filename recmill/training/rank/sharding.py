@@ -27,6 +27,7 @@ from recmill.model.embeddings import TableEmbeddings, initial_rows
 from recmill.model.ranking_model import RankingModel
 from recmill.model.stores.disk.store import DiskStore
 from recmill.model.stores.hot.collection import HotEmbeddingCollection
+from recmill.model.stores.hot.sync import HotExchange
 from recmill.model.stores.interface import InitialRows, TableOptimiser, TableStore
 from recmill.model.stores.shared.tables import attach_shared_tables
 from recmill.model.stores.tiered.collection import TieredEmbeddingCollection
@@ -267,9 +268,12 @@ class _Tables:
         return built
 
     def attach_hot(self, embeddings: TableEmbeddings) -> list[HotEmbeddingCollection]:
-        built = []
+        built: list[HotEmbeddingCollection] = []
+        options: dict[str, Any] = {}
         for shape, configs in self._by_shape(embeddings, frozenset(self.held.hot_rows)):
-            options = {"sync": self.config.hot_sync, **self._options()}
+            if not options:  # one exchange for all of them
+                options = {"sync": self.config.hot_sync, **self._options()}
+                options["exchange"] = HotExchange(options.pop("process_group"))
             collection = HotEmbeddingCollection(configs, self.held.hot_rows, **options)
             embeddings.attach(shape, collection.tables, collection, is_hot=True)
             built.append(collection)

@@ -16,7 +16,6 @@ from and to the stores:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -26,7 +25,7 @@ from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
 from recmill.artifacts import InputError, module_name
 from recmill.model.stores.fbgemm import FusedTables
-from recmill.model.stores.hot.sync import SYNCS, PendingUpdate
+from recmill.model.stores.hot.sync import SYNCS, HotExchange, PendingUpdate
 from recmill.model.stores.interface import Replica, TableOptimiser, TableStore, copy_rows
 from recmill.model.stores.lookups import HandOver, PooledRows, TableConfig, answer_rows, pick_lists, pooling_of
 
@@ -41,32 +40,21 @@ class Refreshes(Protocol):
 
 
 class _HotGroup:
-    """The tables of one width and pooling: one FBGEMM module, one exchange per step."""
+    """The tables of one width and pooling: one FBGEMM module."""
 
     def __init__(self, configs: Sequence[TableConfig], num_rows: Sequence[int], **options: Any) -> None:
         self.features = [name for config in configs for name in config.feature_names]
         table_of_feature = [table for table, config in enumerate(configs) for _ in config.feature_names]
         self.tables = FusedTables(num_rows, table_of_feature, **options)
-        self._sent: PendingUpdate | None = None  # its gradients may be on their way
 
-    def settle(self) -> None:
-        """Apply gradients that are still on their way."""
-        if self._sent is not None:
-            self._sent.finish()
-            self._sent = None
-
-    def receive(self, pending: PendingUpdate, gradients: Sequence[Tensor]) -> None:
-        """Send the gradients of a lookup. Those of an earlier one use the same buffer, so they are applied first."""
-        self.settle()
-        pending.apply(gradients)
-        self._sent = pending
-
-    def start(self, ids_N: Tensor, lengths_FB: Tensor, *, sync: str, group: Any) -> tuple[Tensor, PendingUpdate | None]:
+    def start(
+        self, ids_N: Tensor, lengths_FB: Tensor, *, sync: str, exchange: HotExchange
+    ) -> tuple[Tensor, PendingUpdate | None]:
         offsets = ids_N.new_zeros(len(lengths_FB) + 1, dtype=torch.int64)
         torch.cumsum(lengths_FB, 0, out=offsets[1:])
         pending = None
         if torch.is_grad_enabled():
-            pending = PendingUpdate(self.tables, ids_N, lengths_FB, offsets, sync=sync, group=group)
+            pending = PendingUpdate(self.tables, ids_N, lengths_FB, offsets, sync=sync, exchange=exchange)
         return self.tables.look_up(ids_N, offsets), pending
 
 
@@ -90,7 +78,9 @@ class HotEmbeddingCollection(nn.Module):
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         sync: str = "raw",
+        exchange: HotExchange | None = None,
     ) -> None:
+        """Collections that are looked up together can share an `exchange` instead of having a process group each."""
         super().__init__()
         if sync not in SYNCS:
             raise InputError(f"sync is {sync!r}, expected one of {', '.join(SYNCS)}")
@@ -98,7 +88,7 @@ class HotEmbeddingCollection(nn.Module):
         if len(kinds) != 1:
             raise InputError("expected tables that are all pooled or all looked up row by row, received both or none")
         self.is_pooled = kinds.pop()
-        self.sync, self.process_group = sync, process_group
+        self.sync, self.exchange = sync, exchange or HotExchange(process_group)
         self.hot_rows = {name: rows.to(torch.int64) for name, rows in _by_config(tables, hot_rows).items()}
         self.features = [name for config in tables for name in config.feature_names]
         shapes: dict[tuple[int, str], list[tuple[TableConfig, str]]] = {}
@@ -119,18 +109,18 @@ class HotEmbeddingCollection(nn.Module):
         self._asked: list[PendingUpdate] = []  # of the last lookup
         self.anchor = torch.zeros((), requires_grad=True)  # not a Parameter: it only makes autograd call backward
 
+    def send_sizes(self) -> None:
+        """Start the messages about the last lookup, when all collections that share the exchange were looked up."""
+        self.exchange.send_sizes()
+
     def send_ids(self) -> None:
         """Send the ids of the last lookup. Called when the forward pass is over, it need not wait for other ranks."""
         for pending in self._asked:
             pending.send_ids()
 
-    def _settle(self) -> None:
-        for group in self._groups:
-            group.settle()
-
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps that begin from now on."""
-        self._settle()
+        self.exchange.settle()
         for group in self._groups:
             group.tables.set_lr(lr)
 
@@ -146,12 +136,12 @@ class HotEmbeddingCollection(nn.Module):
 
     def weights(self, table: str) -> Tensor:
         """[H, D] in slot order, a view of the live rows."""
-        self._settle()
+        self.exchange.settle()
         return self._replicas[table].weights_HD
 
     def optimiser_state(self, table: str) -> Mapping[str, Tensor]:
         """State name -> [H] or [H, D] in slot order, views of the live state."""
-        self._settle()
+        self.exchange.settle()
         return self._replicas[table].state
 
     def enter(self, stores: Sequence[TableStore]) -> None:
@@ -170,7 +160,7 @@ class HotEmbeddingCollection(nn.Module):
 
     def _held_by(self, stores: Sequence[TableStore]) -> list[tuple[TableStore, dict[str, Replica]]]:
         """Each store with the replicas of the tables that it holds; their rows are up to date."""
-        self._settle()
+        self.exchange.settle()
         for table in self.hot_rows:
             num_holders = sum(table in store.tables for store in stores)
             if num_holders != 1:
@@ -183,18 +173,17 @@ class HotEmbeddingCollection(nn.Module):
         return found
 
     def forward(self, slots: KeyedJaggedTensor) -> Any:
-        self._settle()
+        self.exchange.settle()
         self._asked, started = [], []
         for group in self._groups:
             values, lengths = pick_lists(slots, group.features)
-            started.append((lengths, *group.start(values, lengths, sync=self.sync, group=self.process_group)))
+            started.append((lengths, *group.start(values, lengths, sync=self.sync, exchange=self.exchange)))
         found: dict[str, Any] = {}
         for group, (lengths, rows, pending) in zip(self._groups, started, strict=True):
             pieces = torch.split(rows, group.tables.dim, dim=1)
             if pending is not None:
                 self._asked.append(pending)
-                receive = partial(group.receive, pending)
-                pieces = HandOver.apply(self.anchor, rows, group.tables.dim, receive)  # type: ignore[no-untyped-call]
+                pieces = HandOver.apply(self.anchor, rows, group.tables.dim, pending.receive)  # type: ignore[no-untyped-call]
             if self.is_pooled:
                 found |= zip(group.features, pieces, strict=True)
             else:
