@@ -23,6 +23,7 @@ from recmill.artifacts.places.stores import list_names, remove_folder
 from recmill.artifacts.plan import SharedParameters
 from recmill.data.schema import Schema
 from recmill.data.vocabulary import copy_vocabulary
+from recmill.model.dense_optimiser import DenseOptimiser
 from recmill.model.ranking_model import RankingModel
 from recmill.model.settings import RankerConfig
 from recmill.model.stores.shared.collection import SharedEmbeddingBagCollection
@@ -119,7 +120,6 @@ def load_checkpoint(path: str | Path, sharded: ShardedModel) -> Checkpoint:
     # Tensors are filled in place: most are views of the live model, the others are taken over afterwards.
     load_tensors(state, path)
     sharded.absorb_tables(table_states)
-    _take_dense_optimiser(sharded, state)
     if has_random_state:
         torch.set_rng_state(state["rng"][rank])
     return checkpoint
@@ -129,13 +129,6 @@ def load_dense(path: str | Path, sharded: ShardedModel) -> None:
     """Load the weights and the optimiser state of the dense half only, on every rank by itself."""
     state = {"dense": sharded.dense_state(), "dense_optimiser": _dense_optimiser_state(sharded.dense_optimiser)}
     load_tensors(state, path, no_dist=True)
-    _take_dense_optimiser(sharded, state)
-
-
-def _take_dense_optimiser(sharded: ShardedModel, state: Mapping[str, Any]) -> None:
-    optimiser = sharded.dense_optimiser
-    for position, parameter in enumerate(optimiser.param_groups[0]["params"]):
-        optimiser.state[parameter] = dict(state["dense_optimiser"][str(position)])
 
 
 def load_trained_model(
@@ -244,15 +237,6 @@ def _model_state(sharded: ShardedModel, table_states: Sequence[Mapping[str, Any]
     }
 
 
-def _dense_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Adam's moments by position, created where no step has been taken yet, so that there is something to load into."""
-    state = {}
-    parameters = optimiser.param_groups[0]["params"]
-    for position, parameter in enumerate(parameters):
-        entry = optimiser.state.get(parameter) or {
-            "step": torch.tensor(0.0),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-        state[str(position)] = dict(entry)
-    return state
+def _dense_optimiser_state(optimiser: DenseOptimiser) -> dict[str, Any]:
+    """Adam's moments by position: views of the live ones."""
+    return {str(position): dict(optimiser.state[own]) for position, own in enumerate(optimiser.parameters)}

@@ -24,7 +24,7 @@ def describe_hot(feed: Feed, sharded: ShardedModel) -> dict[str, Any] | None:
 def describe_model(sharded: ShardedModel, name: str) -> dict[str, Any]:
     """The name of the model and the sizes of its two parts."""
     num_embedding = sum(table.num_rows * table.dim for table in sharded.schema.tables)
-    num_dense = sum(parameter.numel() for parameter in sharded.dense_optimiser.param_groups[0]["params"])
+    num_dense = sum(parameter.numel() for parameter in sharded.dense_optimiser.parameters)
     return {
         "name": name,
         "num_dense_parameters": num_dense,
