@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from recmill.model.stores.collectives import broadcast_json
-from recmill.training.processes import frozen_objects, keep_freed_memory
+from recmill.training.processes import frozen_objects, keep_freed_memory, own_cores
 from recmill.training.rank.worker import open_run
 
 KEPT = ("samples_per_s", "seconds", "evaluations", "decisions", "num_steps")
@@ -79,4 +79,5 @@ def train_once(job: dict[str, Any], pair: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    with own_cores(threads=1):
+        main(sys.argv[1], sys.argv[2])

@@ -9,12 +9,14 @@ one or two ranks; with more the order of sums over ranks may differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from recmill.model.stores.collectives import exchange_blocks
 
 ALIGNMENT = 16  # floats: MKL may round differently where matrices do not begin at a multiple of 64 bytes
 
@@ -34,6 +36,8 @@ class DenseOptimiser:
             dist.broadcast(values, src=0)
         self.flat, self.gradient = nn.Parameter(values), torch.zeros_like(values)
         self.flat.grad = self.gradient
+        self.meanwhile: list[Callable[[], None]] = []  # work that needs neither parameters nor their gradients
+        self._received: Tensor | None = None  # of two ranks: the other's gradients
         self._adam = torch.optim.Adam([self.flat], lr=lr, weight_decay=weight_decay, foreach=True)
         moments = {"exp_avg": torch.zeros_like(values), "exp_avg_sq": torch.zeros_like(values)}
         step = torch.tensor(0.0)
@@ -53,11 +57,28 @@ class DenseOptimiser:
         return self._adam.param_groups
 
     def step(self) -> None:
-        """Sum the gradients over ranks, divide them by their number, and step."""
+        """Sum the gradients over ranks, divide them by their number, and step; `meanwhile` runs as they travel."""
+        works: Sequence[dist.Work | None] = ()
         if self.world_size > 1:
             self.gradient.mul_(1 / self.world_size)
-            dist.all_reduce(self.gradient)
+            works = self._send()
+        for job in self.meanwhile:
+            job()
+        for work in works:
+            assert work is not None
+            work.wait()
+        if self._received is not None:
+            self.gradient.add_(self._received)
         self._adam.step()
+
+    def _send(self) -> Sequence[dist.Work | None]:
+        if self.world_size > 2 or self.gradient.is_cuda:
+            return [dist.all_reduce(self.gradient, async_op=True)]
+        # Gloo's all-reduce takes twice as long: 0.3 instead of 0.15 ms for 60,000 parameters on loopback.
+        if self._received is None:
+            self._received = torch.empty_like(self.gradient)
+        blocks = [self.gradient, self._received]
+        return exchange_blocks(blocks if dist.get_rank() == 0 else blocks[::-1], None)
 
     def zero_grad(self) -> None:
         self.gradient.zero_()

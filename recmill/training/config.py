@@ -84,6 +84,7 @@ class TrainConfig(RankerConfig):
     checkpoint_async: str = "auto"  # write checkpoints beside training, from a copy; "auto": if memory suffices
     max_steps: int = 0  # 0: all epochs to their end
     threads: int = 0  # threads per process; 0: the machine's cores divided by the processes
+    pin_cores: bool = True  # every process keeps to its share of the machine's cores, if there is one for each thread
     timeout_s: int = 600  # a collective that takes longer means a dead rank
 
     def __post_init__(self) -> None:

@@ -28,6 +28,8 @@ OWNER_FILE = "owner.json"  # in a remote folder of a run: which launch may write
 ORPHAN_WAIT_S = 10.0  # ranks that outlive torchrun for this long have not noticed that it is gone
 STOPPED_CHECK_S = 5.0
 MXFAST, TRIM_THRESHOLD, MMAP_MAX = 1, -1, -4  # parameters of mallopt(3)
+_PINNED: list[int] = []  # this process's rank, while it keeps to its share of the cores
+LOCAL = (("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # torchrun's variables, and what they are without it
 REPEATS = "repeats trained"  # progress of ranks that train several jobs one after the other
 PROGRESS_MARK = "@progress "  # a line of a rank's output that starts so is progress: JSON [what, done, total]
 
@@ -131,6 +133,35 @@ def torch_threads(count: int) -> Iterator[None]:
 def threads_of(config_threads: int, num_local: int) -> int:
     """Threads per process of `num_local` on this machine: the config's, or an equal share of the cores."""
     return config_threads or max(1, (os.cpu_count() or 1) // num_local)
+
+
+@contextmanager
+def own_cores(*, threads: int) -> Iterator[None]:
+    """Keep this rank's threads on its share of the machine's cores in the block, if there is a core for each.
+
+    Linux may wake a rank that receives a message on the core of the rank that sent it, and leave both there until its
+    next tick, up to 4 ms later (docs/auto.md).
+    """
+    from recmill.tuning.cores import available_cores  # not light
+
+    num_local, rank = (int(os.environ.get(name, default)) for name, default in LOCAL)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    share = len(cores) // num_local
+    is_pinned = num_local > 1 and share >= threads and available_cores() == len(cores)  # a quota is no set of cores
+    if is_pinned:
+        os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
+        _PINNED.append(rank)
+    try:
+        yield
+    finally:
+        if is_pinned:
+            _PINNED.pop()
+            os.sched_setaffinity(0, cores)
+
+
+def num_sharing() -> int:
+    """The processes of this launch that share the cores of this one."""
+    return 1 if _PINNED else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def die_with_parent() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -39,7 +38,7 @@ from recmill.training.checkpoint import load_checkpoint, newest_checkpoint, save
 from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
 from recmill.training.evaluation import PredictionCollector, Predictions, measure_predictions, metric_features
-from recmill.training.processes import check_owner
+from recmill.training.processes import check_owner, num_sharing
 from recmill.training.rank.dedup import DedupChoice
 from recmill.training.rank.description import describe_hot, describe_model
 from recmill.training.rank.feed import AHEAD, Feed, blank_ids, session_limit
@@ -174,9 +173,8 @@ class TrainingRun:
             if not self.is_tuned:
                 yield []
                 return
-            num_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             yield [
-                stack.enter_context(OnlineTuner(pipeline, allocation=self.allocation, num_sharing=num_sharing))
+                stack.enter_context(OnlineTuner(pipeline, allocation=self.allocation, num_sharing=num_sharing()))
                 for pipeline in self.ingest.pipelines
             ]
 

@@ -165,12 +165,14 @@ def shard_model(
     ]
     for store in stores:
         store.start(_initial_rows(schema, config))
+    hot = tuple(tables.attach_hot(model.embeddings))
+    optimiser.meanwhile += [collection.exchange.settle for collection in hot[:1]]  # they share it
     return ShardedModel(
         module=module,
         dense_optimiser=optimiser,
         schema=schema,
         stores=tuple(stores),
-        hot=tuple(tables.attach_hot(model.embeddings)),
+        hot=hot,
         sharing=plan.shared if held.shared else None,
         groups=tables.groups,
         prefetch=model.embeddings.prefetch if disk or looks_ahead(config) else None,

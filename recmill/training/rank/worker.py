@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from recmill.training.processes import (
     die_with_parent,
     frozen_objects,
     keep_freed_memory,
+    own_cores,
     print_progress,
     threads_of,
 )
@@ -82,13 +84,14 @@ def run_rank(job: dict[str, Any], startup_seconds: float = 0.0, report: Progress
     torch.set_num_threads(int(threads))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
     try:
-        if "repeats" in job:
-            _train_repeats(job["repeats"], device, report)
-            return
-        run = open_run(job, device, report)
-        run.meter.startup_seconds = startup_seconds
-        with frozen_objects():
-            run.train()
+        with own_cores(threads=int(threads)) if config.pin_cores else nullcontext():
+            if "repeats" in job:
+                _train_repeats(job["repeats"], device, report)
+                return
+            run = open_run(job, device, report)
+            run.meter.startup_seconds = startup_seconds
+            with frozen_objects():
+                run.train()
     finally:
         dist.destroy_process_group()
 

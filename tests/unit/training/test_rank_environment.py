@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recmill.training.processes import frozen_objects, rank_environment
+from recmill.training.processes import frozen_objects, num_sharing, own_cores, rank_environment
 
 
 def test_threads_of_ranks_spin_for_a_while_and_then_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +72,34 @@ def test_objects_that_exist_are_left_alone_while_a_rank_trains() -> None:
         with pytest.raises(ZeroDivisionError), frozen_objects():
             raise ZeroDivisionError
     assert gc.get_freeze_count() == 0
+
+
+def cores_in_a_launch(monkeypatch, *, threads: int, quota: int, num_local: int = 2) -> tuple[set[int], int]:
+    """The cores of rank 1 and the number of processes that share them, on a machine with the cores 0, 1, 2 and 5."""
+    held = {0, 1, 2, 5}
+
+    def move(pid: int, cores: list[int]) -> None:
+        assert pid == 0
+        held.clear()
+        held.update(cores)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(held))
+    monkeypatch.setattr(os, "sched_setaffinity", move)
+    monkeypatch.setattr("recmill.tuning.cores.available_cores", lambda: quota)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_local))
+    monkeypatch.setenv("LOCAL_RANK", str(num_local - 1))
+    with own_cores(threads=threads):
+        found = set(held), num_sharing()
+    assert held == {0, 1, 2, 5}
+    assert num_sharing() == num_local
+    return found
+
+
+def test_each_rank_keeps_to_its_share_of_the_cores(monkeypatch) -> None:
+    assert cores_in_a_launch(monkeypatch, threads=2, quota=4) == ({2, 5}, 1)
+
+
+@pytest.mark.parametrize(("threads", "quota", "num_local"), [(3, 4, 2), (2, 3, 2), (1, 4, 5), (1, 4, 1)])
+def test_ranks_share_cores_that_are_too_few_or_limited_by_a_quota(monkeypatch, threads, quota, num_local) -> None:
+    found = cores_in_a_launch(monkeypatch, threads=threads, quota=quota, num_local=num_local)
+    assert found == ({0, 1, 2, 5}, num_local)
