@@ -197,7 +197,7 @@ class TrainingRun:
         self.sharded.schedule_lr(self.config, step=self.state.step, num_steps=self.num_steps)
         logits = self._forward(batch, is_hot=is_hot)
         loss_sum = sum_losses(logits, batch.label_BT, self.config.task_weights)
-        # Both DDP and TorchRec divide gradients by the world size, so this makes the step the mean over all samples.
+        # Gradients are divided by the world size, so this makes the step the mean over all samples.
         torch.autograd.backward(loss_sum * (self.world_size / batch.num_global))
         self.sharded.dense_optimiser.step()
         self.sharded.dense_optimiser.zero_grad()

@@ -212,7 +212,7 @@ class _Tables:
                 yield shape, chosen
 
     def _options(self) -> dict[str, Any]:
-        # A group of its own separates a collection's messages from DDP's, whose order autograd decides.
+        # A group of its own separates a collection's messages from those of other threads.
         self.groups.append(dist.new_group())
         return {
             "optimiser": table_optimiser(self.config),

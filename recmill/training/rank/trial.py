@@ -42,7 +42,7 @@ from recmill.training.verdicts import Verdict, Verdicts, remember, remembered
 MIN_STEPS = 20  # of a run; a shorter one is over before a trial is
 MIN_SECONDS, MAX_SECONDS = 10.0, 60.0  # of all comparisons together, without building models
 SHARE = 0.05  # of the expected run
-MIN_PAIRS, MAX_PAIRS = 6, 24
+MIN_PAIRS, MAX_PAIRS = 6, 48
 BLOCK_STEPS = 2
 WARM_UP_STEPS = 3  # the first steps of a model allocate
 NUM_BATCHES = 8  # read before the measurement, and trained over and over
