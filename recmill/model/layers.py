@@ -21,7 +21,7 @@ from kernels.autograd import is_compiled_float
 MIN_WEIGHTS = 1024  # of a layer: smaller products are as fast in MKL
 ROW_STEP = 64  # oneDNN compiles every number of rows anew, in 0.5 ms: those of distinct rows differ from step to step
 HAS_ONEDNN = (
-    torch.backends.mkldnn.is_available()
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     and torch.backends.cpu.get_cpu_capability() == "AVX512"
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
@@ -45,7 +45,7 @@ class MLP(nn.Sequential):
         linear = [layer for layer in self if isinstance(layer, Linear)]
         drops = self.training and any(isinstance(layer, nn.Dropout) for layer in self)
         if drops or not linear or not _takes_onednn(input_BK, linear[0].weight):
-            dropped_BO: Tensor = super().forward(input_BK)
+            dropped_BO: Tensor = super().forward(input_BK)  # type: ignore[no-untyped-call]
             return dropped_BO
         num_relu = sum(isinstance(layer, nn.ReLU) for layer in self)
         parameters = [own for layer in linear for own in (layer.weight, layer.bias)]

@@ -41,7 +41,7 @@ from recmill.training.rank.holders import TableHolders, assign_tables, exact_row
 from recmill.training.switches import looks_ahead
 
 
-class _NoWrapper(DataParallelWrapper):
+class _NoWrapper(DataParallelWrapper):  # type: ignore[misc]
     """In place of DistributedDataParallel: DenseOptimiser sums the dense gradients."""
 
     def wrap(self, dmp: DistributedModelParallel, env: Any, device: torch.device) -> None:

@@ -105,7 +105,7 @@ class _Round:
             self.exchange.send_sizes()
         assert self._sizes is not None
         self._wait()
-        for update, own in zip(self.updates, self._sizes.split(NUM_SIZES, dim=1), strict=True):
+        for update, own in zip(self.updates, torch.split(self._sizes, NUM_SIZES, dim=1), strict=True):
             update.take_sizes(own.tolist())
         counts_R = [sum(update.num_ids(rank) for update in self.updates) for rank in range(len(self._sizes))]
         device = self.updates[0].ids_N.device
