@@ -14,6 +14,7 @@ from unittest import mock
 def s3_bucket() -> Iterator[str]:
     """The URL of a new bucket; the environment points to its server until the block ends."""
     import boto3
+    import s3fs
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -27,9 +28,12 @@ def s3_bucket() -> Iterator[str]:
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     try:
+        # fsspec keeps its connections, also those to the server of an earlier test.
+        s3fs.S3FileSystem.clear_instance_cache()
         with mock.patch.dict(os.environ, variables):
             name = f"bucket-{uuid.uuid4().hex[:8]}"
             boto3.client("s3").create_bucket(Bucket=name)
             yield f"s3://{name}"
     finally:
+        s3fs.S3FileSystem.clear_instance_cache()
         server.stop()
