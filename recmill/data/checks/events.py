@@ -28,8 +28,8 @@ def check_events(tables: SourceTables, events: EventTable) -> LogFindings:
     if tables.spec.checks.empty_days == "refuse":
         path = tables.files[tables.spec.events.source].path
         refuse_empty_days(by_day, log_yaml=tables.log_yaml, path=path)
-    found = [*_nulls(tables, events), *_joins(tables, events), *_duplicates(tables, events)]
-    found += _existence(tables, events)
+    found = [*_nulls(tables, events), *_side_nulls(tables, events), *_joins(tables, events)]
+    found += [*_duplicates(tables, events), *_existence(tables, events)]
     about_days, days = check_days(by_day, labels)
     return LogFindings(checks=CHECKS, found=(*found, *about_days), days=days)
 
@@ -101,6 +101,39 @@ def _keys(tables: SourceTables, events: EventTable, number: int) -> tuple[Any, A
     if ours.type() != theirs.type():
         ours, theirs = ours.cast("string"), theirs.cast("string")
     return ours, theirs
+
+
+def _side_nulls(tables: SourceTables, events: EventTable) -> Iterator[LogFinding]:
+    """Columns of side tables that features read, with nulls in the rows that events find.
+
+    Of tables that change with time, which row an event finds is not decided yet: they are left out.
+    """
+    for number, join in enumerate(tables.spec.joins):
+        places = {feature.column: feature.name for feature in tables.spec.features if feature.column}
+        origins = [tables.resolve(column, place) for column, place in places.items()]
+        read = list(dict.fromkeys(origin.column for origin in origins if origin.join == number))
+        if not read or tables.spec.sources[join.source].valid_from:
+            continue
+        ours, theirs = _keys(tables, events, number)
+        used = events.rows.select(key=ours).group_by("key").aggregate(num_events=lambda t: t.count())
+        side = tables.side(join)
+        side = side.select(key=theirs, **{f"no {n}": side[column].isnull() for n, column in enumerate(read)})
+        found = used.inner_join(side, "key")
+        counts = {f"{n}": found.num_events.sum(where=found[f"no {n}"]) for n in range(len(read))}
+        for n, count in _fetch(tables, found.aggregate(**counts)).items():
+            if not count:
+                continue
+            share, name = count / events.num_events, f"{join.name or join.source}.{read[int(n)]}"
+            without = found.filter(found[f"no {n}"]).order_by([found.num_events.desc(), found.key])
+            rows = tables.engine.fetch(without.select("key", "num_events").limit(MAX_EXAMPLES))
+            yield LogFinding(
+                check="nulls",
+                level="warning" if share > MANY_NULLS else "info",
+                subject=name,
+                message=f"{name!r} is null for {count:,} of {events.num_events:,} events ({share:.1%})",
+                numbers={"num_nulls": count, "num_events": events.num_events},
+                examples=tuple({join.column: row["key"], "events": row["num_events"]} for row in rows.to_pylist()),
+            )
 
 
 def _joins(tables: SourceTables, events: EventTable) -> Iterator[LogFinding]:

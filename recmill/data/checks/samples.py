@@ -36,6 +36,7 @@ class SampledLog:
     rows: str  # DuckDB's expression for the sampled rows
     history_rows: str  # fewer of them
     every_row: str
+    num_rows: int  # of the log
 
     def fetch(self, query: str) -> dict[str, Any]:
         found: dict[str, Any] = self.connection.execute(query).fetchnumpy()
@@ -45,6 +46,10 @@ class SampledLog:
         found = self.connection.execute(f"{query} LIMIT {MAX_EXAMPLES}")
         names = [column[0] for column in found.description]
         return tuple(dict(zip(names, row, strict=True)) for row in found.fetchall())
+
+    def count(self, rows: str) -> int:
+        """How many rows an expression holds; every row of the log is not counted again."""
+        return self.num_rows if rows == self.every_row else int(self.fetch(f"SELECT count(*) AS n FROM {rows}")["n"][0])
 
 
 def check_samples(folder: Path, schema: Schema) -> LogFindings:
@@ -60,8 +65,9 @@ def check_samples(folder: Path, schema: Schema) -> LogFindings:
             rows=_spread(files, SAMPLE_ROWS),
             history_rows=_spread(files, HISTORY_ROWS),
             every_row=_scan(files),
+            num_rows=sum(pq.read_metadata(file).num_rows for file in files),
         )
-        found = [*_single_features(log), *_histories(log), *_splits(log)]
+        found = [*_sampling(log), *_single_features(log), *_histories(log), *_splits(log)]
     return LogFindings(checks=CHECKS, found=tuple(found))
 
 
@@ -76,13 +82,27 @@ def _spread(files: Sequence[Path], max_rows: int) -> str:
     per_file = min(step, GROUPS_PER_FILE)
     scan = _scan(files[:: -(-step // per_file)])
     if per_file == 1:
-        return scan
+        return scan  # with one step: every row
     numbered = scan.removesuffix(")") + ", file_row_number = true)"
     return f"(SELECT * FROM {numbered} WHERE file_row_number // {ROWS_PER_GROUP} % {per_file} = 0)"
 
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _sampling(log: SampledLog) -> Iterator[LogFinding]:
+    """What was not looked at: a leak that only a few days have may hide there."""
+    looked_at = {"single features": log.count(log.rows), "histories": log.count(log.history_rows)}
+    if any(number < log.num_rows for number in looked_at.values()):
+        listed = ", ".join(f"{number:,} for {name}" for name, number in looked_at.items())
+        yield LogFinding(
+            check="single features",
+            level="info",
+            subject="samples",
+            message=f"of {log.num_rows:,} samples, looked at {listed}: row groups spread over the log",
+            numbers={"num_samples": log.num_rows, **{f"num of {name}": n for name, n in looked_at.items()}},
+        )
 
 
 def _single_features(log: SampledLog) -> Iterator[LogFinding]:
@@ -174,25 +194,33 @@ def _splits(log: SampledLog) -> Iterator[LogFinding]:
 
 
 def _repeated(log: SampledLog) -> Iterator[LogFinding]:
+    """Held-out samples whose user, item and label were trained on; all samples of every user who is looked at."""
     schema = log.schema
     if not schema.splits or not schema.user or not schema.item:
         return
-    start = min(schema.splits.values())
+    start, one_in = min(schema.splits.values()), max(1, -(-log.num_rows // SAMPLE_ROWS))
     user, item = (f"{_quoted(name)}[1]" for name in (schema.user, schema.item))
-    pairs = f"SELECT {user} AS u, {item} AS i, {_quoted(schema.labels[0])} AS y, timestamp FROM {log.rows}"
-    trained = f"(SELECT DISTINCT u, i, y FROM ({pairs}) WHERE timestamp < {start})"
-    held_out = f"(SELECT * FROM ({pairs}) WHERE timestamp >= {start} AND u > 0 AND i > 0)"
-    row = log.fetch(
-        f"SELECT (SELECT count(*) FROM {held_out}) AS n, "
-        f"(SELECT count(*) FROM {held_out} SEMI JOIN {trained} USING (u, i, y)) AS same"
+    known = f"{user} > 0 AND {item} > 0" + (f" AND hash({user}) % {one_in} = 0" if one_in > 1 else "")
+    pairs = (
+        f"SELECT session_id, timestamp, {user} AS u, {item} AS i, {_quoted(schema.labels[0])} AS y "
+        f"FROM {log.every_row} WHERE {known}"
     )
+    trained = f"(SELECT DISTINCT u, i, y FROM ({pairs}) WHERE timestamp < {start})"
+    held_out = f"(SELECT * FROM ({pairs}) WHERE timestamp >= {start})"
+    repeated = f"{held_out} SEMI JOIN {trained} USING (u, i, y)"
+    row = log.fetch(f"SELECT (SELECT count(*) FROM {held_out}) AS n, (SELECT count(*) FROM {repeated}) AS same")
     total, same = int(row["n"][0]), int(row["same"][0])
     if same:
         share = same / total
+        whose = f" of one in {one_in} users" if one_in > 1 else ""
         yield LogFinding(
             check="splits",
             level="warning" if share > 0.5 else "info",
             subject=next(iter(schema.splits)),
-            message=f"{share:.1%} of the held-out samples repeat user, item and label of a training sample",
+            message=f"{share:.1%} of the held-out samples{whose} repeat user, item and label of a training sample",
             numbers={"num_repeated": same, "num_samples": total},
+            examples=log.examples(
+                f"SELECT session_id, timestamp, u AS {_quoted(schema.user)}, i AS {_quoted(schema.item)}, y AS label "
+                f"FROM {repeated} ORDER BY timestamp, session_id"
+            ),
         )

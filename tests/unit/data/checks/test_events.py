@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,22 @@ def test_events_without_a_row_in_a_side_table_are_counted(faulty: tuple[dict[str
     lost = sum(row["product_id"] == "P-00000" for row in rows)
     assert finding.numbers["num_unjoined"] == lost
     assert finding.examples == ({"product_id": "P-00000", "events": lost},)
+
+
+def test_nulls_of_a_side_table_are_counted_by_events(tmp_path: Path) -> None:
+    """A column that is empty for the products that are seen is not saved by those that nobody sees."""
+
+    def forget(rows: Rows) -> Rows:
+        return [row | {"brand": "" if n % 4 else row["brand"]} for n, row in enumerate(rows)]
+
+    log_yaml = make_shop(tmp_path, products=forget)
+    (finding,) = [own for own in check_log(log_yaml).warnings if own.subject == "products.brand"]
+    known = {row["product_id"] for row in csv.DictReader((tmp_path / "products.csv").open()) if row["brand"]}
+    events = [row["product_id"] for row in csv.DictReader((tmp_path / "events.csv").open())]
+    lost = Counter(product for product in events if product not in known)
+    assert finding.numbers == {"num_nulls": lost.total(), "num_events": len(events)}
+    worst = min(lost, key=lambda product: (-lost[product], product))
+    assert finding.examples[0] == {"product_id": worst, "events": lost[worst]}
 
 
 def test_a_day_of_successes_stands_out(faulty: tuple[dict[str, LogFinding], Rows]) -> None:

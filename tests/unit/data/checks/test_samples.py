@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from recmill.artifacts import InputError
+from recmill.data.checks import samples
 from recmill.data.checks.findings import LogFindings
 from recmill.data.checks.samples import check_samples
 from recmill.data.checks.single_values import auc_of_groups
@@ -112,6 +114,41 @@ def test_sessions_across_a_split_are_counted(tmp_path: Path) -> None:
 def test_sessions_that_last_over_the_split_are_a_warning(tmp_path: Path) -> None:
     found = check(tmp_path, splits={"test": 3_000_000}, session_id=np.arange(NUM_ROWS) % 600)
     assert [own.numbers["num_late"] for own in found.warnings if own.check == "splits"] == [600]
+
+
+def test_what_was_not_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve row groups of 500: every second for features, every fourth for histories."""
+    assert not [own for own in check(tmp_path).found if own.subject == "samples"]
+    for name, number in (("ROWS_PER_GROUP", 500), ("SAMPLE_ROWS", 3_000), ("HISTORY_ROWS", 1_500)):
+        monkeypatch.setattr(samples, name, number)
+    found = check(tmp_path)
+    (finding,) = [own for own in found.found if own.subject == "samples"]
+    assert (finding.level, found.warnings) == ("info", [])
+    assert "of 6,000 samples, looked at 3,000 for single features, 1,500 for histories" in finding.message
+
+
+@pytest.mark.parametrize("most_rows", [2_000_000, 2_000])
+def test_repeated_samples_are_counted_for_whole_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_rows: int
+) -> None:
+    """Of the users that are looked at no training sample is left out, else few held-out samples would repeat one."""
+    monkeypatch.setattr(samples, "SAMPLE_ROWS", most_rows)
+    rng = np.random.default_rng(5)
+    user, item = rng.integers(1, 50, NUM_ROWS), rng.integers(1, 60, NUM_ROWS)
+    (finding,) = [
+        own
+        for own in check(tmp_path, splits={"test": 5_000_000}, user=user, item=item).found
+        if "num_repeated" in own.numbers
+    ]
+    one_in = -(-NUM_ROWS // most_rows)
+    looked_at = {u for u in range(1, 50) if duckdb.sql(f"SELECT hash({u}::BIGINT) % {one_in}").fetchall() == [(0,)]}
+    rows = list(zip(user.tolist(), item.tolist(), label().tolist(), strict=True))
+    trained = {row for row in rows[:5_000] if row[0] in looked_at}
+    held_out = [row for row in rows[5_000:] if row[0] in looked_at]
+    repeated = [row for row in held_out if row in trained]
+    assert finding.numbers == {"num_repeated": len(repeated), "num_samples": len(held_out)}
+    assert (f"of one in {one_in} users" in finding.message) == (one_in > 1)
+    assert [(own["user"], own["item"], own["label"]) for own in finding.examples] == repeated[:3]
 
 
 def test_strict_makes_a_warning_one_sentence(tmp_path: Path) -> None:
