@@ -68,6 +68,18 @@ class Shop:
         ]
         return cls(events=events, products=products, customers=customers, purchases=purchases)
 
+    @classmethod
+    def of_many(cls, seed: int, num_shops: int, num_events: int) -> Shop:
+        """Random shops with users of their own, and items that some of them share."""
+        shops = [cls.random(1_000 * seed + n, 1 + num_events * n // num_shops) for n in range(1, num_shops + 1)]
+        names = {"events": "user", "customers": "user", "purchases": "who"}
+        rows = {
+            table: [row | {name: f"{n} {row[name]}"} for n, shop in enumerate(shops) for row in getattr(shop, table)]
+            for table, name in names.items()
+        }
+        products = {row["id"]: row for shop in reversed(shops) for row in shop.products}
+        return cls(products=list(products.values()), **rows)
+
     def write(self, folder: Path, options: Options) -> Path:
         """Parquet files and a log.yaml; returns the path of the log.yaml."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ TIME_FORMATS: tuple[str, ...] = (
 TIME_FORMATS += ("%d.%m.%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y%m%d%H%M%S", "%Y%m%d")
 TIME_FORMATS += ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%a %b %d %H:%M:%S %Y", "%b %d %Y %H:%M:%S")
 ENOUGH = 0.99  # of the values that must parse
+PARTLY = 0.1  # from which a text is said to be partly a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class ColumnFacts:
     # How a time is written: "timestamp", "date", a unit of EPOCH_UNITS, "iso", or a strptime pattern; "": no time.
     time_form: str = ""
     rival_time_form: str = ""  # another pattern that fits all values as well
+    mixed_times: str = ""  # what is said of a column of which only a part are times in one form
     separator: str = ""  # of texts that are lists, such as Drama|Musical
 
     @property
@@ -163,9 +165,14 @@ def _with_text_forms(connection: Any, view: str, facts: ColumnFacts) -> ColumnFa
     if facts.nature != "text" or not facts.num_known:
         return facts
     column = quoted(facts.name)
-    forms = _time_forms(connection, view, column, facts.num_known)
+    shares = _shares_of_times(connection, view, column)
+    forms = [form for form, share in shares.items() if share >= ENOUGH]
     if forms:
-        return replace(facts, time_form=forms[0], rival_time_form=forms[1] if len(forms) > 1 else "")
+        rivals = [] if forms[0] == "iso" else forms[1:]
+        return replace(facts, time_form=forms[0], rival_time_form=rivals[0] if rivals else "")
+    best = max(shares, key=lambda form: shares[form])
+    if shares[best] >= PARTLY:
+        return replace(facts, mixed_times=_describe_mixed(connection, view, column, best, shares[best]))
     return replace(facts, separator=_separator(connection, view, column, facts))
 
 
@@ -175,13 +182,23 @@ def epoch_unit(low: int, high: int) -> str:
     return next(fitting, "")
 
 
-def _time_forms(connection: Any, view: str, column: str, num_known: int) -> list[str]:
+def _parsed(column: str, form: str) -> str:
     # A plain year or number casts to no timestamp, so ids do not pass.
-    tests = [f"count(try_cast({column} AS TIMESTAMP))"]
-    tests += [f"count(try_strptime({column}, '{form}'))" for form in TIME_FORMATS]
-    counts = connection.execute(f"SELECT {', '.join(tests)} FROM {view}").fetchone()
-    fitting = [form for form, found in zip(("iso", *TIME_FORMATS), counts, strict=True) if found >= ENOUGH * num_known]
-    return fitting[:1] if fitting[:1] == ["iso"] else fitting
+    return f"try_cast({column} AS TIMESTAMP)" if form == "iso" else f"try_strptime({column}, '{form}')"
+
+
+def _shares_of_times(connection: Any, view: str, column: str) -> dict[str, float]:
+    """The share of the values that are times, by form."""
+    forms = ("iso", *TIME_FORMATS)
+    tests = ", ".join(f"count({_parsed(column, form)}) / count({column})" for form in forms)
+    return dict(zip(forms, connection.execute(f"SELECT {tests} FROM {view}").fetchone(), strict=True))
+
+
+def _describe_mixed(connection: Any, view: str, column: str, form: str, share: float) -> str:
+    query = f"SELECT {column} FROM {view} WHERE {_parsed(column, form)} IS NULL AND {column} IS NOT NULL LIMIT 1"
+    other = connection.execute(query).fetchone()[0]
+    shown = "ISO 8601" if form == "iso" else form
+    return f"{share:.1%} of its values are times as {shown}, others are not, such as {short(other)!r}"
 
 
 def _separator(connection: Any, view: str, column: str, facts: ColumnFacts) -> str:

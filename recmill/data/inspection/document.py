@@ -68,7 +68,8 @@ def _source(proposal: LogProposal, table: InspectedTable, out: str | Path) -> It
     keys: dict[str, Any] = {"path": _relative(found.path, out)}
     if found.format in ("iceberg", "delta"):
         keys["format"] = found.format
-    keys |= {name: found.options[name] for name in ("delimiter", "encoding", "names") if name in found.options}
+    said = ("delimiter", "decimal", "nulls", "encoding", "names")
+    keys |= {name: found.options[name] for name in said if name in found.options}
     for match in proposal.matches:
         if match.table == table.name:
             keys["key"] = match.key

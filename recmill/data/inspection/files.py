@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,41 +77,6 @@ def open_filesystem(path: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise InputError(f"{path}: cannot be opened: {str(error).rstrip('.')}") from None
     return filesystem, str(root)
-
-
-def find_line(found: FoundTable, text: str) -> str:
-    """Where a text stands first below the header: "events.csv, line 17"; "" if it is not found."""
-    for file in found.files:
-        for number, line in _lines(found, file):
-            if text in line and (number > 1 or found.options.get("names") or found.format != "csv"):
-                return f"{file}, line {number}"
-    return ""
-
-
-def find_uneven_line(found: FoundTable) -> str:
-    """The first line of CSV files with another number of fields than the file's first line, in one clause."""
-    mark = found.options.get("delimiter") or ("\t" if ".tsv" in found.path.lower() else ",")
-    for file in found.files if len(mark) == 1 else ():
-        reader = csv.reader((line for _, line in _lines(found, file)), delimiter=mark)
-        where = f"{file}, " if len(found.files) > 1 else ""
-        try:
-            expected = len(next(reader, []))
-            for fields in reader:
-                if fields and len(fields) != expected:
-                    return f"{where}line {reader.line_num} has {len(fields)} fields, the first line has {expected}"
-        except csv.Error as error:
-            return f"{where}line {reader.line_num}: {error}"
-    return ""
-
-
-def _lines(found: FoundTable, file: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a text file, as far as it can be read."""
-    encoding = found.options.get("encoding") or "utf-8"
-    try:
-        with fsspec.open(file, "rt", compression="infer", encoding=encoding, errors="replace", newline="") as opened:
-            yield from enumerate(opened, start=1)
-    except (OSError, EOFError, zlib.error):
-        return
 
 
 def format_of(path: str) -> str | None:

@@ -36,11 +36,13 @@ class TimeFacts:
     num_sessions: int  # with GAP, if no column names the session
     num_days: int  # from the first to the last event
     num_empty_days: int
+    is_certain: bool  # False: they can be read in two ways
+    are_all_days: bool  # False: only those of a sample of rows, which may lack days that the log has
 
     @property
     def is_sparse(self) -> bool:
         """So many days are empty that no file is missing: the log is like that."""
-        return self.num_empty_days > SPARSE * self.num_days
+        return self.is_certain and self.are_all_days and self.num_empty_days > SPARSE * self.num_days
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,12 @@ def _propose(connection: Any, tables: Sequence[InspectedTable], events: str, giv
         label=label,
         item_columns=item_columns,
         features=tuple(features),
-        notes=(*roles.notes, *label.notes, *_further_notes(roles, times, matches, others, label)),
+        notes=(
+            *(note for table in tables for note in table.notes),
+            *roles.notes,
+            *label.notes,
+            *_further_notes(roles, times, matches, others, label),
+        ),
     )
 
 
@@ -138,6 +145,8 @@ def _further_notes(
             notes.append(
                 f"{column.num_nulls:,} events ({column.null_share:.1%}) have no {role}; events.where leaves them out."
             )
+    if times.first < "1990":
+        notes.append(f"Times begin at {times.first}: are they years of two digits, or in another unit?")
     if times.num_nulls:
         notes.append(f"{times.num_nulls:,} events have no time that can be read; events.where leaves out the nulls.")
     if times.spans_ms > 2 * times.middle_ms + DAY_MS:
@@ -145,11 +154,14 @@ def _further_notes(
             f"Times lie between {times.first} and {times.last}, but 98% of the events within "
             f"{times.middle_ms / DAY_MS:,.1f} days: a few times may be wrong."
         )
-    if times.num_empty_days and not times.is_sparse:
+    if times.num_empty_days:
+        days = f"{times.num_empty_days:,} of {times.num_days:,} days have no events"
+        days += "" if times.are_all_days else " among the rows looked at"
+        allowed = "checks: {empty_days: allow}"
         notes.append(
-            f"{times.num_empty_days:,} of {times.num_days:,} days have no events"
-            + (" among the rows looked at" if roles.table.is_sample else "")
-            + ": is a file missing? recmill prepare refuses such a log, unless you write checks: {empty_days: allow}."
+            f"{days}: so many that this file has {allowed}; if files are missing, add them and remove that line."
+            if times.is_sparse
+            else f"{days}: is a file missing? recmill prepare refuses such a log, unless you write {allowed}."
         )
     notes += [
         f"{match.table} is not joined: {match.num_duplicates:,} values of {match.key} occur more than once; keep one "
@@ -185,13 +197,20 @@ def _measure_times(connection: Any, roles: Roles, time_ms: str) -> TimeFacts:
         SELECT min(t), max(t), strftime(make_timestamp(min(t) * 1000), '%Y-%m-%d %H:%M'),
                strftime(make_timestamp(max(t) * 1000), '%Y-%m-%d %H:%M'), bool_or(t % 86400000 != 0),
                count(*) - count(t), quantile_disc(t, 0.99) - quantile_disc(t, 0.01),
-               (SELECT count(*) FROM gaps WHERE gap IS NULL OR gap > {GAP_MS}), count(DISTINCT t // {DAY_MS})
+               (SELECT count(*) FROM gaps WHERE gap IS NULL OR gap > {GAP_MS})
         FROM rows
     """
     row = connection.execute(query).fetchone()
-    low, high, first, last, has_time_of_day, num_nulls, middle_ms, num_sessions, num_full = row
+    low, high, first, last, has_time_of_day, num_nulls, middle_ms, num_sessions = row
     if low is None:
-        raise InputError(f"{roles.table.found.path}: column {roles.time.column!r} holds no time that can be read")
+        mixed = roles.table.column(roles.time.column).mixed_times
+        why = f"; {mixed}; write them in one way" if mixed else ""
+        raise InputError(f"{roles.table.found.path}: column {roles.time.column!r} holds no time that can be read{why}")
+    # Reading one column of all rows is cheap where a format keeps columns apart.
+    are_all_days = not roles.table.is_sample or roles.table.found.format not in ("csv", "jsonl")
+    rows = roles.table.whole if are_all_days else roles.table.view
+    days = f"SELECT max(d) - min(d) + 1, count(DISTINCT d) FROM (SELECT {time_ms} // {DAY_MS} AS d FROM {rows})"
+    num_days, num_full = connection.execute(days).fetchone()
     return TimeFacts(
         first=first,
         last=last,
@@ -200,8 +219,10 @@ def _measure_times(connection: Any, roles: Roles, time_ms: str) -> TimeFacts:
         num_nulls=num_nulls,
         middle_ms=middle_ms,
         num_sessions=num_sessions,
-        num_days=(num_days := high // DAY_MS - low // DAY_MS + 1),
+        num_days=num_days,
         num_empty_days=num_days - num_full,
+        is_certain=not roles.table.column(roles.time.column).rival_time_form,
+        are_all_days=are_all_days,
     )
 
 

@@ -6,18 +6,36 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 
 from recmill.artifacts import InputError, is_remote
 from recmill.data.inspection.columns import ColumnFacts, measure_columns, quoted
-from recmill.data.inspection.files import TABLES, FoundTable, find_line, find_uneven_line
+from recmill.data.inspection.files import TABLES, FoundTable
 from recmill.data.inspection.snapshots import scan_snapshot
+from recmill.data.inspection.text_files import (
+    explain_oddities,
+    find_broken_line,
+    find_foreign_line,
+    find_line,
+    find_uneven_line,
+    guess_numbers,
+)
+
+Found = TypeVar("Found", bound=FoundTable)
 
 SAMPLE_ROWS = 1_000_000
 MAX_SAMPLED_FILES = 16
 SNIFF_BYTES = 262_144
+SNIFFED_ROWS = 200_000  # from which DuckDB guesses the types of a CSV file
+# Other times stay text: DuckDB would read 03/04/2025 as the 3rd of April and not say that it could be the 4th of March.
+CSV_TIMES = "timestampformat = '%Y-%m-%d %H:%M:%S', dateformat = '%Y-%m-%d'"
+MAGIC = {
+    b"\x1f\x8b": "compressed with gzip; its name should end in .gz",
+    b"PK\x03\x04": "a zip archive or a workbook of Excel; export it as CSV",
+    b"PAR1": "a Parquet file; its name should end in .parquet",
+}
 JSON_DEPTH = 5  # of records in JSON lines whose fields become columns; what is deeper stays JSON
 
 
@@ -32,6 +50,7 @@ class InspectedTable:
     sampling: str  # how the sample was taken; "" if it is everything
     view: str  # DuckDB's name of the sample
     query: str  # DuckDB's expression for the whole table
+    notes: tuple[str, ...] = ()  # what is ambiguous about the file itself
 
     @property
     def name(self) -> str:
@@ -62,12 +81,15 @@ def connect() -> Any:
 
 def inspect_table(connection: Any, found: FoundTable, *, sample_rows: int = SAMPLE_ROWS) -> InspectedTable:
     """Look at a table: all of it, or `sample_rows` rows of at most 16 files that are spread over its files."""
+    found = without_empty_files(found)
     found = with_csv_options(found)
     view = f"sample_{found.name}"
     with explain_errors(found):
         found = _with_delimiter(connection, found)
-        query = scan(connection, found, found.files)
-        sampling, num_total = _take_sample(connection, found, view, query, sample_rows)
+        query, sampling, num_total = _sample(connection, found, view, sample_rows)
+        if found.format == "csv" and (more := guess_numbers(connection, view)):
+            found = replace(found, options={**found.options, **more})
+            query, sampling, num_total = _sample(connection, found, view, sample_rows)
         columns = measure_columns(connection, found.name, view)
     if found.format == "csv" and all(column.name == f"column{n}" for n, column in enumerate(columns)):
         found.options["names"] = [column.name for column in columns]  # DuckDB found no header line
@@ -84,7 +106,22 @@ def inspect_table(connection: Any, found: FoundTable, *, sample_rows: int = SAMP
         sampling=sampling,
         view=view,
         query=query,
+        notes=tuple(explain_oddities(connection, found, view, columns)) if found.format == "csv" else (),
     )
+
+
+def _sample(connection: Any, found: FoundTable, view: str, sample_rows: int) -> tuple[str, str, int | None]:
+    """Make `view`; DuckDB's expression for the whole table, how the sample was taken, and the rows of the table."""
+    import duckdb
+
+    query = scan(connection, found, found.files)
+    try:
+        return query, *_take_sample(connection, found, view, query, sample_rows)
+    except duckdb.ConversionException:  # a column of numbers has a text below the rows that types are guessed from
+        if found.format != "csv" or found.options.get("all_rows"):
+            raise
+        found.options["all_rows"] = True
+        return _sample(connection, found, view, sample_rows)
 
 
 @contextmanager
@@ -96,7 +133,9 @@ def explain_errors(found: FoundTable) -> Iterator[None]:
     except (duckdb.Error, OSError, UnicodeError, EOFError, zlib.error) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         if found.format == "csv" and isinstance(error, duckdb.Error):
-            reason = find_uneven_line(found) or reason
+            reason = find_foreign_line(found) or find_uneven_line(found) or reason
+        if found.format == "jsonl" and isinstance(error, duckdb.Error):
+            reason = find_broken_line(found) or reason
         raise InputError(f"{found.path}: cannot be read as {found.format} ({reason})") from None
 
 
@@ -115,12 +154,16 @@ def scan(connection: Any, found: FoundTable, files: Sequence[str]) -> str:
     if found.format == "jsonl":
         depth = f"maximum_depth = {JSON_DEPTH}"
         return _flat(connection, f"read_json({listed}, format = 'auto', union_by_name = true, {depth})")
-    options = {"delim": found.options.get("delimiter"), "encoding": found.options.get("encoding")}
-    given = "".join(f", {name} = {literal(value)}" for name, value in options.items() if value)
-    quote = ", quote = '', escape = ''" if found.options.get("delimiter") == "::" else ""
-    columns = ", ".join(map(literal, found.options.get("names", ())))
-    names = f", header = false, names = [{columns}]" if columns else ""
-    return f"read_csv({listed}{given}{quote}{names}, union_by_name = true, sample_size = 200_000)"
+    given = {"delim": "delimiter", "encoding": "encoding", "decimal_separator": "decimal"}
+    options = [f"{name} = {literal(found.options[key])}" for name, key in given.items() if found.options.get(key)]
+    if found.options.get("delimiter") == "::":
+        options.append("quote = '', escape = ''")
+    if names := found.options.get("names"):
+        options.append(f"header = false, names = [{', '.join(map(literal, names))}]")
+    if nulls := found.options.get("nulls"):
+        options.append(f"nullstr = [{', '.join(map(literal, ('', *nulls)))}]")
+    options.append(f"sample_size = {-1 if found.options.get('all_rows') else SNIFFED_ROWS}")
+    return f"read_csv({listed}, {', '.join(options)}, union_by_name = true, {CSV_TIMES})"
 
 
 def _flat(connection: Any, rows: str) -> str:
@@ -176,15 +219,36 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def without_empty_files(found: Found) -> Found:
+    """The table without files of no bytes, which parallel exports leave; InputError if all are."""
+    if found.format not in ("csv", "jsonl"):
+        return found
+    filesystem = fsspec.core.url_to_fs(found.path)[0]
+    empty = [file for file in found.files if filesystem.size(filesystem._strip_protocol(file)) == 0]
+    if len(empty) == len(found.files):
+        raise InputError(
+            f"{found.path}: the file is empty" if len(empty) == 1 else f"{found.path}: all files are empty"
+        )
+    if not empty:
+        return found
+    kept = tuple(file for file in found.files if file not in empty)
+    return replace(found, files=kept, options={**found.options, "empty_files": empty})
+
+
 def with_csv_options(found: FoundTable) -> FoundTable:
     """The table with what its CSV files need: an encoding other than UTF-8, a delimiter of two characters."""
     if found.format != "csv":
         return found
     with explain_errors(found), fsspec.open(found.files[0], "rb", compression="infer") as file:
         head = file.read(SNIFF_BYTES)
-    options: dict[str, Any] = {}
+    for magic, kind in MAGIC.items():
+        if head.startswith(magic):
+            raise InputError(f"{found.files[0]}: is {kind}")
+    options: dict[str, Any] = dict(found.options)
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        options["encoding"] = "utf-16"
     try:
-        text = head.decode("utf-8")
+        text = head.decode(options.get("encoding", "utf-8"))
     except UnicodeDecodeError as error:
         # A character may be cut at the end of what was read.
         is_cut = len(head) == SNIFF_BYTES and error.start >= len(head) - 4
@@ -193,7 +257,7 @@ def with_csv_options(found: FoundTable) -> FoundTable:
             options["encoding"] = "latin-1"
     lines = [line for line in text.splitlines()[:100] if line]
     if not lines:
-        raise InputError(f"{found.path}: the file is empty")
+        raise InputError(f"{found.files[0]}: the file is empty")
     if lines[0].count("::") > 0 and len({line.count("::") for line in lines[:-1] or lines}) == 1:
         options["delimiter"] = "::"
     return replace(found, options=options)

@@ -63,13 +63,21 @@ def choose_events(tables: Sequence[InspectedTable], given: str = "") -> tuple[In
     (points, reasons), best = scored[0]
     if not any(time_points(column)[0] >= LEAST for column in best.columns):
         listed = ", ".join(table.name for table in tables)
-        raise InputError(f"none of the tables ({listed}) has a column of times, which a log of events needs")
+        raise InputError(
+            f"none of the tables ({listed}) has a column of times, which a log of events needs{_mixed_times(tables)}"
+        )
     return best, [
         f"{table.name} looks like events too; took {best.name}: {'; '.join(reasons)}. If {table.name} is the log, "
         f"rerun with --events {table.name}."
         for (other, _), table in scored[1:]
         if points - other < CLOSE
     ]
+
+
+def _mixed_times(tables: Sequence[InspectedTable]) -> str:
+    """The first column that is a time in a part of its rows, as the end of a sentence."""
+    mixed = [column for table in tables for column in table.columns if column.mixed_times]
+    return f"; {mixed[0].label}: {mixed[0].mixed_times}; write them in one way" if mixed else ""
 
 
 def _named_table(tables: Sequence[InspectedTable], name: str) -> InspectedTable:
@@ -193,7 +201,10 @@ def choose_roles(
 
     settle("time", time_points)
     if "time" not in found:
-        raise InputError(f"{table.found.path}: no column looks like the time of an event; name it with --time COLUMN")
+        raise InputError(
+            f"{table.found.path}: no column looks like the time of an event; name it with --time COLUMN"
+            + _mixed_times([table])
+        )
     settle("session", lambda c: _inner_points(c, naming.SESSION))
     settle("request", lambda c: _inner_points(c, naming.REQUEST))
     settle("user", lambda c: id_points(c, "user", matches))

@@ -10,6 +10,7 @@ import fsspec
 
 from recmill.artifacts import InputError, is_remote, join_path
 from recmill.data.inspection.files import COMPRESSIONS, FORMATS, TABLES, FoundTable, table_format
+from recmill.data.inspection.reading import without_empty_files
 from recmill.data.preparation.spec import LogSpec
 
 ENDINGS = {f".{ending}": name for name, endings in FORMATS.items() for ending in endings}
@@ -60,9 +61,16 @@ def _find_files(spec: LogSpec, name: str, log_yaml: str) -> SourceFiles:
         endings = ", ".join(sorted({PurePath(own).suffix or own for own in found}))
         raise InputError(f"{where}: the files end in {endings}; name their format (parquet, csv or jsonl)")
     shown = filesystem.unstrip_protocol if is_remote(path) else str
-    options = {"delimiter": source.delimiter, "encoding": source.encoding, "names": source.names}
+    said = ("delimiter", "decimal", "nulls", "encoding", "names")
     files = tuple(map(shown, sorted(found)))
-    return SourceFiles(name=name, format=str(formats.pop()), path=path, files=files, options=options)
+    own = SourceFiles(
+        name=name,
+        format=str(formats.pop()),
+        path=path,
+        files=files,
+        options={key: getattr(source, key) for key in said},
+    )
+    return without_empty_files(own)
 
 
 def _ending(path: str) -> str:

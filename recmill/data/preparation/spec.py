@@ -65,6 +65,10 @@ class SourceSpec:
         "When a row takes effect, for attributes that change: an event sees the newest row not later than itself.", None
     )
     delimiter: str = about("What separates the columns of CSV files, at most 4 characters ('::'). Default: found.", "")
+    decimal: Literal[".", ","] | None = about("Decimal separator of numbers in CSV files. Default: '.'.", None)
+    nulls: tuple[str, ...] = about(
+        "Texts in CSV files that stand for a missing value (NULL), besides the empty one. Default: none.", ()
+    )
     encoding: Literal["utf-8", "utf-16", "latin-1"] | None = about("Encoding of CSV files. Default: utf-8.", None)
     names: tuple[str, ...] = about("Columns of CSV files without a header line, in order.", ())
 

@@ -62,20 +62,29 @@ class DuckDBQueries:
         self._opened: list[SourceFiles] = []
 
     def open(self, source: SourceFiles) -> Any:
-        con, name = self.connection.con, f"source_{next(self._numbers)}"
         self._opened.append(source)
+        name = f"source_{next(self._numbers)}"
         with explain_errors(source):
-            files = scan(con, source, [glob.escape(file) for file in source.files])
-            con.execute(f"CREATE TEMP VIEW {name}_files AS SELECT * FROM {files}")
-            columns = con.execute(f"DESCRIBE {name}_files").fetchall()
-            casts = [_converted(column, kind) for column, kind, *_ in columns]
-            query = f"SELECT {', '.join(casts)} FROM {name}_files"
-            if source.is_text:
-                stored = str(self.scratch / f"{name}.parquet")
-                con.execute(f"COPY ({query}) TO {literal(stored)} (FORMAT parquet, COMPRESSION lz4_raw)")
-                query = f"SELECT * FROM read_parquet({literal(stored)})"
-            con.execute(f"CREATE TEMP VIEW {name} AS {query}")
+            try:
+                self._create_view(name, source)
+            except duckdb.ConversionException:  # a column of numbers has a text below the rows that were guessed from
+                if source.format != "csv":
+                    raise
+                self._create_view(name, replace(source, options={**source.options, "all_rows": True}))
         return self.connection.table(name)
+
+    def _create_view(self, name: str, source: SourceFiles) -> None:
+        con = self.connection.con
+        files = scan(con, source, [glob.escape(file) for file in source.files])
+        con.execute(f"CREATE OR REPLACE TEMP VIEW {name}_files AS SELECT * FROM {files}")
+        columns = con.execute(f"DESCRIBE {name}_files").fetchall()
+        casts = [_converted(column, kind) for column, kind, *_ in columns]
+        query = f"SELECT {', '.join(casts)} FROM {name}_files"
+        if source.is_text:
+            stored = str(self.scratch / f"{name}.parquet")
+            con.execute(f"COPY ({query}) TO {literal(stored)} (FORMAT parquet, COMPRESSION lz4_raw)")
+            query = f"SELECT * FROM read_parquet({literal(stored)})"
+        con.execute(f"CREATE TEMP VIEW {name} AS {query}")
 
     def milliseconds(self, column: Any) -> Any:
         return _epoch_ms(column)

@@ -25,6 +25,7 @@ from recmill.data.cluster.spark_engine import MIN_DRIVER_MEMORY_BYTES, missing_f
 from recmill.data.inspection.reading import copy_table
 from recmill.data.log import read_file
 from recmill.data.preparation.engines.blocks import arrays_of
+from recmill.data.preparation.engines.spark_text import name_of, read_csv, read_json
 from recmill.data.preparation.queries.recipe import Recipe
 from recmill.data.preparation.queries.tables import cast_of, sql_function
 from recmill.data.preparation.samples.blocks import SamplePlan, list_columns, make_samples
@@ -74,7 +75,7 @@ class SparkQueries:
         try:
             frame = self._read(source)
             frame = frame.selectExpr(*(own for field in frame.schema for own in _flat([field.name], field.dataType)))
-            frame = frame.selectExpr(*(_quoted(name, cast_of(kind)) for name, kind in frame.dtypes))
+            frame = frame.selectExpr(*(_cast(name, cast_of(kind)) for name, kind in frame.dtypes))
             if source.is_text:
                 frame = self._persist(frame)
             return self._view(frame)
@@ -86,15 +87,9 @@ class SparkQueries:
         if source.format == "parquet":
             return read.option("mergeSchema", "true").parquet(*paths)
         if source.format == "jsonl":
-            return read.json(paths)
+            return read_json(self.spark, source, paths)
         if source.format == "csv":
-            names = source.options.get("names") or ()
-            read = read.options(inferSchema="true", header="false" if names else "true", mode="FAILFAST")
-            default = "\t" if source.files[0].partition(".")[2].startswith("tsv") else ","
-            read = read.options(sep=source.options.get("delimiter") or default)
-            read = read.options(encoding=source.options.get("encoding") or "utf-8")
-            frame = read.csv(paths)
-            return frame.toDF(*names) if names else frame
+            return read_csv(self.spark, source, paths)
         return self._read_table(source)
 
     def _read_table(self, source: SourceFiles) -> Any:
@@ -221,15 +216,15 @@ def _part_writer(staging: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
     return write
 
 
-def _quoted(column: str, cast: str | None) -> str:
-    name = "`" + column.replace("`", "``") + "`"
-    return f"CAST({name} AS {'string' if cast == 'varchar' else cast}) AS {name}" if cast else name
+def _cast(column: str, kind: str | None) -> str:
+    name = name_of(column)
+    return f"CAST({name} AS {'string' if kind == 'varchar' else kind}) AS {name}" if kind else name
 
 
 def _flat(path: list[str], kind: Any) -> Iterator[str]:
     """Spark's expressions of a column, or of the fields of a record as columns of their own: user.id."""
     if kind.typeName() != "struct":
-        yield f"{'.'.join(_quoted(own, None) for own in path)} AS {_quoted('.'.join(path), None)}"
+        yield f"{'.'.join(name_of(own) for own in path)} AS {name_of('.'.join(path))}"
         return
     for field in kind:
         yield from _flat([*path, field.name], field.dataType)

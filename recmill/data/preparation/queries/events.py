@@ -10,7 +10,7 @@ from typing import Any
 import ibis
 
 from recmill.artifacts import InputError
-from recmill.data.inspection.files import find_line
+from recmill.data.inspection.text_files import find_line
 from recmill.data.preparation.queries.tables import ColumnOrigin, SourceTables, as_text
 from recmill.data.preparation.spec import OutcomeSpec, Where
 

@@ -13,6 +13,7 @@ import yaml
 
 from recmill.artifacts import InputError
 from recmill.cli import main
+from recmill.data.inspection import reading
 from recmill.data.inspection.document import write_document
 from recmill.data.inspection.proposal import propose_log
 from recmill.data.preparation.prepared_log import check_log, prepare_log
@@ -136,8 +137,34 @@ def cut(lines: list[str]) -> bytes:
         ("events.csv.gz", cut(plain_lines()), "events.csv.gz: cannot be read as csv (Compressed file ended"),
         ("events.parquet", b"not parquet at all", "events.parquet: cannot be read as parquet"),
         ("events.csv", ["user_id,item_id,event_time,event"], "events.csv: the table is empty"),
+        ("events.csv", b"", "events.csv: the file is empty"),
+        ("events.jsonl", b"", "events.jsonl: the file is empty"),
+        ("events.csv", gzip.compress(b"a,b"), "events.csv: is compressed with gzip; its name should end in .gz"),
+        (
+            "events.csv",
+            b"PK\x03\x04 and so on",
+            "events.csv: is a zip archive or a workbook of Excel; export it as CSV",
+        ),
+        (
+            "events.csv",
+            "\n".join([*plain_lines(), "u1,5 \u20ac,2025-03-01 00:30:00,view"]).encode("cp1252"),
+            "events.csv, line 302 is neither UTF-8 nor Latin-1 (Windows-1252?); save the file as UTF-8)",
+        ),
+        (
+            "events.csv",
+            [line.replace("2025-03-02 ", "02.03.2025 ") for line in plain_lines()],
+            "event_time: 52.0% of its values are times as ISO 8601, others are not, such as '02.03.2025 00:00:00';",
+        ),
+        (
+            "events.jsonl",
+            ['{"user_id": 1, "item_id": 2}', '{"user_id": 1, "item'],
+            "events.jsonl, line 2: Invalid",
+        ),
     ],
-    ids=["header in the middle", "too many fields", "cut file", "another format", "header only"],
+    ids=[
+        *("header in the middle", "too many fields", "cut file", "another format", "header only", "empty"),
+        *("empty lines", "gzip by another name", "a workbook", "Windows-1252", "two forms of times", "cut JSON"),
+    ],
 )
 def test_files_that_cannot_be_read_are_named_with_the_line(tmp_path, capsys, name, content, sentence):
     if isinstance(content, bytes):
@@ -179,3 +206,96 @@ def test_init_says_which_days_are_empty(tmp_path):
     (tmp_path / "log.yaml").unlink()
     assert propose(tmp_path)["checks"] == {"empty_days": "allow"}
     check_log(tmp_path / "log.yaml")
+
+
+def test_days_and_months_that_duckdb_would_guess_are_said(tmp_path):
+    """DuckDB alone reads 03/04/2025 as the 3rd of April, without a word."""
+    times = [START + timedelta(hours=n) for n in range(240)]  # ten days: none is later than the 12th of a month
+    rows = [f"u{n % 30},{n % 40},{time:%m/%d/%Y %H:%M:%S},{ACTIONS[n % 5]}" for n, time in enumerate(times)]
+    write(tmp_path, "events.csv", ["user_id,item_id,event_time,event", *rows])
+    found = propose(tmp_path)
+    assert found["events"]["time"] == {"column": "event_time", "format": "%d/%m/%Y %H:%M:%S"}
+    assert "checks" not in found  # that most days are empty is no fact as long as the days are not certain
+    said = " ".join((tmp_path / "log.yaml").read_text(encoding="utf-8").replace("#", "").split())
+    assert "its times fit %d/%m/%Y %H:%M:%S and %m/%d/%Y %H:%M:%S; took %d/%m/%Y %H:%M:%S." in said
+    text = (tmp_path / "log.yaml").read_text(encoding="utf-8")
+    (tmp_path / "log.yaml").write_text(text.replace("%d/%m/%Y", "%m/%d/%Y"), encoding="utf-8")
+    assert samples(tmp_path)[1]["timestamp"] == times[1].replace(tzinfo=UTC).timestamp() * 1_000
+    (tmp_path / "log.yaml").write_text(text.replace(", format: '%d/%m/%Y %H:%M:%S'", ""), encoding="utf-8")
+    with pytest.raises(InputError, match=r"03/01/2025.*; see .*events.csv, line 2"):
+        check_log(tmp_path / "log.yaml")
+
+
+def test_decimal_commas_and_nulls_in_words(tmp_path):
+    lines = plain_lines("user_id;item_id;event_time;event;price;note")
+    prices = ["1,5", "N/A", "-2,25", "7"]
+    lines[1:] = [f"{line.replace(',', ';')};{prices[n % 4]};{prices[n % 2]} kg" for n, line in enumerate(lines[1:])]
+    lines[4] = lines[4].replace("u3;", "NULL;")
+    write(tmp_path, "events.csv", lines)
+    found = propose(tmp_path)
+    assert found["sources"]["events"] == {
+        "path": "in/events.csv",
+        "delimiter": ";",
+        "decimal": ",",
+        "nulls": ["N/A", "NULL"],
+    }
+    assert found["events"]["where"] == [{"column": "user_id", "is_null": False}]
+    said = (tmp_path / "log.yaml").read_text(encoding="utf-8")
+    assert "events: numbers are read with a decimal comma (1,5)." in said
+    assert "events: the texts N/A, NULL are read as missing values (nulls)." in said
+    text = said.split("features:")[0] + "features: [{name: price, column: price, kind: dense, null_value: 0}]\n"
+    (tmp_path / "log.yaml").write_text(text, encoding="utf-8")
+    rows = samples(tmp_path)
+    assert len(rows) == NUM_EVENTS - 1
+    assert [row["price"] for row in rows[:4]] == [1.5, 0.0, -2.25, 1.5]
+
+
+def test_amounts_with_separated_thousands_are_said(tmp_path):
+    lines = [line.replace(",", ";") for line in plain_lines("user_id,item_id,event_time,event,price")]
+    lines[1:] = [f"{line};{1 + n % 3}.{100 + n % 9},50" for n, line in enumerate(lines[1:])]
+    write(tmp_path, "events.csv", lines)
+    propose(tmp_path)
+    said = " ".join((tmp_path / "log.yaml").read_text(encoding="utf-8").replace("#", "").split())
+    assert "events.price: looks like amounts (1.100,50), but is read as text; write them without separators" in said
+
+
+def test_utf_16_empty_parts_and_a_name_twice(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/events-1.csv").write_bytes(b"")
+    lines = plain_lines("user_id,item_id,event_time,event,item_id")
+    lines[1:] = [f"{line},K\u00e4se {n % 3}" for n, line in enumerate(lines[1:])]
+    (tmp_path / "in/events-2.csv").write_text("\n".join(lines).replace(",", "\t") + "\n", encoding="utf-16")
+    found = propose(tmp_path)
+    assert found["sources"]["events"]["encoding"] == "utf-16"
+    said = " ".join((tmp_path / "log.yaml").read_text(encoding="utf-8").replace("#", "").split())
+    assert "events: empty files are left out:" in said
+    assert "its header has item_id more than once; the later ones are read as item_id_1." in said
+    assert len(samples(tmp_path)) == NUM_EVENTS
+    assert Vocabulary.load(tmp_path / "raw", "item_id_1").are_known(["K\u00e4se 2"]).all()
+
+
+def test_ids_that_are_numbers_until_after_the_rows_that_types_are_guessed_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "SNIFFED_ROWS", 2_048)
+    rows = [
+        f"u{n % 30},{n % 40},{START + timedelta(minutes=n):%Y-%m-%d %H:%M:%S},{ACTIONS[n % 5]}" for n in range(9_000)
+    ]
+    rows[-1] = rows[-1].replace(f",{8_999 % 40},", ",A7,")
+    write(tmp_path, "events.csv", ["user_id,item_id,event_time,event", *rows])
+    propose(tmp_path)
+    prepare_log(tmp_path / "log.yaml", out=tmp_path / "raw")
+    assert Vocabulary.load(tmp_path / "raw", "item_id").are_known(["A7", "7"]).all()
+
+
+def test_days_that_a_sample_lacks_are_counted_in_all_rows(tmp_path):
+    """Of 40 daily files 14 are looked at: their days are no evidence of missing ones."""
+    (tmp_path / "in").mkdir()
+    for day in range(40):
+        times = [datetime(2025, 3, 1, 10, tzinfo=UTC) + timedelta(days=day, minutes=n) for n in range(30)]
+        columns = {"user_id": [f"u{n % 7}" for n in range(30)], "item_id": list(range(30)), "event_time": times}
+        pq.write_table(pa.table(columns), tmp_path / f"in/events-{day:02}.parquet")
+    proposal = propose_log([str(tmp_path / "in")], sample_rows=200)
+    assert proposal.roles.table.is_sample
+    assert (proposal.times.num_days, proposal.times.num_empty_days) == (40, 0)
+    (tmp_path / "in/events-07.parquet").unlink()
+    proposal = propose_log([str(tmp_path / "in")], sample_rows=200)
+    assert [note for note in proposal.notes if "1 of 40 days have no events: is a file missing?" in note]
