@@ -53,9 +53,19 @@ class MemoryPlan:
 
     @classmethod
     def of(
-        cls, log: RawLog, *, layout: str, limit_bytes: int, rows_per_group: int | None, rows_per_part: int
+        cls,
+        log: RawLog,
+        *,
+        layout: str,
+        limit_bytes: int,
+        rows_per_group: int | None,
+        rows_per_part: int,
+        loaded: frozenset[str],
     ) -> MemoryPlan:
-        """Keeps a given `rows_per_group`; otherwise takes the default, or what the limit allows."""
+        """Keeps a given `rows_per_group`; otherwise takes the default, or what the limit allows.
+
+        `loaded` are the libraries that were loaded when the limit began to count.
+        """
         row_bytes, copies = log.row_bytes, COPIES[layout]
         reading = max(MIN_DUCKDB_BYTES, PAGE_BYTES * len(log.schema.columns) + 3 * VECTOR_ROWS * row_bytes)
         usual = min(default_rows_per_group(layout, log.num_rows), rows_per_part)
@@ -64,8 +74,8 @@ class MemoryPlan:
         least = max(reading + 3 * MIN_BATCH_ROWS * row_bytes, 9 * copies * least_rows * row_bytes // 2)
         # What decides about the files must not depend on which libraries are loaded already.
         spare = limit_bytes - KEPT_BYTES
-        left = max(spare - library_bytes(layout, is_fresh=False), least)
-        fresh = max(spare - library_bytes(layout, is_fresh=True), least)
+        left = max(spare - library_bytes(layout, loaded=loaded), least)
+        fresh = max(spare - library_bytes(layout, loaded=frozenset()), least)
         if rows_per_group is None:
             rows_per_group = max(min(usual, fresh * 2 // (9 * copies * row_bytes)), least_rows)
         batch_rows = max(MIN_BATCH_ROWS, min(MAX_BATCH_ROWS, rows_per_group // 2))
@@ -90,12 +100,17 @@ class MemoryPlan:
             )
 
 
-def library_bytes(layout: str, *, is_fresh: bool) -> int:
-    """How much the process will grow to load libraries: those it has not loaded, or all of them if it is fresh."""
+def loaded_libraries() -> frozenset[str]:
+    """Those of LIBRARY_BYTES that this process has loaded."""
+    return frozenset(LIBRARY_BYTES).intersection(sys.modules)
+
+
+def library_bytes(layout: str, *, loaded: frozenset[str]) -> int:
+    """How much a process that has loaded these grows to load the others that a layout needs."""
     return sum(
         size
         for name, size in LIBRARY_BYTES.items()
-        if (is_fresh or name not in sys.modules) and (name != "torch" or layout == "deduplicated")
+        if name not in loaded and (name != "torch" or layout == "deduplicated")
     )
 
 

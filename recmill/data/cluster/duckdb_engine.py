@@ -130,6 +130,7 @@ class DuckDBEngine:
         rows of 3 kB) and fails with less.
         """
         memory, log = self.plan.memory, self.plan.log
+        self._give_back()  # what choosing encodings took: 60 MB of a limit of 250
         rows = self._stream(query)
         sort = RangeSort(
             self.plan.spill_folder,

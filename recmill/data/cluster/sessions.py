@@ -31,7 +31,7 @@ from recmill.data.cluster.query import (
     with_split,
 )
 from recmill.data.log import RawLog
-from recmill.data.memory_plan import LeanArrow, MemoryPlan
+from recmill.data.memory_plan import LeanArrow, MemoryPlan, loaded_libraries
 from recmill.data.repeats import count_repeats, layout_for
 from recmill.data.schema import Schema
 from recmill.data.storage.options import SORT_KEYS, row_options, writer_options
@@ -91,6 +91,8 @@ def cluster_sessions(
     if SPLIT_COLUMN in log.schema.columns:
         raise InputError(f"{log.path}: {SPLIT_COLUMN!r} is a reserved name; rename that feature")
 
+    loaded = loaded_libraries()  # reading the log loads more, which the limit must hold
+
     def plan_for(layout: str, folder: Path) -> ClusterPlan:
         memory = MemoryPlan.of(
             log,
@@ -98,6 +100,7 @@ def cluster_sessions(
             limit_bytes=memory_limit_bytes,
             rows_per_group=rows_per_group,
             rows_per_part=rows_per_part,
+            loaded=loaded,
         )
         if engine == "duckdb":
             memory.check(memory_limit_bytes, layout=layout)

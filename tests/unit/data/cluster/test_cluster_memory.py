@@ -22,6 +22,10 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from recmill.data.cluster import cluster_sessions
+from recmill.data.memory_plan import MemoryPlan
+
+plans, plan = [], MemoryPlan.of
+MemoryPlan.of = lambda *args, **kwargs: plans.append(plan(*args, **kwargs)) or plans[-1]
 
 def resident(name):
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -30,7 +34,8 @@ def resident(name):
 raw, out, layout, limit = sys.argv[1:]
 before = resident("VmRSS")
 dataset = cluster_sessions(raw, out=out, layout=layout, memory_limit_bytes=int(limit), eval_fraction=0.1)
-print(json.dumps({"grown": resident("VmHWM") - before, "num_rows": dataset.num_rows}))
+found = {"grown": resident("VmHWM") - before, "num_rows": dataset.num_rows, "num_plans": len(set(plans))}
+print(json.dumps(found))
 """
 NUM_LISTS, LENGTH, ROWS_PER_GROUP = 8, 100, 16_384
 
@@ -68,6 +73,7 @@ def test_the_process_grows_by_no_more_than_the_limit(wide_log: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["num_rows"] == 4 * ROWS_PER_GROUP
+    assert found["num_plans"] == 1  # what reading the log has loaded meanwhile is not free
     assert found["grown"] <= limit
 
 
