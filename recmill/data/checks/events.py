@@ -12,7 +12,7 @@ from recmill.data.checks.days import check_days, refuse_empty_days
 from recmill.data.checks.findings import MAX_EXAMPLES, LogFinding, LogFindings
 from recmill.data.inspection.naming import BEGINNING, words
 from recmill.data.preparation.queries.events import EventTable
-from recmill.data.preparation.queries.tables import SourceTables
+from recmill.data.preparation.queries.tables import SourceTables, without_nan
 from recmill.data.preparation.spec import TimeSpec
 
 MANY_NULLS = 0.5  # share of the events, from which nulls are a warning
@@ -70,11 +70,14 @@ def _nulls(tables: SourceTables, events: EventTable) -> Iterator[LogFinding]:
     if not read:
         return
     rows, names = events.rows, _names(tables, events)
-    counts = {events.raw[column]: rows[events.raw[column]].isnull().sum() for column in dict.fromkeys(read)}
+    counts = {
+        events.raw[column]: without_nan(rows[events.raw[column]]).isnull().sum() for column in dict.fromkeys(read)
+    }
     for raw, count in _fetch(tables, rows.aggregate(**counts)).items():
         if count:
             share = count / events.num_events
-            without = rows.filter(rows[raw].isnull()).select("user", "item", "time", raw)
+            known = without_nan(rows[raw])
+            without = rows.filter(known.isnull()).select("user", "item", "time", **{raw: known})
             yield LogFinding(
                 check="nulls",
                 level="warning" if share > MANY_NULLS else "info",
@@ -117,7 +120,9 @@ def _side_nulls(tables: SourceTables, events: EventTable) -> Iterator[LogFinding
         ours, theirs = _keys(tables, events, number)
         used = events.rows.select(key=ours).group_by("key").aggregate(num_events=lambda t: t.count())
         side = tables.side(join)
-        side = side.select(key=theirs, **{f"no {n}": side[column].isnull() for n, column in enumerate(read)})
+        side = side.select(
+            key=theirs, **{f"no {n}": without_nan(side[column]).isnull() for n, column in enumerate(read)}
+        )
         found = used.inner_join(side, "key")
         counts = {f"{n}": found.num_events.sum(where=found[f"no {n}"]) for n in range(len(read))}
         for n, count in _fetch(tables, found.aggregate(**counts)).items():

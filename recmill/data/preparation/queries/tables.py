@@ -68,6 +68,12 @@ def as_text(column: Any) -> Any:
     return column.cast("array<string>").join(SEPARATOR) if column.type().is_array() else column
 
 
+def without_nan(column: Any) -> Any:
+    """The column with nulls for NaN: with Ibis on Spark NaN is a null, on DuckDB a number above all others."""
+    is_float = column.type().is_floating()
+    return column.isnan().ifelse(ibis.null(column.type()), column) if is_float else column
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColumnOrigin:
     """A column of the events (`join` is None) or of a join."""
@@ -150,7 +156,7 @@ class SourceTables:
         """Whether a row of `table`, whose columns are named as in log.yaml, meets all conditions."""
         met = ibis.literal(True)
         for number, condition in enumerate(where):
-            met &= self._meets_one(table[condition.column], condition, f"{place}[{number}]")
+            met &= self._meets_one(without_nan(table[condition.column]), condition, f"{place}[{number}]")
         return met
 
     def _meets_one(self, column: Any, condition: Condition, place: str) -> Any:

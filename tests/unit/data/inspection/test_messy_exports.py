@@ -299,3 +299,25 @@ def test_days_that_a_sample_lacks_are_counted_in_all_rows(tmp_path):
     (tmp_path / "in/events-07.parquet").unlink()
     proposal = propose_log([str(tmp_path / "in")], sample_rows=200)
     assert [note for note in proposal.notes if "1 of 40 days have no events: is a file missing?" in note]
+
+
+def test_nan_is_a_missing_value_in_conditions_and_checks(tmp_path):
+    """pandas writes missing numbers so; DuckDB ranks them above all others."""
+    (tmp_path / "in").mkdir()
+    prices = pa.array([float("nan"), 1.0, None, 7.0] * 5)
+    columns = {"user": ["a", "b"] * 10, "item": list(range(20)), "ts": list(range(20)), "price": prices}
+    pq.write_table(pa.table(columns), tmp_path / "in/events.parquet")
+    text = """
+format_version: 1
+sources: {events: {path: in/events.parquet}}
+events: {source: events, user: user, item: item, time: {column: ts, unit: s}, session: {gap: 30min}}
+labels: [{name: label, where: [{column: price, at_least: 5}]}]
+features: [{name: price, column: price, kind: dense}]
+"""
+    (tmp_path / "log.yaml").write_text(text)
+    assert sum(row["label"] for row in samples(tmp_path)) == 5
+    (finding,) = [own for own in check_log(tmp_path / "log.yaml").found if own.check == "nulls"]
+    assert finding.numbers == {"num_nulls": 10, "num_events": 20}
+    assert finding.examples[0]["price"] is None
+    (tmp_path / "log.yaml").write_text(text.replace("session:", "where: [{column: price, is_null: false}], session:"))
+    assert len(samples(tmp_path)) == 10
