@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recmill.artifacts import Dataset, InputError, join_path
+from recmill.artifacts import Dataset, InputError, is_remote, join_path
 from recmill.artifacts.dataset import DatasetPart
 from recmill.data.dataset import read_rows
 from recmill.data.ikjt.batch import Batch, BlockSlice, RowBlock
@@ -140,7 +140,8 @@ class LogRows(_Rows):
     def __init__(self, data: str | Path) -> None:
         log = RawLog.open(data, has_labels=False)
         filesystem, root = fsspec.core.url_to_fs(str(data))
-        folder = str(data) if filesystem.isdir(root) else str(data).rpartition("/")[0] or "."
+        whole = str(data) if is_remote(data) else root  # the log names its files from the root
+        folder = whole if filesystem.isdir(root) else whole.rpartition("/")[0]
         parts = [_describe_file(file.path, file.num_rows, file.num_bytes, folder) for file in log.files]
         body = {"layout": "time", "num_rows": log.num_rows, "num_sessions": 0, "parts": [], "source": {}}
         dataset = Dataset(**body | {"parts": tuple(parts), "path": folder})  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from recmill.training.config import TrainConfig
 from recmill.training.metrics.pointwise import measure_accuracy
 from recmill.training.prediction import predictor, scores
 from recmill.training.prediction.predictor import ScoringWork, predict_scores
-from recmill.training.prediction.rows import cut_parts
+from recmill.training.prediction.rows import LogRows, cut_parts
 from recmill.training.rank.worker import open_run
 from recmill.training.serving import evaluate_checkpoint, export_checkpoint
 from recmill.training.trainer import make_job
@@ -105,6 +105,13 @@ def test_scores_have_the_auc_that_evaluate_measures(work, tmp_path):
     assert len(found) == len(rows) == metrics["num_samples"]
     assert measured.auc == pytest.approx(metrics["auc"], abs=1e-6)
     assert measured.log_loss == pytest.approx(metrics["log_loss"], abs=1e-6)
+
+
+def test_a_log_is_found_by_a_relative_path(work, monkeypatch):
+    monkeypatch.chdir(work)
+    near, whole = LogRows("raw"), LogRows(work / "raw")
+    assert near.groups == whole.groups
+    assert near.load(near.groups[0]).keys == whole.load(whole.groups[0]).keys
 
 
 @pytest.mark.slow  # torch.export
