@@ -28,25 +28,18 @@ def _literal(text: str) -> str:
 def guess_numbers(connection: Any, view: str) -> dict[str, Any]:
     """How a CSV file writes numbers and missing values, if it is not as in 1.5 and an empty field."""
     texts = [name for name, kind, *_ in connection.execute(f"DESCRIBE {view}").fetchall() if kind == "VARCHAR"]
-    known: Counter[str] = Counter()
-    is_decimal = False
+    listed, known, decimals = ", ".join(map(_literal, NULLS)), Counter[str](), []
     for name in map(quoted, texts):
-        listed = ", ".join(map(_literal, NULLS))
-        known.update(
-            dict(
-                connection.execute(
-                    f"SELECT {name}, count(*) FROM {view} WHERE {name} IN ({listed}) GROUP BY 1"
-                ).fetchall()
-            )
-        )
+        nulls = f"SELECT {name}, count(*) FROM {view} WHERE {name} IN ({listed}) GROUP BY 1"
+        known.update(dict(connection.execute(nulls).fetchall()))
         query = (
-            f"SELECT avg(regexp_full_match({name}, {_literal(DECIMAL)})::INT), avg(contains({name}, ',')::INT) "
+            f"SELECT avg(regexp_full_match({name}, {_literal(DECIMAL)})::INT), min({name}) FILTER ({name} LIKE '%,%') "
             f"FROM {view} WHERE {name} IS NOT NULL AND {name} NOT IN ({listed})"
         )
-        numbers, commas = connection.execute(query).fetchone()
-        is_decimal |= numbers == 1 and commas > 0
+        share, example = connection.execute(query).fetchone()
+        decimals += [example] if share == 1 and example else []
     options: dict[str, Any] = {"nulls": sorted(known)} if known else {}
-    return options | ({"decimal": ","} if is_decimal else {})
+    return options | ({"decimal": ",", "decimal_example": decimals[0]} if decimals else {})
 
 
 def explain_oddities(connection: Any, found: FoundTable, view: str, columns: Sequence[ColumnFacts]) -> Iterator[str]:
@@ -60,8 +53,8 @@ def explain_oddities(connection: Any, found: FoundTable, view: str, columns: Seq
             yield f"{found.name}: its header has {name} more than once; the later ones are read as {', '.join(others)}."
     if nulls := found.options.get("nulls"):
         yield f"{found.name}: the texts {', '.join(nulls)} are read as missing values (nulls)."
-    if "decimal" in found.options:
-        yield f"{found.name}: numbers are read with a decimal comma (1,5)."
+    if example := found.options.get("decimal_example"):
+        yield f"{found.name}: numbers are read with a decimal comma: {example} is {example.replace(',', '.')}."
     for column in columns:
         if column.nature == "text":
             query = (

@@ -241,7 +241,7 @@ def test_decimal_commas_and_nulls_in_words(tmp_path):
     }
     assert found["events"]["where"] == [{"column": "user_id", "is_null": False}]
     said = (tmp_path / "log.yaml").read_text(encoding="utf-8")
-    assert "events: numbers are read with a decimal comma (1,5)." in said
+    assert "events: numbers are read with a decimal comma: -2,25 is -2.25." in said
     assert "events: the texts N/A, NULL are read as missing values (nulls)." in said
     text = said.split("features:")[0] + "features: [{name: price, column: price, kind: dense, null_value: 0}]\n"
     (tmp_path / "log.yaml").write_text(text, encoding="utf-8")
