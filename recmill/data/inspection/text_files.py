@@ -28,7 +28,9 @@ def _literal(text: str) -> str:
 def guess_numbers(connection: Any, view: str) -> dict[str, Any]:
     """How a CSV file writes numbers and missing values, if it is not as in 1.5 and an empty field."""
     texts = [name for name, kind, *_ in connection.execute(f"DESCRIBE {view}").fetchall() if kind == "VARCHAR"]
-    listed, known, decimals = ", ".join(map(_literal, NULLS)), Counter[str](), []
+    listed = ", ".join(map(_literal, NULLS))
+    known: Counter[str] = Counter()
+    decimals: list[str] = []
     for name in map(quoted, texts):
         nulls = f"SELECT {name}, count(*) FROM {view} WHERE {name} IN ({listed}) GROUP BY 1"
         known.update(dict(connection.execute(nulls).fetchall()))
