@@ -10,7 +10,8 @@ import pytest
 from tests.damage.campaign import run_campaign
 from tests.damage.workspace import Workspace
 
-SLOW = ("train", "resume", "export", "serve", "cluster", "tune", "prepare", "predict exported")
+SLOW = ("train", "train from", "resume", "export", "export measured", "serve", "cluster", "tune", "prepare")
+SLOW += ("predict exported",)
 PROGRAMMES = ("train 2 ranks", "run")
 
 

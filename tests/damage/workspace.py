@@ -1,4 +1,7 @@
-"""One small folder of every kind, and the commands that read them, run in this process: a case takes a second or so."""
+"""One small folder of every kind, and the commands that read them, run in this process: a case takes a second or so.
+
+python -m tests.damage.workspace FOLDER    # only writes the folders
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ from recmill.training.verdicts import Verdicts, remember, remembered
 from tests.event_logs import Options, Shop
 from tests.unit.report.report_runs import write_run
 
+ROOT = Path(__file__).parents[2]
 CONFIG = {
     "batch_size": 64,
     "max_steps": 6,
@@ -87,9 +91,10 @@ class Workspace:
         assert run_command(["export", self.path("run/checkpoint"), "--out", self.path("model"), "--json"]).code == 0
         shutil.rmtree(self.folder / "model" / "mlflow")
         assert run_command([*self._predict("run/checkpoint"), "--out", self.path("scores"), "--json"]).code == 0
+        run_module("tests.old_checkpoints", self.path("old"))
         write_run(self.folder / "report")
 
-    def _train(self, out: Path) -> dict[str, Any]:
+    def _train(self, out: Path, *, start_from: str | None = None) -> dict[str, Any]:
         from recmill.training.trainer import train
 
         return train(
@@ -97,6 +102,7 @@ class Workspace:
             out=out,
             plan=self.path("plan"),
             allocation=self.path("allocation"),
+            start_from=start_from,
             config=TrainConfig.from_json({**TrainConfig().to_json(), **CONFIG}),
             launcher=_launch_here,
         )
@@ -122,9 +128,15 @@ class Workspace:
             "profile": (("dataset",), artifact("profile", "profile", data)),
             "profile sessions": (("sessions",), artifact("profile", "profile", self.path("sessions"))),
             "plan": (("profile",), artifact("plan", "plan", self.path("profile"), "--nproc", "2")),
+            "plan again": (
+                ("profile", "plan2"),
+                artifact("plan", "plan", self.path("profile"), "--nproc", "2", "--from", self.path("plan2")),
+            ),
             "layout": (("dataset", "plan"), artifact("dataset", "layout", data, "--plan", plan)),
             "evaluate": (("run/checkpoint", "dataset"), lambda: run_command(["evaluate", model, data, "--json"])),
             "export": (("run/checkpoint",), self._export),
+            "export measured": (("run/checkpoint", "dataset", "profile"), self._export_measured),
+            "convert": (("old",), artifact("checkpoint", "convert-checkpoint", self.path("old"))),
             "serve": (("model",), self._serve),
             "serve requests": (("model/request",), self._serve_requests),
             "tune": (("dataset",), self._tune),
@@ -134,6 +146,7 @@ class Workspace:
             "prepare": (("prepared/vocabulary",), self._prepare),
             "compare": (("report",), self._compare),
             "train": (("dataset", "plan", "plan.trials", "allocation"), self._train_anew),
+            "train from": (("run/checkpoint",), self._train_from),
             "resume": (("stopped",), self._resume),
             "result": (("run",), self._show_result),
             "train 2 ranks": (("dataset", "plan2"), self._train_on_two_ranks),
@@ -157,6 +170,11 @@ class Workspace:
         with zipfile.ZipFile(self.scratch / "out" / "model.pt2") as archive:
             weights = [archive.read(name) for name in sorted(archive.namelist()) if "/weights/weight_" in name]
         return Ended(0, hashlib.sha256(b"".join(weights)).hexdigest())
+
+    def _export_measured(self) -> Ended:
+        command = ["export", self.path("run/checkpoint"), "--out", str(self.scratch / "out"), "--no-program"]
+        ended = run_command([*command, "--profile", self.path("profile"), "--data", self.path("dataset"), "--json"])
+        return ended if ended.code else Ended(0, ended.result["request"])
 
     def _serve(self) -> Ended:
         """Load the exported model as MLflow does, and predict."""
@@ -212,17 +230,8 @@ class Workspace:
 
     def _run(self) -> Ended:
         out = self.scratch / "out"
-        command = [
-            "run",
-            "--data",
-            self.path("raw"),
-            "--no-baseline",
-            "--no-tracking",
-            "--nproc",
-            "1",
-            "--out",
-            str(out),
-        ]
+        command = ["run", "--data", self.path("raw"), "--no-baseline", "--no-tracking", "--nproc", "1"]
+        command += ["--out", str(out)]
         ended = run_programme([*command, *(f"--set={name}={_text(value)}" for name, value in CONFIG.items())])
         return ended if ended.code else Ended(0, _losses(read_checked_json(out / "train" / "result.json")))
 
@@ -236,6 +245,9 @@ class Workspace:
 
     def _train_anew(self) -> Ended:
         return Ended(0, _losses(self._train(self.scratch / "out")))
+
+    def _train_from(self) -> Ended:
+        return Ended(0, _losses(self._train(self.scratch / "out", start_from=self.path("run/checkpoint"))))
 
     def _resume(self) -> Ended:
         shutil.copytree(self.folder / "stopped", self.scratch / "out")
@@ -264,11 +276,15 @@ def run_command(arguments: list[str]) -> Ended:
 
 def run_programme(arguments: list[str]) -> Ended:
     """A command that starts processes, in one of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "recmill", *arguments, "--json"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in ran.stderr.splitlines() if line.startswith("recmill: error:") or "Traceback" in line]
     return Ended(ran.returncode, said="\n".join(lines) or ran.stderr[-2000:])
+
+
+def run_module(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-m", *arguments], check=True, cwd=ROOT)
 
 
 def _text(value: Any) -> str:
@@ -308,3 +324,7 @@ def _environment(**values: str) -> Iterator[None]:
         values["MASTER_PORT"] = str(probe.getsockname()[1])
     with mock.patch.dict(os.environ, values):
         yield
+
+
+if __name__ == "__main__":
+    Workspace(Path(sys.argv[1])).build()
