@@ -2,6 +2,7 @@
 
 After each fault a command has given the right result or one clear sentence; the same command again gives the right
 result; and nothing is left behind: no process, no temporary file, no half-written output that is read as whole.
+With --sweep, disks fail at every change of files instead.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from tests.faults.commands import Command, Process, load_everything, make_inputs
 from tests.faults.faults import FAULTS, MISSED, ONLY, Baseline, obstacle, signature
 from tests.faults.machine import control_group, peak_bytes
 
-SHORT = {"kill": 100, "stop": 13, "stop for good": 3, "disk full": 14, "read-only disk": 14, "memory limit": 14}
+SHORT = {"kill": 100, "stop": 13, "stop for good": 3, "disk full": 15, "read-only disk": 15, "memory limit": 15}
 RARE = {"clock jump": 7, "network lost": 1, "object store": 8, "MLflow database": 1, "MLflow server": 1}
 MAX_MISSES = 8
 MAX_SECONDS = 1800  # of an undisturbed command, on a busy machine
 LONG = 5  # times as many in the long form
+DISKS = ("disk full", "read-only disk")
 FINE = ("right result", "one sentence", "killed")
 
 
@@ -41,6 +43,7 @@ class Case:
     fault: str
     command: str
     seed: int
+    at: int = 0  # change among the files; 0: drawn
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def judge(process: Process, command: Command, baseline: Baseline, out: str) -> t
 def run_case(case: Case, command: Command, baseline: Baseline, folder: Path) -> Outcome:
     started, draw = time.monotonic(), random.Random(case.seed)
     limit = 10 * baseline.seconds + 120
-    with FAULTS[case.fault](folder, baseline, draw) as setting:
+    with FAULTS[case.fault](folder, replace(baseline, at=case.at), draw) as setting:
         out = setting.out or str(folder / "out")
         options: dict[str, Any] = {"out": setting.out, "environment": setting.environment, "more": setting.arguments}
         process = start(command, folder, prefix=setting.prefix, before=setting.before, **options)
@@ -171,17 +174,33 @@ def run_campaign(work: Path, counts: dict[str, int], *, seed: int, commands: Seq
     for case in cases:
         if case.command not in baselines:
             baselines[case.command] = measure(chosen[case.command], work / f"baseline-{case.command.replace(' ', '-')}")
-        for attempt in range(MAX_MISSES):  # a command may end before the moment comes
-            folder = work / f"case-{case.number:04d}-{attempt}"
-            outcome = run_case(case, chosen[case.command], baselines[case.command], folder)
-            if not outcome.what.endswith(MISSED):
-                break
-            case = replace(case, seed=case.seed + 1)
-        if outcome.is_fine:
-            shutil.rmtree(folder, ignore_errors=True)
-            for name in ("stdout", "stderr"):
-                output_file(folder, name).unlink(missing_ok=True)
-        yield outcome
+        yield disturb(case, chosen[case.command], baselines[case.command], work)
+
+
+def run_sweep(work: Path, kinds: Sequence[str], *, seed: int, commands: Sequence[str] = ()) -> Iterator[Outcome]:
+    """A disk that fails at every change of files of every command, one after the other."""
+    known, number = make_inputs(work / "inputs"), 0
+    load_everything()
+    for name in commands or known:
+        baseline = measure(known[name], work / f"baseline-{name.replace(' ', '-')}")
+        for kind in kinds:
+            for at in range(1, baseline.changes + 1):
+                yield disturb(Case(number, kind, name, seed, at), known[name], baseline, work)
+                number += 1
+
+
+def disturb(case: Case, command: Command, baseline: Baseline, work: Path) -> Outcome:
+    for attempt in range(MAX_MISSES):  # a command may end before the moment comes
+        folder = work / f"case-{case.number:04d}-{attempt}"
+        outcome = run_case(case, command, baseline, folder)
+        if not outcome.what.endswith(MISSED) or case.at:
+            break
+        case = replace(case, seed=case.seed + 1)
+    if outcome.is_fine:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in ("stdout", "stderr"):
+            output_file(folder, name).unlink(missing_ok=True)
+    return outcome
 
 
 def table(outcomes: Sequence[Outcome], skipped: dict[str, str]) -> list[str]:
@@ -216,9 +235,10 @@ def write_results(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="The short form: 100 kills and 76 other faults.")
+    parser.add_argument("--short", action="store_true", help="The short form: 100 kills and 79 other faults.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, help="So many faults in all, in the proportions of the short form.")
+    parser.add_argument("--sweep", action="store_true", help="Disks that fail at every change of files, not at random.")
     parser.add_argument("--kinds", nargs="*", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--commands", nargs="*", default=[])
     parser.add_argument("--json", default="build/faults.json", help="Where the table and all cases are written.")
@@ -233,7 +253,12 @@ def main() -> int:
     skipped = {kind: obstacle(kind) for kind in counts if obstacle(kind)}
     started, outcomes = time.monotonic(), []
     work = Path(tempfile.mkdtemp(prefix="recmill-faults-"))
-    for outcome in run_campaign(work, counts, seed=options.seed, commands=options.commands):
+    if options.sweep:
+        kinds = [kind for kind in DISKS if kind in options.kinds and not obstacle(kind)]
+        found = run_sweep(work, kinds, seed=options.seed, commands=options.commands)
+    else:
+        found = run_campaign(work, counts, seed=options.seed, commands=options.commands)
+    for outcome in found:
         outcomes.append(outcome)
         if options.verbose or not outcome.is_fine:
             case = outcome.case

@@ -119,6 +119,10 @@ def make_inputs(base: Path) -> dict[str, Command]:
         if not Path(command[command.index("--out") + 1]).exists():
             subprocess.run([sys.executable, "-m", "recmill", *command, "--json"], check=True, stdout=subprocess.DEVNULL)
     write_run(base / "report")
+    if not (base / "old").exists():
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "tests.old_checkpoints", path("old")], check=True, cwd=ROOT
+        )
     model, data = path("trained/checkpoint"), path("dataset")
     run_settings = [f"--set={name}={value}" for name, value in {**TRAINING, "data.sessions": 120}.items()]
     hot = settings(hot_batches="true", tiers="false")
@@ -164,7 +168,7 @@ def make_inputs(base: Path) -> dict[str, Command]:
             name="tune",
             arguments=("tune", data, "--seconds", "0.5", "--out", "OUT"),
             result=is_allocation,
-            kills=7,
+            kills=5,
         ),
         Command(
             name="train",
@@ -194,6 +198,12 @@ def make_inputs(base: Path) -> dict[str, Command]:
             kills=6,
         ),
         Command(name="export", arguments=("export", model, "--out", "OUT"), result=exported, kills=3),
+        Command(
+            name="convert-checkpoint",
+            arguments=("convert-checkpoint", path("old"), "--out", "OUT"),
+            result=content_hash(Checkpoint),
+            kills=2,
+        ),
         Command(
             name="compare",
             arguments=("compare", path("report"), "--out", "OUT"),
@@ -270,7 +280,9 @@ def load_everything() -> None:
     import recmill.training.prediction.predictor
     import recmill.training.rank.worker
     import recmill.training.serving
-    import recmill.tuning.allocation  # noqa: F401
+    import recmill.training.tensors.conversion
+    import recmill.tuning.allocation
+    import recmill.tuning.conversion  # noqa: F401
 
 
 def start(

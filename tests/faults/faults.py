@@ -28,13 +28,17 @@ MISSED = "it had ended"
 
 @dataclass(kw_only=True)
 class Baseline:
-    """An undisturbed run: its result, and how long, how many changes of files, how many bytes it took."""
+    """An undisturbed run: its result, and how long, how many changes of files, how many bytes it took.
+
+    `at` is the change at which a disk fails; 0: any, and any time.
+    """
 
     result: object
     seconds: float
     changes: int
     disk_bytes: int
     memory_bytes: int
+    at: int = 0
 
 
 @dataclass(kw_only=True)
@@ -63,11 +67,11 @@ def signature(folder: Path) -> tuple[frozenset[str], int]:
 
 def wait_for_moment(process: Process, baseline: Baseline, draw: random.Random) -> str:
     """Wait for a random time, or for a random change among the files; says which it was."""
-    if draw.random() < 0.4 or not baseline.changes:
+    if not baseline.at and (draw.random() < 0.4 or not baseline.changes):
         moment = draw.uniform(0, baseline.seconds)
         process.wait(max(0.0, process.started + moment - time.monotonic()))
         return f"after {moment:.2f} s"
-    count, seen, last = draw.randint(1, baseline.changes), 0, signature(process.folder)[0]
+    count, seen, last = baseline.at or draw.randint(1, baseline.changes), 0, signature(process.folder)[0]
     deadline = time.monotonic() + 3 * baseline.seconds + 30
     while process.poll() is None and time.monotonic() < deadline:
         now = signature(process.folder)[0]
@@ -76,7 +80,7 @@ def wait_for_moment(process: Process, baseline: Baseline, draw: random.Random) -
             if seen >= count:
                 break
         time.sleep(0.002)
-    time.sleep(draw.choice([0, 0, 0.003, 0.02]))
+    time.sleep(0 if baseline.at else draw.choice([0, 0, 0.003, 0.02]))
     return f"at change {count} of files"
 
 
@@ -126,7 +130,8 @@ def stop_for_good(folder: Path, baseline: Baseline, draw: random.Random) -> Iter
 @contextmanager
 def full_disk(folder: Path, baseline: Baseline, draw: random.Random) -> Iterator[Setting]:
     """Output and temporary files on a file system that is too small."""
-    size = max(32 * 1024, int(baseline.disk_bytes * draw.uniform(0.02, 0.98)))
+    share = (baseline.at - 0.5) / baseline.changes if baseline.at else draw.uniform(0.02, 0.98)
+    size = max(32 * 1024, int(baseline.disk_bytes * share))
     with mounted(folder, f"size={size // 4096 * 4096}"):
         yield Setting(
             disturb=lambda _: f"{size:,} of {baseline.disk_bytes:,} bytes",
