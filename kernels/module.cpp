@@ -8,8 +8,8 @@
   VISIT(check_pages) VISIT(count_rows) VISIT(decode_pages) VISIT(decode_streams) VISIT(dedup_rows)               \
   VISIT(dense_layers) VISIT(dot_interaction) VISIT(encode_windows) VISIT(expand_rows) VISIT(join_lists)          \
   VISIT(merge_windows) VISIT(move_rows) VISIT(pointwise_attention) VISIT(pool_tables) VISIT(pool_windows)        \
-  VISIT(shared_lookup) VISIT(split_tiers) VISIT(take_rows) VISIT(target_attention) VISIT(update_rows)            \
-  VISIT(window_attention) VISIT(window_rows)
+  VISIT(recycled) VISIT(shared_lookup) VISIT(split_tiers) VISIT(take_rows) VISIT(target_attention)               \
+  VISIT(update_rows) VISIT(window_attention) VISIT(window_rows)
 
 namespace recmill {
 #define DECLARE(op) void bind_##op(nanobind::module_& m);

@@ -27,6 +27,7 @@ from kernels import _cpu
 from kernels.check_pages import describe_chunks, find_damaged_chunk, first_page, raise_if_damaged
 from kernels.decode_pages import reference
 from kernels.join_lists import PackedLists
+from kernels.recycled import recycled_array
 
 BACKENDS = ("reference", "cpu")
 NUM_FIELDS, VALUES_AT, OFFSETS_AT = 14, 11, 12  # of struct Column in cpu.cpp
@@ -79,10 +80,15 @@ class DecodedRows:
         begin, dtype = int(self.columns_CX[self.names[name], VALUES_AT]), np.int64 if name == SESSION else np.float32
         return np.frombuffer(self.others, dtype, count=self.num_rows, offset=begin)
 
-    def stack(self, names: Sequence[str], stacked_RF: npt.NDArray[np.float32]) -> str | None:
-        """Write columns of float32 side by side, NaN as 0. Returns the first with an infinite value, or None."""
+    def stack(
+        self, names: Sequence[str], stacked_RF: npt.NDArray[np.float32], *, keeps_missing: bool = False
+    ) -> str | None:
+        """Write columns of float32 side by side, NaN as 0. Returns the first with an infinite value, or None.
+
+        With `keeps_missing`, NaN stays and counts as infinite.
+        """
         places_F = self.columns_CX[[self.names[name] for name in names], VALUES_AT]
-        found = _cpu.stack_columns(self.others, places_F, stacked_RF) if names else -1
+        found = _cpu.stack_columns(self.others, places_F, stacked_RF, keeps_missing) if names else -1
         return None if found < 0 else names[found]
 
     def lists_of(self, names: Sequence[str]) -> PackedLists:
@@ -232,8 +238,7 @@ def _run_kernel(
     """(description of the columns, their pieces of memory, values per column)."""
     columns_CX = layout.columns_CX.copy()
     columns_CX[:, 0] -= start
-    # Few pieces: every allocation releases the GIL and has to wait for it again.
-    pieces = [pa.allocate_buffer(num_bytes) for num_bytes in layout.piece_bytes]
+    pieces = [pa.py_buffer(recycled_array(num_bytes, np.uint8)) for num_bytes in layout.piece_bytes]
     counts_C = np.empty(len(columns_CX), np.int64)
     _cpu.decode_pages(data, columns_CX, pieces, counts_C)
     return columns_CX, pieces, counts_C

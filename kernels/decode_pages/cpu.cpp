@@ -312,9 +312,9 @@ void decode_pages(const Input& data, const Input& columns, const std::vector<Out
   buffers.wide.trim();
 }
 
-// Writes columns of float32, which begin at `places` of the piece, side by side; a value that is NaN becomes 0. Returns
-// the first column with an infinite value, or -1.
-int64_t stack_columns(const Input& piece, const Input& places, const Output& stacked) {
+// Writes columns of float32, which begin at `places` of the piece, side by side; a value that is NaN becomes 0, or counts
+// as infinite with `keeps_missing`. Returns the first column with an infinite value, or -1.
+int64_t stack_columns(const Input& piece, const Input& places, const Output& stacked, bool keeps_missing) {
   const int64_t num_columns = places.num_items(), num_rows = num_columns ? stacked.num_items() / num_columns : 0;
   const auto* begins = places.as<const int64_t>("places");
   float* out = stacked.as<float>("stacked", num_columns * num_rows);
@@ -327,8 +327,8 @@ int64_t stack_columns(const Input& piece, const Input& places, const Output& sta
     bool has_infinite = false;
     for (int64_t row = 0; row < num_rows; ++row) {
       const float value = column[row];
-      has_infinite |= std::isinf(value);
-      out[row * num_columns + c] = std::isnan(value) ? 0.0F : value;
+      has_infinite |= keeps_missing ? !std::isfinite(value) : std::isinf(value);
+      out[row * num_columns + c] = std::isnan(value) && !keeps_missing ? 0.0F : value;
     }
     if (has_infinite) found = c;
   }

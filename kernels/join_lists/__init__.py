@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from kernels import _cpu
 from kernels.backends import pick_backend
-from kernels.buffers import empty_array
+from kernels.recycled import recycled_array, recycled_arrays
 
 IdArray = npt.NDArray[np.int64]
 LengthArray = npt.NDArray[np.int32]
@@ -94,26 +95,83 @@ def scan_lists(
         from kernels.join_lists import reference
 
         return reference.scan_lists(block, bounds)
-    ends_R = np.empty(block.num_rows + 1, np.int64)
+    ends_R = recycled_array(block.num_rows + 1, np.int64)
     found = _cpu.scan_lists(block.compiled, None if bounds is None else np.array(bounds, dtype=np.int64), ends_R)
     return ends_R, None if found < 0 else found
 
 
-def join_lists(
-    pieces: Sequence[tuple[Lists, int, int]], *, num_values: int, kernel: str | None = None
-) -> tuple[IdArray, LengthArray, list[int]]:
-    """`(values_N, lengths_KB, counts)`: rows [start, stop) of each block, feature by feature; at least one block.
+def pack_lists(
+    block: ListBlock, bounds: Sequence[int], *, kernel: str | None = None
+) -> tuple[PackedLists, IdArray] | None:
+    """The block in one piece of memory, so that what it was decoded to can be freed, and `num_values_R` as above.
 
-    There are `num_values` ids, counts[k] of them in feature k. This is the layout of a KeyedJaggedTensor.
+    None if an id lies outside [0, bound). Bounds are at most 2^31.
+    """
+    counts = [int(own[-1]) - int(own[0]) for own in block.offsets]
+    # Ids, then offsets, of each feature.
+    sizes = [-(-num_bytes // 64) * 64 for count in counts for num_bytes in (4 * count, 4 * (block.num_rows + 1))]
+    places = np.cumsum([0, *sizes])
+    packed = PackedLists(
+        piece=pa.py_buffer(recycled_array(max(1, int(places[-1])), np.uint8)),
+        values_at=places[:-1:2].copy(),
+        offsets_at=places[1::2].copy(),
+        counts=np.array(counts, dtype=np.int64),
+        num_rows=block.num_rows,
+    )
+    if pick_backend(kernel, None) == "reference":
+        from kernels.join_lists import reference
+
+        ends_R, wrong = reference.scan_lists(block, bounds)
+        if wrong is None:
+            reference.pack_lists(block, packed)
+        return None if wrong is not None else (packed, ends_R)
+    ends_R = recycled_array(block.num_rows + 1, np.int64)
+    found = _cpu.pack_lists(
+        block.compiled,
+        np.array(bounds, dtype=np.int64),
+        packed.piece,
+        packed.values_at,
+        packed.offsets_at,
+        ends_R,
+    )
+    return None if found >= 0 else (packed, ends_R)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Joined:
+    """Rows of several blocks. The ids of a feature follow one another; this is the layout of a KeyedJaggedTensor."""
+
+    values_N: IdArray
+    lengths_KB: LengthArray
+    counts: list[int]  # ids per feature
+    numbers: list[npt.NDArray[Any]]  # B rows each
+
+
+def join_lists(
+    pieces: Sequence[tuple[Lists, int, int]],
+    *,
+    num_values: int,
+    numbers: Sequence[Sequence[npt.NDArray[Any]]] = (),
+    kernel: str | None = None,
+) -> Joined:
+    """Rows [start, stop) of each block, feature by feature; at least one block. They have `num_values` ids.
+
+    `numbers` holds arrays with one row per row of a block, each as a list with one array per block.
     """
     if pick_backend(kernel, None) == "reference":
         from kernels.join_lists import reference
 
-        return reference.join_lists(pieces)
+        values_N, lengths_KB, counts = reference.join_lists(pieces)
+        joined = [reference.join_numbers(own, [piece[1:] for piece in pieces]) for own in numbers]
+        return Joined(values_N=values_N, lengths_KB=lengths_KB, counts=counts, numbers=joined)
     num_features = pieces[0][0].num_features
+    num_rows = sum(max(0, stop - start) for _, start, stop in pieces)
+    values_N, lengths_KB, *joined = recycled_arrays(
+        [(num_values, np.int64), ((num_features, num_rows), np.int32)]
+        + [((num_rows, *own[0].shape[1:]), own[0].dtype) for own in numbers]
+    )
     ranges_P2 = np.array([piece[1:] for piece in pieces], dtype=np.int64)
-    num_rows = max(0, int((ranges_P2[:, 1] - ranges_P2[:, 0]).sum()))
-    values_N, lengths_KB = empty_array(num_values, np.int64), empty_array((num_features, num_rows), np.int32)
     counts_K = np.empty(num_features, np.int64)
-    _cpu.join_lists([block.compiled for block, _, _ in pieces], ranges_P2, values_N, lengths_KB, counts_K)
-    return values_N, lengths_KB, counts_K.tolist()
+    blocks = [block.compiled for block, _, _ in pieces]
+    _cpu.join_lists(blocks, ranges_P2, values_N, lengths_KB, counts_K, numbers, joined)
+    return Joined(values_N=values_N, lengths_KB=lengths_KB, counts=counts_K.tolist(), numbers=joined)

@@ -66,7 +66,7 @@ void join(fuzz::Feed& feed) {
   is_sane &= num_values >= 0 && num_values < 1000;
   fuzz::Held<int64_t> out(is_sane ? num_values : feed.below(60));
   fuzz::Held<int32_t> lengths(num_features * num_rows);
-  recmill::join_lists(lists, ranges.in(), out.out(), lengths.out(), counts.out());
+  recmill::join_lists(lists, ranges.in(), out.out(), lengths.out(), counts.out(), {}, {});
   for (int64_t k = 0, at = 0, row_at = 0; k < num_features; ++k)
     for (int64_t p = 0; p < num_blocks; ++p)
       for (int64_t row = ranges[2 * p]; row < ranges[2 * p + 1]; ++row, ++row_at) {

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from kernels.buffers import empty_array, join_arrays
-from kernels.decode_pages import DecodedRows
-from kernels.join_lists import ListBlock, Lists, join_lists, scan_lists
+from kernels.buffers import join_arrays
+from kernels.decode_pages import MAX_BOUND, DecodedRows
+from kernels.join_lists import ListBlock, Lists, join_lists, pack_lists, scan_lists
+from kernels.recycled import recycled_array, recycled_arrays
 from recmill.artifacts import InputError
 from recmill.data.ikjt.build import split_list_column
 from recmill.data.ikjt.cutting import cut_ids
@@ -121,7 +122,7 @@ BlockSlice = tuple[RowBlock | DistinctBlock, int, int]  # rows [start, stop) of 
 
 
 def _stack(columns: Sequence[FloatArray], num_rows: int) -> FloatArray:
-    stacked_RF: FloatArray = empty_array((num_rows, len(columns)), np.float32)
+    stacked_RF: FloatArray = recycled_array((num_rows, len(columns)), np.float32)
     for position, column in enumerate(columns):
         stacked_RF[:, position] = column
     return stacked_RF
@@ -134,8 +135,12 @@ def decode_block(
     where: str = "table",
     checks_ranges: bool = True,
     keeps_sessions: bool = False,
+    packs_lists: bool = False,
 ) -> RowBlock:
     """The columns of `table` as arrays: id lists as views of Arrow's buffers, dense features side by side.
+
+    With `packs_lists` ids are copied into 4 bytes each where their tables allow it, for blocks that are held for long:
+    they take half of the memory, and Arrow's is used again for the next table.
 
     A missing list is empty and a missing dense value is 0; a missing label or id is an error. Callers that check the
     ids later, after deduplication or transforms, pass `checks_ranges=False`.
@@ -151,11 +156,12 @@ def decode_block(
     columns = [_id_column(_column(table, feature.name, where), feature.name, where) for feature in schema.id_features]
     lists = _list_block(columns, num_rows)
     bounds = [feature.num_rows for feature in schema.id_features] if checks_ranges else None
-    num_values_R, wrong = scan_lists(lists, bounds)
+    packed = pack_lists(lists, bounds) if packs_lists and bounds and max(bounds) <= MAX_BOUND else None
+    num_values_R, wrong = (packed[1], None) if packed else scan_lists(lists, bounds)
     block = RowBlock(
         dense_RF=dense_RF,
         label_RT=stack_labels([_label_column(_column(table, name, where), name, where) for name in schema.labels]),
-        lists=lists,
+        lists=packed[0] if packed else lists,
         num_values_R=num_values_R,
         session_R=_column(table, "session_id", where).to_numpy().astype(np.int64) if keeps_sessions else None,
     )
@@ -166,14 +172,19 @@ def decode_block(
 
 def _block_of_rows(rows: DecodedRows, schema: Schema, *, where: str, keeps_sessions: bool) -> RowBlock:
     """The same as `decode_block`; ids were checked when they were decoded."""
-    dense_RF: FloatArray = empty_array((rows.num_rows, len(schema.dense)), np.float32)
+    dense_RF, label_RT = recycled_arrays(
+        [((rows.num_rows, len(schema.dense)), np.float32), ((rows.num_rows, len(schema.labels)), np.float32)]
+    )
     infinite = rows.stack([feature.name for feature in schema.dense], dense_RF)
     if infinite is not None:
         _filled(rows.numbers(infinite), infinite, where)
+    wrong = rows.stack(schema.labels, label_RT, keeps_missing=True)
+    if wrong is not None:
+        _checked_labels(rows.numbers(wrong), wrong, where)
     lists = rows.lists_of([feature.name for feature in schema.id_features])
     return RowBlock(
         dense_RF=dense_RF,
-        label_RT=stack_labels([_checked_labels(rows.numbers(name), name, where) for name in schema.labels]),
+        label_RT=label_RT,
         lists=lists,
         num_values_R=scan_lists(lists)[0],
         session_R=np.array(rows.numbers("session_id")) if keeps_sessions else None,
@@ -232,10 +243,12 @@ def assemble_batch(
     plain = [(block, start, stop) for block, start, stop in slices if isinstance(block, RowBlock)]
     stored = [(block, start, stop) for block, start, stop in slices if isinstance(block, DistinctBlock)]
     assert not (plain and (stored or dedup is not None)), "the blocks of a batch must come from one reader"
-    ids = _plain_ids(plain, keys) if plain else cut_ids(stored, keys, dedup=dedup)
-    dense = [block.dense_RF[start:stop] for block, start, stop in slices]
-    labels = [block.label_RT[start:stop] for block, start, stop in slices]
-    sessions = [block.session_R[start:stop] for block, start, stop in slices if block.session_R is not None]
+    if plain:
+        return _plain_batch(plain, keys, num_global)
+    ids = cut_ids(stored, keys, dedup=dedup)
+    dense = [block.dense_RF[start:stop] for block, start, stop in stored]
+    labels = [block.label_RT[start:stop] for block, start, stop in stored]
+    sessions = [block.session_R[start:stop] for block, start, stop in stored if block.session_R is not None]
     return Batch(
         dense_BF=torch.from_numpy(join_arrays(dense)) if dense else torch.empty(0, len(schema.dense)),
         ids=ids,
@@ -245,16 +258,32 @@ def assemble_batch(
     )
 
 
-def _plain_ids(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str]) -> KeyedJaggedTensor:
-    num_values = sum(int(block.num_values_R[stop] - block.num_values_R[start]) for block, start, stop in slices)
-    pieces = [(block.lists, start, stop) for block, start, stop in slices]
-    values_N, lengths_KB, length_per_key = join_lists(pieces, num_values=num_values)
-    return KeyedJaggedTensor(
+def _plain_batch(slices: Sequence[tuple[RowBlock, int, int]], keys: list[str], num_global: int) -> Batch:
+    """The batch in one call that does not hold the GIL."""
+    sessions = [block.session_R for block, _, _ in slices if block.session_R is not None]
+    joined = join_lists(
+        [(block.lists, start, stop) for block, start, stop in slices],
+        num_values=sum(int(block.num_values_R[stop] - block.num_values_R[start]) for block, start, stop in slices),
+        numbers=[
+            [block.dense_RF for block, _, _ in slices],
+            [block.label_RT for block, _, _ in slices],
+            *([sessions] if sessions else []),
+        ],
+    )
+    dense_BF, label_BT, *session_B = map(torch.from_numpy, joined.numbers)
+    ids = KeyedJaggedTensor(
         keys=keys,
-        values=torch.from_numpy(values_N),
-        lengths=torch.from_numpy(lengths_KB.reshape(-1)),
-        stride=lengths_KB.shape[1],
-        length_per_key=length_per_key,
+        values=torch.from_numpy(joined.values_N),
+        lengths=torch.from_numpy(joined.lengths_KB.reshape(-1)),
+        stride=len(label_BT),
+        length_per_key=joined.counts,
+    )
+    return Batch(
+        dense_BF=dense_BF,
+        ids=ids,
+        label_BT=label_BT,
+        num_global=num_global,
+        session_B=session_B[0] if session_B else None,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from kernels.recycled import release_idle
 from recmill.artifacts import InputError
 from recmill.data.ingest.order import MAX_PARTS, EpochPlan, Order
 
@@ -78,6 +79,8 @@ class MemoryGuard:
         now = time.monotonic()
         if now - self._checked_at >= GUARD_INTERVAL_S:
             self._checked_at, self._is_short = now, available_memory_bytes() < self.reserve_bytes
+            if self._is_short:
+                release_idle()
             self.num_pauses += self._is_short
         return self._is_short
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 
 from kernels.check_pages import first_page
 from kernels.decode_pages import DecodedRows, GroupDecoder
+from kernels.recycled import recycled_array
 from recmill.artifacts import InputError, is_remote
 from recmill.data.ingest.memory import Charge
 from recmill.data.ingest.splits import StoredGroup
@@ -130,8 +132,8 @@ class PartFile:
     def read(self, index: int) -> RawGroup:
         start, stop = self.byte_range(index)
         if self._file is not None:
-            # Arrow's pool reuses its pages for the next row group; a new bytes object would fault in new ones.
-            data: bytes | pa.Buffer = pa.allocate_buffer(stop - start)
+            # In memory of earlier row groups; a new bytes object would fault in new pages.
+            data: bytes | pa.Buffer = pa.py_buffer(recycled_array(stop - start, np.uint8))
             num_read = os.preadv(self._file.fileno(), [memoryview(data)], start)
         else:
             data = self._filesystem.cat_file(self._name, start=start, end=stop)

@@ -177,7 +177,7 @@ class RowGroupReader:
     def transform(self, group: StoredGroup, table: pa.Table | DecodedRows) -> RowBlock | DistinctBlock:
         where, keeps = self.describe(group), self._keeps_sessions
         if self._keeps_columns or isinstance(table, DecodedRows):  # rows only where columns are kept
-            return decode_block(table, self._schema, where=where, keeps_sessions=keeps)
+            return decode_block(table, self._schema, where=where, keeps_sessions=keeps, packs_lists=True)
         if self._encoding is None:
             rows = decode_block(table, self._schema, where=where, checks_ranges=False, keeps_sessions=keeps)
             block = find_windows(find_distinct(rows, self._keys, self._dedup or ()), self._windows)
