@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 # Sleeping threads check this often whether the pipeline was garbage-collected: the one case in which nobody wakes them.
 WAKE_S = 1.0
 
 
-class Crew(Generic[Task]):
-    """Runs tasks in as many threads as `resize` sets until `is_over`. All callbacks but `do` run under the lock."""
+class Crew(Generic[Task, Result]):
+    """Runs tasks in as many threads as `resize` sets until `is_over`. Only `perform` runs without the lock."""
 
     def __init__(
         self,
@@ -26,12 +27,16 @@ class Crew(Generic[Task]):
         *,
         take: Callable[[], Task | None],
         has_task: Callable[[], bool],
-        do: Callable[[Task], Task | None],
+        perform: Callable[[Task], Result],
+        finish: Callable[[Task, Result], Task | None],
         is_over: Callable[[], bool],
     ) -> None:
-        """`take` returns a task, `has_task` tells whether it would, `do` runs one and may return its successor."""
+        """`take` returns a task and `has_task` tells whether it would; `perform` runs one. `finish` gets its result and
+        may return a successor.
+        """
         self._lock, self._sleepers = lock, threading.Condition(lock)
-        self._take, self._has_task, self._do, self._is_over = take, has_task, do, is_over
+        self._take, self._has_task, self._is_over = take, has_task, is_over
+        self._perform, self._finish = perform, finish
         self._size = self._num_asleep = 0
         self._is_called = False  # a thread was woken and has not looked for a task yet
         self._alive: set[int] = set()
@@ -68,16 +73,17 @@ class Crew(Generic[Task]):
                 thread.join()
 
     def _work(self, index: int) -> None:
-        task: Task | None = None
+        done: tuple[Task, Result] | None = None
         while True:
-            if task is None:
-                with self._lock:
-                    task = self._await_task(index)
-                    if task is None:
-                        self._alive.discard(index)
-                        self.wake()  # pass on the task that this one was woken for
-                        return
-            task = self._do(task)
+            with self._lock:  # once per task: to finish one and take the next
+                task = self._finish(*done) if done else None
+                done = None  # a thread that sleeps keeps no memory alive
+                task = task or self._await_task(index)
+                if task is None:
+                    self._alive.discard(index)
+                    self.wake()  # pass on the task that this one was woken for
+                    return
+            done = task, self._perform(task)
 
     def _await_task(self, index: int) -> Task | None:
         while not self._is_over() and index < self._size:

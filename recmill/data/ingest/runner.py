@@ -15,40 +15,21 @@ from __future__ import annotations
 import heapq
 import math
 import os
+import queue
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 from recmill.artifacts import InputError
-from recmill.data.ikjt.batch import Batch, BlockSlice
+from recmill.data.ikjt.batch import Batch
 from recmill.data.ingest.crew import WAKE_S, Crew
 from recmill.data.ingest.memory import Budget, MemoryGuard
 from recmill.data.ingest.reader import NEXT_STAGE, STAGES, RowGroupReader
-from recmill.data.ingest.schedule import Cut, Entry, Schedule
-from recmill.data.ingest.statistics import ActiveItems, Clock, MemoryCounter, StageCounter, Taken
-
-
-@dataclass(kw_only=True)
-class _Job:
-    """A row group in progress: the result of its last stage and the bytes it is charged."""
-
-    entry: Entry
-    payload: Any = None
-    charge_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Assembly:
-    """A batch to assemble from rows [start, stop) of transformed row groups; `num_bytes` is an upper bound."""
-
-    cut: Cut
-    slices: list[BlockSlice]
-    num_bytes: int
-
-
-_Task = tuple[str, _Job | _Assembly]  # stage and the item to process in it
+from recmill.data.ingest.schedule import Entry, Schedule
+from recmill.data.ingest.statistics import ActiveItems, Clock, MemoryCounter, StageCounter
+from recmill.data.ingest.tasks import Assembly, Job, Result, Task
 
 
 class StageRunner:
@@ -69,7 +50,9 @@ class StageRunner:
         self._prefetch, self._limit_bytes = prefetch, budget.limit_bytes
         # Re-entrant: a garbage collection under the lock may finalise the pipeline, which calls request_stop.
         self._lock = threading.RLock()
-        self._arrived = threading.Condition(self._lock)
+        # Wakes the consumer. Not a condition of the lock: the thread that woke it would still hold that.
+        self._arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_awaited = False  # the batch that the consumer waits for has arrived and it was not told yet
         self._cores = len(os.sched_getaffinity(0))
         # Only reading and delayed stages wait for something other than a core; how much is measured as they run.
         self._counters = {
@@ -78,13 +61,13 @@ class StageRunner:
         }
         self._active = ActiveItems(self._counters, cores=self._cores)
         self._memory = MemoryCounter()
-        self._queues: dict[str, list[tuple[int, _Job]]] = {"decode": [], "transform": []}
+        self._queues: dict[str, list[tuple[int, Job]]] = {"decode": [], "transform": []}
         self._num_admitted = self._num_ready = 0  # row groups admitted; transformed without a gap
         self._num_unsettled = 0  # row groups between admission and the end of their transformation
         self._is_batch_waiting = False  # for bytes
         self._entry: Entry | None = None  # the next to admit, once it was looked up
         self._needed: tuple[int, int] = (-1, 0)  # a batch, and how many row groups it needs
-        self._ready: dict[int, _Job] = {}  # transformed row groups by sequence number
+        self._ready: dict[int, Job] = {}  # transformed row groups by sequence number
         self._retire: list[tuple[int, int]] = []  # heap of (last batch that needs it, sequence number)
         self._expansion = 1.0  # bytes of the widest row group so far over what its footer promised
         self._next_cut = self._num_cut = self._next_out = schedule.batches.start
@@ -97,8 +80,13 @@ class StageRunner:
         self._stall_s = 0.0
         self._stalled_since: float | None = None
         self._rows_out = 0
-        self._crew: Crew[_Task] = Crew(
-            self._lock, take=self._take, has_task=self._has_task, do=self._do, is_over=self._is_over
+        self._crew: Crew[Task, Result] = Crew(
+            self._lock,
+            take=self._take,
+            has_task=self._has_task,
+            perform=self._perform,
+            finish=self._finish,
+            is_over=self._is_over,
         )
         self._crew.resize(self._num_workers())
 
@@ -117,10 +105,10 @@ class StageRunner:
     def request_stop(self) -> None:
         """Tell the workers to stop after the current item. Safe to call from anywhere, including a finaliser."""
         self._is_stopped = True
+        self._arrived.put(None)
         if self._lock.acquire(blocking=False):
             try:
                 self._crew.wake_all()
-                self._arrived.notify_all()
             finally:
                 self._lock.release()
 
@@ -132,45 +120,50 @@ class StageRunner:
         with self._lock:
             self._ready.clear()
             self._outputs.clear()
-            for queue in self._queues.values():
-                queue.clear()
+            for waiting in self._queues.values():
+                waiting.clear()
 
     def next_batch(self) -> Batch | None:
         """The next batch, or None after the last; raises what a worker raised."""
-        with self._lock:
-            if self._next_out >= self._schedule.batches.stop:
-                return None
-            if self._next_out not in self._outputs:
-                began = self._stalled_since = time.perf_counter()
-                while self._next_out not in self._outputs and not self._is_over():
-                    self._arrived.wait(WAKE_S)
-                self._stall_s += time.perf_counter() - began
-                self._stalled_since = None
-            if self._error is not None:
-                raise self._error
-            if self._is_stopped:
-                raise RuntimeError("the ingest pipeline was closed while it was read")
-            batch, num_bytes = self._outputs.pop(self._next_out)
-            self._next_out += 1
-            self._num_open -= 1
-            self._rows_out += len(batch)
-            self._memory.add(batches=-num_bytes)
-            self._crew.wake()
-            return batch
+        while True:
+            with self._lock:
+                if self._next_out >= self._schedule.batches.stop:
+                    return None
+                if self._next_out in self._outputs or self._is_over():
+                    return self._deliver()
+                self._stalled_since = self._stalled_since or time.perf_counter()
+            with suppress(queue.Empty):
+                self._arrived.get(timeout=WAKE_S)
+
+    def _deliver(self) -> Batch:
+        if self._stalled_since is not None:
+            self._stall_s += time.perf_counter() - self._stalled_since
+            self._stalled_since = None
+        if self._error is not None:
+            raise self._error
+        if self._is_stopped:
+            raise RuntimeError("the ingest pipeline was closed while it was read")
+        batch, num_bytes = self._outputs.pop(self._next_out)
+        self._next_out += 1
+        self._num_open -= 1
+        self._rows_out += len(batch)
+        self._memory.add(batches=-num_bytes)
+        self._crew.wake()
+        return batch
 
     def stats(self) -> dict[str, Any]:
         with self._lock:
             now = time.perf_counter()
             elapsed_s = now - self._started
             waits_s = 0.0 if self._stalled_since is None else now - self._stalled_since
-            queues = {
+            lengths = {
                 "read": 0,
                 "decode": len(self._queues["decode"]),
                 "transform": len(self._queues["transform"]),
                 "batch": self._num_ready - min(self._num_ready, self._num_needed()),
             }
             summaries: dict[str, Any] = {
-                stage: counter.summary(elapsed_s=elapsed_s, queue=queues[stage], queue_size=self._read_ahead())
+                stage: counter.summary(elapsed_s=elapsed_s, queue=lengths[stage], queue_size=self._read_ahead())
                 for stage, counter in self._counters.items()
             }
             summaries["consumer"] = {
@@ -197,7 +190,13 @@ class StageRunner:
     def _is_over(self) -> bool:
         return self._is_stopped or self._error is not None
 
-    def _take(self) -> _Task | None:
+    def _tell_consumer(self) -> None:
+        """Wake the consumer if its batch has arrived: best without the lock, which it needs next."""
+        if self._is_awaited:
+            self._is_awaited = False
+            self._arrived.put(None)
+
+    def _take(self) -> Task | None:
         """A task, from the stage nearest to the consumer that has one."""
         for stage in reversed(STAGES):
             if self._active.has_room(stage):
@@ -209,19 +208,20 @@ class StageRunner:
                 if task is not None:
                     self._active.add(stage, 1)
                     return stage, task
+        self._tell_consumer()
         return None
 
-    def _take_from(self, stage: str) -> _Job | _Assembly | None:
+    def _take_from(self, stage: str) -> Job | Assembly | None:
         if stage == "batch":
             return self._take_cut()
         if stage == "read":
             return self._admit()
-        queue = self._queues[stage]
-        return heapq.heappop(queue)[1] if queue else None
+        waiting = self._queues[stage]
+        return heapq.heappop(waiting)[1] if waiting else None
 
     def _has_task(self) -> bool:
         """Whether `_take` would find a task or fail. Occasionally wrong: then `_take` finds nothing."""
-        if any(queue and self._active.has_room(stage) for stage, queue in self._queues.items()):
+        if any(waiting and self._active.has_room(stage) for stage, waiting in self._queues.items()):
             return True
         try:
             return (self._active.has_room("batch") and self._can_cut()) or (
@@ -230,55 +230,61 @@ class StageRunner:
         except InputError:
             return True
 
-    def _fail(self, stage: str, task: _Job | _Assembly | None, error: BaseException) -> None:
-        if isinstance(task, _Job) and not isinstance(error, InputError):
+    def _fail(self, stage: str, task: Job | Assembly | None, error: BaseException) -> None:
+        if isinstance(task, Job) and not isinstance(error, InputError):
             error.add_note(f"in stage {stage!r} of {self._reader.describe(task.entry.group)}")
         with self._lock:
             self._error = self._error or error
             self._crew.wake_all()
-            self._arrived.notify_all()
+            self._arrived.put(None)
 
-    def _do(self, task: _Task) -> _Task | None:
-        """Run the task; returns the next stage of the same row group if that has room."""
+    def _perform(self, task: Task) -> Result:
+        self._tell_consumer()
         stage, item = task
         try:
-            result, rows, num_bytes, taken = self._perform(stage, item)
+            return self._perform_stage(stage, item)
         except BaseException as error:  # noqa: BLE001 - the consumer raises it
-            self._fail(stage, item, error)
-            return None
-        with self._lock:
-            self._counters[stage].add(rows=rows, num_bytes=num_bytes, taken=taken)
-            self._active.add(stage, -1)
-            if isinstance(item, _Assembly):
-                self._finish_cut(item, result, num_bytes)
-                return None
-            item.payload = result
-            if stage not in NEXT_STAGE:
-                self._settle(item)
-                return None
-            following = self._pass_on(NEXT_STAGE[stage], item)
-            self._crew.wake()
-            return following
+            return Result(error=error)
 
-    def _perform(self, stage: str, item: _Job | _Assembly) -> tuple[Any, int, int, Taken]:
-        """The result, its rows and bytes, and the time taken."""
+    def _finish(self, task: Task, result: Result) -> Task | None:
+        """Account for the task; returns the next stage of the same row group if that has room."""
+        stage, item = task
+        if result.taken is None:
+            assert result.error is not None
+            self._fail(stage, item, result.error)
+            return None
+        self._counters[stage].add(rows=result.rows, num_bytes=result.num_bytes, taken=result.taken)
+        self._active.add(stage, -1)
+        if isinstance(item, Assembly):
+            self._finish_cut(item, result.value, result.num_bytes)
+            return None
+        item.payload = result.value
+        if stage not in NEXT_STAGE:
+            self._settle(item)
+            return None
+        following = self._pass_on(NEXT_STAGE[stage], item)
+        self._crew.wake()
+        return following
+
+    def _perform_stage(self, stage: str, item: Job | Assembly) -> Result:
         clock = Clock()
         if self._delays_s.get(stage):
             time.sleep(self._delays_s[stage])
-        if isinstance(item, _Assembly):
+        if isinstance(item, Assembly):
             batch = self._reader.assemble(item.slices, num_global=item.cut.num_global)
-            taken = clock.lap()
-            return batch, len(batch), min(item.num_bytes, batch.size_in_bytes()), taken
+            num_bytes = min(item.num_bytes, batch.size_in_bytes())
+            return Result(value=batch, rows=len(batch), num_bytes=num_bytes, taken=clock.lap())
         group = item.entry.group
-        result = self._reader.perform(stage, group, item.payload)
-        taken = clock.lap()
-        return result, group.num_rows, result.nbytes, taken
+        value = self._reader.perform(stage, group, item.payload)
+        return Result(value=value, rows=group.num_rows, num_bytes=value.nbytes, taken=clock.lap())
 
     def _read_ahead(self) -> int:
         """How many row groups beyond those the next batch needs may be in progress."""
-        return 2 * sum(
-            counter.most_at_once(self._cores) for stage, counter in self._counters.items() if stage != "batch"
-        )
+        num_ahead = 0
+        for stage, counter in self._counters.items():
+            if stage != "batch":
+                num_ahead += 2 * counter.most_at_once(self._cores)
+        return num_ahead
 
     def _num_needed(self) -> int:
         if self._next_cut >= self._schedule.batches.stop:
@@ -309,7 +315,7 @@ class StageRunner:
     def _charge_of(self, entry: Entry) -> int:
         return math.ceil(entry.charge.admitted_bytes * self._expansion)
 
-    def _admit(self) -> _Job | None:
+    def _admit(self) -> Job | None:
         if not self._can_admit():
             return None
         entry = self._next_entry()
@@ -325,18 +331,18 @@ class StageRunner:
         self._num_unsettled += 1
         self._memory.add(items=charge_bytes)
         heapq.heappush(self._retire, (entry.last_batch, entry.sequence))
-        return _Job(entry=entry, charge_bytes=charge_bytes)
+        return Job(entry=entry, charge_bytes=charge_bytes)
 
-    def _pass_on(self, stage: str, job: _Job) -> _Task | None:
+    def _pass_on(self, stage: str, job: Job) -> Task | None:
         """The next task if the stage has room and nothing older waits; otherwise the job is queued."""
-        queue = self._queues[stage]
-        if not queue and self._active.has_room(stage):
+        waiting = self._queues[stage]
+        if not waiting and self._active.has_room(stage):
             self._active.add(stage, 1)
             return stage, job
-        heapq.heappush(queue, (job.entry.sequence, job))
+        heapq.heappush(waiting, (job.entry.sequence, job))
         return None
 
-    def _settle(self, job: _Job) -> None:
+    def _settle(self, job: Job) -> None:
         """Keep a transformed row group until the last batch that needs it."""
         settled_bytes, kept_bytes = job.entry.charge.settled_bytes, job.payload.nbytes
         if kept_bytes > settled_bytes:  # wider than the footer promised: charge the next ones for that
@@ -347,7 +353,7 @@ class StageRunner:
         while self._num_ready in self._ready:
             self._num_ready += 1
 
-    def _give_back(self, job: _Job, num_bytes: int) -> None:
+    def _give_back(self, job: Job, num_bytes: int) -> None:
         job.charge_bytes -= num_bytes
         self._memory.add(items=-num_bytes)
 
@@ -356,7 +362,7 @@ class StageRunner:
             return False
         return self._num_ready >= self._num_needed()
 
-    def _take_cut(self) -> _Assembly | None:
+    def _take_cut(self) -> Assembly | None:
         """The next batch, if its row groups are ready and its bytes fit."""
         if not self._can_cut():
             return None
@@ -372,12 +378,12 @@ class StageRunner:
         self._next_cut += 1
         self._num_open += 1
         self._memory.add(batches=num_bytes)
-        return _Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
+        return Assembly(cut=cut, slices=slices, num_bytes=num_bytes)
 
-    def _finish_cut(self, assembly: _Assembly, batch: Batch, num_bytes: int) -> None:
+    def _finish_cut(self, assembly: Assembly, batch: Batch, num_bytes: int) -> None:
         self._outputs[assembly.cut.batch] = (batch, num_bytes)
         self._memory.add(batches=num_bytes - assembly.num_bytes)  # it was charged the upper bound
-        self._arrived.notify()
+        self._is_awaited |= self._stalled_since is not None and assembly.cut.batch == self._next_out
         self._done_cuts.add(assembly.cut.batch)
         while self._num_cut in self._done_cuts:
             self._done_cuts.remove(self._num_cut)

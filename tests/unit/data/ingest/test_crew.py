@@ -8,14 +8,22 @@ def test_a_task_is_followed_up_by_the_thread_that_did_it():
     lock, todo, done = threading.RLock(), [(item, 0) for item in range(20)], []
     is_over = threading.Event()
 
-    def do(task):
-        done.append((*task, threading.get_ident()))
+    def perform(task):
+        return (*task, threading.get_ident())
+
+    def finish(task, result):
+        done.append(result)
         if len(done) == 60:
             is_over.set()
         return (task[0], task[1] + 1) if task[1] < 2 else None
 
     crew = Crew(
-        lock, take=lambda: todo.pop() if todo else None, has_task=lambda: bool(todo), do=do, is_over=is_over.is_set
+        lock,
+        take=lambda: todo.pop() if todo else None,
+        has_task=lambda: bool(todo),
+        perform=perform,
+        finish=finish,
+        is_over=is_over.is_set,
     )
     crew.resize(4)
     assert is_over.wait(10)
