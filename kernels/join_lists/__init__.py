@@ -166,10 +166,12 @@ def join_lists(
         return Joined(values_N=values_N, lengths_KB=lengths_KB, counts=counts, numbers=joined)
     num_features = pieces[0][0].num_features
     num_rows = sum(max(0, stop - start) for _, start, stop in pieces)
-    values_N, lengths_KB, *joined = recycled_arrays(
-        [(num_values, np.int64), ((num_features, num_rows), np.int32)]
-        + [((num_rows, *own[0].shape[1:]), own[0].dtype) for own in numbers]
-    )
+    kinds: list[tuple[int | tuple[int, ...], npt.DTypeLike]] = [
+        (num_values, np.int64),
+        ((num_features, num_rows), np.int32),
+        *(((num_rows, *own[0].shape[1:]), own[0].dtype) for own in numbers),
+    ]
+    values_N, lengths_KB, *joined = recycled_arrays(kinds)
     ranges_P2 = np.array([piece[1:] for piece in pieces], dtype=np.int64)
     counts_K = np.empty(num_features, np.int64)
     blocks = [block.compiled for block, _, _ in pieces]
