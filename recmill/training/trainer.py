@@ -180,8 +180,14 @@ def make_job(
 
 def settings_of_checkpoint(path: str | Path) -> TrainConfig:
     """The settings that a checkpoint was trained with; settings that are younger than it have their default."""
-    known = TrainConfig().to_json()
-    return TrainConfig.from_json(known | {k: v for k, v in Checkpoint.load(path).config.items() if k in known})
+    known, own = TrainConfig().to_json(), Checkpoint.load(path).config
+    for name, default in known.items():
+        found = own.get(name, default)
+        items = found if isinstance(found, list) else []
+        is_number = isinstance(default, float) and type(found) is int
+        if not (is_number or type(found) is type(default)) or not all(type(item) in (int, float) for item in items):
+            raise InputError(f"{path}/checkpoint.json: config.{name} is {str(found)[:40]!r}, unlike {default!r}")
+    return TrainConfig.from_json(known | {k: v for k, v in own.items() if k in known})
 
 
 def _check_start(start_from: str | Path, data: str | Path, schema: Schema, config: TrainConfig) -> Checkpoint:

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recmill.artifacts import InputError
+from recmill.artifacts import Checkpoint, InputError
 from recmill.training.config import TrainConfig, settings_from_flags
 from recmill.training.switches import Switch
+from recmill.training.trainer import settings_of_checkpoint
 
 
 def test_overrides_are_parsed_by_the_type_of_the_setting():
@@ -60,3 +61,19 @@ def test_set_flags_need_a_name_and_a_value():
     assert settings_from_flags(["a=1", "b=x=y"]) == {"a": "1", "b": "x=y"}
     with pytest.raises(InputError, match="name=value"):
         settings_from_flags(["epochs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_sequence_length", "x"), ("dropout", None), ("top_layers", ["8"]), ("trial", 1)]
+)
+def test_made_up_settings_of_a_checkpoint_are_named(tmp_path, name, value):
+    body = {"step": 1, "config": {"batch_size": 8, name: value}, "schema": {}, "world_size": 1}
+    Checkpoint.of_json(body).seal(tmp_path)
+    with pytest.raises(InputError, match=rf"checkpoint\.json: config\.{name} is"):
+        settings_of_checkpoint(tmp_path)
+
+
+def test_whole_numbers_pass_where_settings_are_fractions(tmp_path):
+    body = {"step": 1, "config": {"dropout": 0, "top_layers": [4]}, "schema": {}, "world_size": 1}
+    Checkpoint.of_json(body).seal(tmp_path)
+    assert settings_of_checkpoint(tmp_path).top_layers == (4,)
