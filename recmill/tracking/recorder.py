@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from recmill.tracking.database import create_database
 from recmill.tracking.models import find_version, log_model, mark_version
 from recmill.tracking.server import (
     TAG_RUN_ID,
@@ -83,6 +84,7 @@ class MlflowRecorder:
         # Removed from the environment: otherwise start_run would resume that run instead of nesting a new one.
         resumed = os.environ.pop("MLFLOW_RUN_ID", "")
         with explain_tracking_errors(tracking_uri), impatient():
+            create_database(mlflow, tracking_uri)
             if not parent_run_id and not resumed and pipeline_run_id:
                 parent_run_id = find_run(tracking_uri, pipeline_run_id=pipeline_run_id).run_id
             self._client = mlflow.MlflowClient(tracking_uri)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,12 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from recmill.artifacts import InputError, dump_json, held_folder
+from recmill.artifacts import dump_json, held_folder
+from recmill.tracking.database import check_database, path_of
 from recmill.tracking.recorder import JOURNAL_FOLDER, REFERENCE, MlflowRecorder
 from recmill.tracking.server import RunReference, close_run, explain_tracking_errors, load_mlflow, open_run
 
 POLL_S = 0.2
-SQLITE = "sqlite:///"
 
 
 class Replayer:
@@ -40,8 +39,8 @@ class Replayer:
         )
         self._replayed = self._pool.submit(self._replay_all)
         try:
-            if tracking_uri.startswith(SQLITE):
-                check_database(Path(tracking_uri.removeprefix(SQLITE)))
+            if database := path_of(tracking_uri):
+                check_database(database)
             else:
                 self._opened.result()
         except BaseException:
@@ -126,20 +125,3 @@ class Replayer:
                     return
                 else:
                     self._stop.wait(POLL_S)
-
-
-def check_database(path: Path) -> None:
-    """Raise at once what MLflow would only say at the end: a file that is no database, a folder nobody can write to."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return
-    try:
-        with sqlite3.connect(path) as connection:
-            connection.execute("SELECT name FROM sqlite_master").fetchone()
-    except sqlite3.Error as error:
-        raise InputError(
-            f"MLflow at {SQLITE}{path}: {error}; remove the file, set MLFLOW_TRACKING_URI, or turn tracking off "
-            "(--no-tracking or RECMILL_TRACKING=off)"
-        ) from None
-    finally:
-        connection.close()

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from recmill.artifacts import InputError, hide_credentials, is_remote
+from recmill.tracking.database import SQLITE, create_database
 
 EXPERIMENT = "recmill"
 # Tag names of Kubeflow Pipelines' own MLflow plugin, so both kinds of run are found the same way.
@@ -51,7 +52,7 @@ def default_tracking_uri(workdir: str | Path) -> str:
         return take_login(uri)
     if is_remote(workdir):
         raise InputError(f"{workdir}: remote folders have no default MLflow database; set MLFLOW_TRACKING_URI")
-    return f"sqlite:///{Path(workdir).absolute().parent / 'mlflow.db'}"
+    return f"{SQLITE}{Path(workdir).absolute().parent / 'mlflow.db'}"
 
 
 def find_server() -> str:
@@ -146,6 +147,7 @@ def connect(tracking_uri: str) -> Iterator[Any]:
     """A client of the server, or of the database, whose errors become one sentence."""
     mlflow = load_mlflow()
     with explain_tracking_errors(tracking_uri):
+        create_database(mlflow, tracking_uri)
         yield mlflow.MlflowClient(tracking_uri)
 
 
@@ -162,10 +164,9 @@ def open_experiment(tracking_uri: str) -> str:
 
 def _artifact_location(tracking_uri: str) -> str | None:
     # Next to the database, not in `./mlruns` of the current folder.
-    prefix = "sqlite:///"
-    if not tracking_uri.startswith(prefix):
+    if not tracking_uri.startswith(SQLITE):
         return None
-    return (Path(tracking_uri.removeprefix(prefix)).absolute().parent / "mlartifacts").as_uri()
+    return (Path(tracking_uri.removeprefix(SQLITE)).absolute().parent / "mlartifacts").as_uri()
 
 
 def open_run(

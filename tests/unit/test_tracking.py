@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,9 +24,9 @@ from recmill.tracking import (
     step_run,
     write_run_record,
 )
+from recmill.tracking.database import check_database
 from recmill.tracking.recorder import JOURNAL_FOLDER, Journal
-from recmill.tracking.replay import check_database
-from recmill.tracking.server import explain_tracking_errors
+from recmill.tracking.server import explain_tracking_errors, open_experiment
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +179,36 @@ def test_a_file_that_is_no_database_is_refused_before_the_first_step(tmp_path: P
     (tmp_path / "mlflow.db").write_text("not a database, and long enough to be seen as none " * 20)
     with pytest.raises(InputError, match=r"mlflow.db: file is not a database; .*--no-tracking"):
         check_database(tmp_path / "mlflow.db")
+
+
+def test_a_process_killed_while_mlflow_creates_its_tables_leaves_no_half_of_a_database(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    script = f"from recmill.tracking.server import open_experiment; open_experiment({uri!r})"
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not any(found.stat().st_size for found in tmp_path.rglob("mlflow.db")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.wait(timeout=60)
+    assert not (tmp_path / "mlflow.db").exists()
+    assert open_experiment(uri)
+    assert not list(tmp_path.glob(".mlflow.db.*"))
+
+
+def test_processes_that_create_the_database_at_once_share_it(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    script = (
+        f"from recmill.tracking.server import connect\nwith connect({uri!r}) as c: print(c.create_experiment(NAME))"
+    )
+    made = [
+        subprocess.Popen(
+            [sys.executable, "-c", script.replace("NAME", repr(name))], cwd=tmp_path, stdout=subprocess.PIPE
+        )
+        for name in ("one", "two")
+    ]
+    assert sorted(process.communicate(timeout=200)[0].strip() for process in made) == [b"1", b"2"]
 
 
 def test_the_parent_run_carries_the_plugin_tags_and_ends_with_its_status(tracking_uri: str) -> None:
