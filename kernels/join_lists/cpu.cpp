@@ -90,11 +90,12 @@ class Ahead {
   Ahead(const void* begin, int64_t num_bytes) : at_(static_cast<const char*>(begin)), end_(at_ + num_bytes) {}
 
   RECMILL_INLINE void fetch_line() {
-    if (at_ < end_) __builtin_prefetch(at_, 0, 3);
-    at_ += kLine;
+    if (at_ == end_) return;  // both null if nothing follows
+    __builtin_prefetch(at_, 0, 3);
+    at_ += std::min<int64_t>(kLine, end_ - at_);
   }
   RECMILL_INLINE void fetch_rest() {
-    while (at_ < end_) fetch_line();
+    while (at_ != end_) fetch_line();
   }
   static constexpr int64_t kLine = 64;
 
