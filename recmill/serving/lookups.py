@@ -1,4 +1,4 @@
-"""Looks up the features of a request: one matrix with the vectors of all of them, slot beside slot. Compiles encoders.
+"""Looks up the features of a request: one matrix with the vectors of all of them, slot beside slot.
 
     slots            0        1        2
     vectors_NVD   [ dense  | item   | history ]      one row per list of each feature: per request or per candidate
@@ -14,20 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from kernels.encode_windows import EncoderBlock, WindowEncoder, encode_windows
 from kernels.pool_tables import PooledTables, TableFeature, pool_tables
-from recmill.model.encoders import MeanEncoder, SequenceWindows
-from recmill.model.encoders.folded import FoldedAttention, FoldedBlock
-from recmill.model.encoders.pooling import AttentionEncoder
-from recmill.model.encoders.transformer import TransformerBlock, TransformerEncoder
+from recmill.model.encoders import MeanEncoder
 from recmill.serving.batch import Lists
 from recmill.serving.tables import ServedTable, StoredRows, pool_lists
 
 # N = lists of a feature, V = vectors, D = their width
-# U = windows, P = longest window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,50 +124,3 @@ class SlotLookup:
             if name not in pooled:
                 pooled[name] = vectors_NVD[:, self.slots[name]]
         return Found(vectors_NVD=vectors_NVD, pooled=pooled, rows=rows)
-
-
-def compile_encoder(encoder: nn.Module) -> Any:
-    """An encoder whose `encode` is one call of kernels/encode_windows; encoders without that form stay as they are.
-
-    Weights are copied: later changes of `encoder` do not show.
-    """
-    with torch.no_grad():
-        if type(encoder) is AttentionEncoder:
-            return CompiledEncoder(encoder)
-        if type(encoder) is TransformerEncoder and len(encoder.blocks):
-            blocks = [FoldedBlock(block) for block in encoder.blocks if isinstance(block, TransformerBlock)]
-            return CompiledEncoder(encoder.pool, blocks, encoder.position.weight.detach().clone())
-    return encoder
-
-
-class CompiledEncoder:
-    """Transformer blocks, if any, and attention pooling."""
-
-    def __init__(
-        self, pool: AttentionEncoder, blocks: list[FoldedBlock] | None = None, position_PD: Tensor | None = None
-    ) -> None:
-        blocks, pooling = blocks or [], FoldedAttention(pool)
-        self.encoder = WindowEncoder(
-            [
-                EncoderBlock(
-                    packed_ED=block.packed_ED,
-                    packed_bias_E=block.packed_bias_E,
-                    project_DD=block.project_DD.t(),
-                    first_FD=block.first_FD,
-                    first_bias_F=block.first_bias_F,
-                    last_DF=block.last_FD.t(),
-                    bias_D=block.bias_D,
-                )
-                for block in blocks
-            ],
-            num_heads=blocks[0].num_heads if blocks else 1,
-            epsilon=blocks[0].eps if blocks else 0.0,
-            position_PD=position_PD,
-            query_QD=pooling.query_DH.t(),
-            mix_weight=pooling.weight,
-            mix_bias_D=pooling.bias,
-        )
-
-    def encode(self, windows: SequenceWindows) -> Tensor:
-        """[U, D]."""
-        return encode_windows(self.encoder, windows.rows_ND, windows.starts_U, windows.lengths_U)

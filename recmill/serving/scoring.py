@@ -16,7 +16,7 @@ from recmill.data.schema import Feature, Schema
 from recmill.model.encoders import SequenceWindows, TargetAttentionEncoder, fold_encoder
 from recmill.model.ranker import Ranker
 from recmill.serving.batch import Ints, Lists, RequestBatch
-from recmill.serving.lookups import FeaturePath, Found, SlotLookup, compile_encoder
+from recmill.serving.lookups import FeaturePath, Found, SlotLookup
 from recmill.serving.network import CrossesNetwork, DenseBranch, ProductsNetwork, Requests
 from recmill.serving.signature import Signature
 from recmill.serving.tables import ServedTable, pool_lists
@@ -91,7 +91,7 @@ class RequestScorer:
         name, target = module_name(feature.name), self.ranker.targets.get(feature.name, "")
         encoder: Any = self.ranker.encoders[name] if feature.kind == "sequence" else None
         if encoder is not None and self.is_fused and self.is_split:
-            encoder = compile_encoder(encoder) if self.is_compiled else fold_encoder(encoder)
+            encoder = fold_encoder(encoder, is_compiled=self.is_compiled)
         is_user = feature.name in self.user_names
         return FeaturePath(
             name=feature.name,

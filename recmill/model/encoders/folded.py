@@ -8,6 +8,7 @@ are added.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels import pool_windows, window_attention
+from kernels.encode_windows import EncoderBlock, WindowEncoder, encode_windows
 from kernels.windows import window_places
 from recmill.model.encoders.pooling import AttentionEncoder
 from recmill.model.encoders.transformer import TransformerBlock, TransformerEncoder
@@ -24,16 +26,21 @@ from recmill.model.encoders.windows import SequenceWindows, ages_of
 # U = windows, T = rows of all windows one after another, P = longest window
 
 
-def fold_encoder(encoder: nn.Module) -> Any:
+def fold_encoder(encoder: nn.Module, *, is_compiled: bool = False) -> Any:
     """An encoder with the same `encode`, without gradients; encoders that have no such form are returned as they are.
 
-    Weights are copied: later changes of `encoder` do not show.
+    With `is_compiled` it is one call of kernels/encode_windows. Weights are copied: later changes of `encoder` do not
+    show.
     """
     with torch.no_grad():
         if type(encoder) is AttentionEncoder:
-            return FoldedAttention(encoder)
+            pool = FoldedAttention(encoder)
+            return CompiledEncoder([], pool) if is_compiled else pool
         if type(encoder) is TransformerEncoder and len(encoder.blocks):
-            return FoldedTransformer(encoder)
+            blocks = [FoldedBlock(block) for block in encoder.blocks if isinstance(block, TransformerBlock)]
+            if not is_compiled:
+                return FoldedTransformer(encoder, blocks)
+            return CompiledEncoder(blocks, FoldedAttention(encoder.pool), encoder.position.weight.detach().clone())
     return encoder
 
 
@@ -92,9 +99,9 @@ class FoldedBlock:
 class FoldedTransformer:
     """Blocks over sequences that share no rows, then attention pooling."""
 
-    def __init__(self, encoder: TransformerEncoder) -> None:
-        self.blocks = [FoldedBlock(block) for block in encoder.blocks if isinstance(block, TransformerBlock)]
-        first, last = self.blocks[0], self.blocks[-1]
+    def __init__(self, encoder: TransformerEncoder, blocks: Sequence[FoldedBlock]) -> None:
+        self.blocks = blocks
+        first, last = blocks[0], blocks[-1]
         # The oldest position first, so that those of one window are neighbours.
         self.position_PD = encoder.position.weight.detach().flip(0).contiguous()
         if first is not last:
@@ -120,6 +127,36 @@ class FoldedTransformer:
         if len(lengths_U) == 1:
             return self.position_PD[newest + 1 - num_rows :]
         return self.position_PD.index_select(0, newest - ages_of(lengths_U, num_rows=num_rows))
+
+
+class CompiledEncoder:
+    """Transformer blocks, if any, and attention pooling."""
+
+    def __init__(self, blocks: Sequence[FoldedBlock], pool: FoldedAttention, position_PD: Tensor | None = None) -> None:
+        self.encoder = WindowEncoder(
+            [
+                EncoderBlock(
+                    packed_ED=block.packed_ED,
+                    packed_bias_E=block.packed_bias_E,
+                    project_DD=block.project_DD.t(),
+                    first_FD=block.first_FD,
+                    first_bias_F=block.first_bias_F,
+                    last_DF=block.last_FD.t(),
+                    bias_D=block.bias_D,
+                )
+                for block in blocks
+            ],
+            num_heads=blocks[0].num_heads if blocks else 1,
+            epsilon=blocks[0].eps if blocks else 0.0,
+            position_PD=position_PD,
+            query_QD=pool.query_DH.t(),
+            mix_weight=pool.weight,
+            mix_bias_D=pool.bias,
+        )
+
+    def encode(self, windows: SequenceWindows) -> Tensor:
+        """[U, D]."""
+        return encode_windows(self.encoder, windows.rows_ND, windows.starts_U, windows.lengths_U)
 
 
 def _fold_norm(norm: nn.LayerNorm, layer: nn.Linear) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from recmill.model.encoders import AttentionEncoder, SequenceWindows, TransformerEncoder
+from recmill.model.encoders import AttentionEncoder, SequenceWindows, TransformerEncoder, fold_encoder
 from recmill.model.settings import RankerConfig
 from recmill.serving import RequestModel
-from recmill.serving.lookups import compile_encoder
 from tests.kernels.forced import forced
 from tests.unit.serving.test_request_model import COUNTS, LIMIT, random_batch, schema_of, trained_model, write_model
 
@@ -29,7 +28,7 @@ def test_a_compiled_encoder_encodes_what_the_encoder_encodes(name, lengths):
         nn.init.normal_(weight, std=0.3)  # norms and biases too
     windows = SequenceWindows.of_lists(torch.randn(sum(lengths), 12), lengths_U, max_length=24)
     with torch.no_grad():
-        compiled = compile_encoder(encoder)
+        compiled = fold_encoder(encoder, is_compiled=True)
         assert compiled is not encoder
         torch.testing.assert_close(compiled.encode(windows), encoder.encode(windows), atol=1e-5, rtol=1e-5)
 
