@@ -78,11 +78,17 @@ def find_damaged_chunk(
 
 
 def check_row_group(
-    data: bytes | pa.Buffer, start: int, metadata: pq.FileMetaData, index: int, leaves: Sequence[int]
+    data: bytes | pa.Buffer,
+    start: int,
+    metadata: pq.FileMetaData,
+    index: int,
+    leaves: Sequence[int],
+    *,
+    needs_checksums: bool = True,
 ) -> None:
-    """Raise OSError if a page of these columns is damaged or has no checksum."""
+    """Raise OSError if a page of these columns is damaged, or has no checksum and needs one."""
     chunks_KX = describe_chunks(metadata.row_group(index), leaves)
-    raise_if_damaged(find_damaged_chunk(data, start, chunks_KX, needs_checksums=True), metadata, leaves)
+    raise_if_damaged(find_damaged_chunk(data, start, chunks_KX, needs_checksums=needs_checksums), metadata, leaves)
 
 
 def raise_if_damaged(found: int | None, metadata: pq.FileMetaData, leaves: Sequence[int]) -> None:

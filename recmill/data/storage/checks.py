@@ -39,38 +39,34 @@ def check_part(
     """Check what a reader is going to read; nothing if the part was written without checksums (then its hash was)."""
     if footer_sha256 is None:
         return
-    from kernels.check_pages import check_row_group, describe_chunks  # not loaded by whoever only writes
-
     metadata = read_footer(path, footer_sha256)
     names = [metadata.schema.column(leaf).path.split(".")[0] for leaf in range(metadata.num_columns)]
     leaves = [leaf for leaf, name in enumerate(names) if name in columns]
-    try:
-        with fsspec.open(path, "rb") as file:
-            for index in range(metadata.num_row_groups) if row_groups is None else row_groups:
-                for leaf in leaves:
-                    begin, size, *_ = describe_chunks(metadata.row_group(index), [leaf])[0].tolist()
-                    file.seek(begin)
-                    check_row_group(file.read(size), begin, metadata, index, [leaf])
-    except OSError as error:
-        raise InputError(f"{path}, row group {index}: {first_line(error)}") from None
+    groups = range(metadata.num_row_groups) if row_groups is None else row_groups
+    _check_pages(path, metadata, groups, leaves, needs_checksums=True)
 
 
 def check_own_pages(path: str) -> None:
-    """Compare the pages of a local Parquet file from anywhere with their checksums, where pages have one."""
-    from kernels.check_pages import describe_chunks, find_damaged_chunk, raise_if_damaged
-
+    """Compare the pages of a Parquet file from anywhere with their checksums, where pages have one."""
     metadata = read_footer(path, None)
-    leaves, place = range(metadata.num_columns), path
+    groups, leaves = range(metadata.num_row_groups), range(metadata.num_columns)
+    _check_pages(path, metadata, groups, leaves, needs_checksums=False)
+
+
+def _check_pages(
+    path: str, metadata: pq.FileMetaData, groups: Sequence[int], leaves: Sequence[int], *, needs_checksums: bool
+) -> None:
+    from kernels.check_pages import check_row_group, describe_chunks  # not loaded by whoever only writes
+
+    place = path
     try:
-        with open(path, "rb") as file:
-            for index in range(metadata.num_row_groups):
+        with fsspec.open(path, "rb") as file:
+            for index in groups:
                 place = f"{path}, row group {index}"
                 for leaf in leaves:
-                    chunks_KX = describe_chunks(metadata.row_group(index), [leaf])
-                    begin, size, *_ = chunks_KX[0].tolist()
+                    begin, size, *_ = describe_chunks(metadata.row_group(index), [leaf])[0].tolist()
                     file.seek(begin)
-                    found = find_damaged_chunk(file.read(size), begin, chunks_KX, needs_checksums=False)
-                    raise_if_damaged(found, metadata, [leaf])
+                    check_row_group(file.read(size), begin, metadata, index, [leaf], needs_checksums=needs_checksums)
     except OSError as error:
         raise InputError(f"{place}: {first_line(error)}") from None
 
