@@ -96,6 +96,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def literal(text: str) -> str:
+    """A text as DuckDB's queries write it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def nature_of(type_name: str) -> str:
     kind = type_name.upper()
     if kind.endswith("]"):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from recmill.artifacts import InputError
-from recmill.data.inspection.columns import EPOCH_UNITS, ColumnFacts, quoted
+from recmill.data.inspection.columns import EPOCH_UNITS, ColumnFacts, literal, quoted
 from recmill.data.inspection.features import DAY_MS, ProposedFeature, find_leaks, measure_repeats, propose_features
 from recmill.data.inspection.files import find_tables
 from recmill.data.inspection.joins import Match, match_tables
 from recmill.data.inspection.outcomes import LabelRule, as_outcomes, choose_label
-from recmill.data.inspection.reading import SAMPLE_ROWS, InspectedTable, connect, inspect_table, literal
+from recmill.data.inspection.reading import SAMPLE_ROWS, InspectedTable, connect, inspect_table
 from recmill.data.inspection.roles import Roles, choose_events, choose_roles
 from recmill.progress import Progress, no_progress
 

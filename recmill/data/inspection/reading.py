@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import fsspec
 
 from recmill.artifacts import InputError, is_remote
-from recmill.data.inspection.columns import ColumnFacts, measure_columns, quoted
+from recmill.data.inspection.columns import ColumnFacts, literal, measure_columns, quoted
 from recmill.data.inspection.files import TABLES, FoundTable
 from recmill.data.inspection.snapshots import scan_snapshot
 from recmill.data.inspection.text_files import (
@@ -213,10 +213,6 @@ def copy_table(found: FoundTable, path: str) -> None:
             connection.register_filesystem(filesystem)
         rows = scan(connection, found, found.files)
         connection.execute(f"COPY (SELECT * FROM {rows}) TO {literal(path)} (FORMAT parquet, COMPRESSION zstd)")
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def without_empty_files(found: Found) -> Found:

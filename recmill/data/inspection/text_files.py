@@ -12,7 +12,7 @@ from typing import Any
 
 import fsspec
 
-from recmill.data.inspection.columns import ColumnFacts, quoted
+from recmill.data.inspection.columns import ColumnFacts, literal, quoted
 from recmill.data.inspection.files import FoundTable
 
 DECIMAL = r"[-+]?\d*,\d+|[-+]?\d+"  # a number with a decimal comma
@@ -21,21 +21,17 @@ GROUPED = r"[-+]?\d{1,3}([., ]\d{3})+([.,]\d+)?"  # a number whose thousands are
 NULLS = ("NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "\\N")
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def guess_numbers(connection: Any, view: str) -> dict[str, Any]:
     """How a CSV file writes numbers and missing values, if it is not as in 1.5 and an empty field."""
     texts = [name for name, kind, *_ in connection.execute(f"DESCRIBE {view}").fetchall() if kind == "VARCHAR"]
-    listed = ", ".join(map(_literal, NULLS))
+    listed = ", ".join(map(literal, NULLS))
     known: Counter[str] = Counter()
     decimals: list[str] = []
     for name in map(quoted, texts):
         nulls = f"SELECT {name}, count(*) FROM {view} WHERE {name} IN ({listed}) GROUP BY 1"
         known.update(dict(connection.execute(nulls).fetchall()))
         query = (
-            f"SELECT avg(regexp_full_match({name}, {_literal(DECIMAL)})::INT), min({name}) FILTER ({name} LIKE '%,%') "
+            f"SELECT avg(regexp_full_match({name}, {literal(DECIMAL)})::INT), min({name}) FILTER ({name} LIKE '%,%') "
             f"FROM {view} WHERE {name} IS NOT NULL AND {name} NOT IN ({listed})"
         )
         share, example = connection.execute(query).fetchone()
@@ -60,7 +56,7 @@ def explain_oddities(connection: Any, found: FoundTable, view: str, columns: Seq
     for column in columns:
         if column.nature == "text":
             query = (
-                f"SELECT avg(regexp_full_match({quoted(column.name)}, {_literal(GROUPED)})::INT) FROM {view} "
+                f"SELECT avg(regexp_full_match({quoted(column.name)}, {literal(GROUPED)})::INT) FROM {view} "
                 f"WHERE {quoted(column.name)} IS NOT NULL"
             )
             if (connection.execute(query).fetchone()[0] or 0) > 0.5:  # smaller amounts have no thousands

@@ -22,7 +22,8 @@ import pyarrow as pa
 from recmill.artifacts import InputError
 from recmill.data.cluster.duckdb_engine import IDLE_BYTES, LEAN_SETTINGS, connect
 from recmill.data.cluster.range_sort import MAX_RANGES, RangeSort
-from recmill.data.inspection.reading import explain_errors, literal, scan
+from recmill.data.inspection.columns import literal
+from recmill.data.inspection.reading import explain_errors, scan
 from recmill.data.memory_plan import give_back
 from recmill.data.preparation.engines.blocks import cut_blocks
 from recmill.data.preparation.queries.recipe import Recipe
