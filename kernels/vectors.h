@@ -15,42 +15,80 @@ constexpr int64_t kLanes = 8;
 // AVX2 registers where the caller is compiled for AVX2, pairs of SSE or NEON registers elsewhere.
 typedef float Vec __attribute__((vector_size(32)));
 typedef int32_t IntVec __attribute__((vector_size(32)));
+typedef float WideVec __attribute__((vector_size(64)));  // a register of AVX-512
+typedef int32_t WideIntVec __attribute__((vector_size(64)));
 
-RECMILL_INLINE Vec load(const float* from) {
-  Vec vector;
-  std::memcpy(&vector, from, sizeof(Vec));
+template <typename V>
+struct Lanes;
+template <>
+struct Lanes<Vec> {
+  using Int = IntVec;
+};
+template <>
+struct Lanes<WideVec> {
+  using Int = WideIntVec;
+};
+
+template <typename V>
+constexpr int64_t lanes_of() {
+  return sizeof(V) / sizeof(float);
+}
+
+template <typename V>
+RECMILL_INLINE V read(const float* from) {
+  V vector;
+  std::memcpy(&vector, from, sizeof(V));
   return vector;
 }
 
-RECMILL_INLINE void store(float* to, Vec vector) { std::memcpy(to, &vector, sizeof(Vec)); }
+template <typename V>
+RECMILL_INLINE void write(float* to, const V& vector) {
+  std::memcpy(to, &vector, sizeof(V));
+}
 
-// Written with an array, GCC 12 compiles this to one broadcast. With eight elements in braces it compiles to seven
-// insertions where the caller has another target, and products of matrices spend two thirds of their time there.
-RECMILL_INLINE Vec splat(float value) {
-  float lanes[kLanes];
+// Written with an array, GCC 12 compiles this to one broadcast. With elements in braces it compiles to an insertion for
+// each where the caller has another target, and products of matrices spend two thirds of their time there.
+template <typename V>
+RECMILL_INLINE V spread(float value) {
+  float lanes[lanes_of<V>()];
   for (float& lane : lanes) lane = value;
-  return load(lanes);
+  return read<V>(lanes);
+}
+
+template <typename V>
+RECMILL_INLINE V larger(const V& a, const V& b) {
+  return a > b ? a : b;
+}
+
+template <typename V>
+RECMILL_INLINE V smaller(const V& a, const V& b) {
+  return a < b ? a : b;
 }
 
 // exp with a relative error of 1e-7 (the polynomial of Cephes' expf); 0 or nearly 0 below -87.
-RECMILL_INLINE Vec exp_vec(Vec x) {
-  const Vec lowest = splat(-87.0f), highest = splat(88.0f);
-  x = x > lowest ? x : lowest;
-  x = x < highest ? x : highest;
-  const Vec rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it drops the fraction
-  const Vec whole = (x * 1.44269504f + rounder) - rounder;
-  const Vec part = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Vec sum = part * 1.9875691500e-4f + 1.3981999507e-3f;
+template <typename V>
+RECMILL_INLINE V exp_of(const V& given) {
+  const V x = smaller(larger(spread<V>(-87.0f), given), spread<V>(88.0f));
+  const V rounder = spread<V>(12582912.0f);  // 1.5 * 2^23: adding it drops the fraction
+  const V whole = (x * 1.44269504f + rounder) - rounder;
+  const V part = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V sum = part * 1.9875691500e-4f + 1.3981999507e-3f;
   sum = sum * part + 8.3334519073e-3f;
   sum = sum * part + 4.1665795894e-2f;
   sum = sum * part + 1.6666665459e-1f;
   sum = sum * part + 5.0000001201e-1f;
   sum = sum * (part * part) + part + 1.0f;
-  const IntVec power = (__builtin_convertvector(whole, IntVec) + 127) << 23;
-  Vec scale;
-  std::memcpy(&scale, &power, sizeof(Vec));
+  const typename Lanes<V>::Int power = (__builtin_convertvector(whole, typename Lanes<V>::Int) + 127) << 23;
+  V scale;
+  std::memcpy(&scale, &power, sizeof(V));
   return sum * scale;
 }
+
+// The same for the eight lanes that most ops use.
+RECMILL_INLINE Vec load(const float* from) { return read<Vec>(from); }
+RECMILL_INLINE void store(float* to, Vec vector) { write(to, vector); }
+RECMILL_INLINE Vec splat(float value) { return spread<Vec>(value); }
+RECMILL_INLINE Vec exp_vec(Vec x) { return exp_of(x); }
 
 // One tile of C: kRows x (kVecs * 8). Element (i, k) of A is a[i * row_step + k * step].
 template <int kRows, int kVecs, bool kAdds>

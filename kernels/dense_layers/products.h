@@ -15,55 +15,7 @@
 
 namespace recmill {
 
-typedef float WideVec __attribute__((vector_size(64)));  // a register of AVX-512
-typedef int32_t WideIntVec __attribute__((vector_size(64)));
-
 constexpr int64_t kPanel = 16;  // outputs that lie side by side in packed weights: one register of AVX-512, two of AVX2
-
-template <typename V>
-struct Lanes;
-template <>
-struct Lanes<Vec> {
-  using Int = IntVec;
-};
-template <>
-struct Lanes<WideVec> {
-  using Int = WideIntVec;
-};
-
-template <typename V>
-constexpr int64_t lanes_of() {
-  return sizeof(V) / sizeof(float);
-}
-
-template <typename V>
-RECMILL_INLINE V read(const float* from) {
-  V vector;
-  std::memcpy(&vector, from, sizeof(V));
-  return vector;
-}
-
-template <typename V>
-RECMILL_INLINE void write(float* to, const V& vector) {
-  std::memcpy(to, &vector, sizeof(V));
-}
-
-template <typename V>
-RECMILL_INLINE V spread(float value) {
-  float lanes[lanes_of<V>()];
-  for (float& lane : lanes) lane = value;
-  return read<V>(lanes);
-}
-
-template <typename V>
-RECMILL_INLINE V larger(const V& a, const V& b) {
-  return a > b ? a : b;
-}
-
-template <typename V>
-RECMILL_INLINE V smaller(const V& a, const V& b) {
-  return a < b ? a : b;
-}
 
 template <typename V>
 RECMILL_INLINE float sum_of(const V& vector) {
@@ -78,26 +30,6 @@ RECMILL_INLINE float sum_of(const V& vector) {
   std::memcpy(&other, lanes + 4, sizeof(other));
   four += other;
   return (four[0] + four[1]) + (four[2] + four[3]);
-}
-
-// exp_vec of vectors.h for vectors of any width.
-template <typename V>
-RECMILL_INLINE V exp_of(const V& given) {
-  const V x = smaller(larger(given, spread<V>(-87.0f)), spread<V>(88.0f));
-  const V rounder = spread<V>(12582912.0f);  // 1.5 * 2^23: adding it drops the fraction
-  const V whole = (x * 1.44269504f + rounder) - rounder;
-  const V part = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  V sum = part * 1.9875691500e-4f + 1.3981999507e-3f;
-  sum = sum * part + 8.3334519073e-3f;
-  sum = sum * part + 4.1665795894e-2f;
-  sum = sum * part + 1.6666665459e-1f;
-  sum = sum * part + 5.0000001201e-1f;
-  sum = sum * (part * part) + part + 1.0f;
-  using Int = typename Lanes<V>::Int;
-  const Int power = (__builtin_convertvector(whole, Int) + 127) << 23;
-  V scale;
-  std::memcpy(&scale, &power, sizeof(V));
-  return sum * scale;
 }
 
 // x * (1 + erf(x / sqrt(2))) / 2, with Eigen's rational approximation of erf: absolute errors below 3e-7 * max(1, |x|).

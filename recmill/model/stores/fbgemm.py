@@ -75,7 +75,6 @@ class FusedTables:
         self.num_rows = bases[-1]
         firsts = [bases[table] for table in table_of_feature]  # each feature's first row among all rows
         self.base_of_feature = torch.tensor(firsts, dtype=torch.int64, device=device)
-        self._buffer = torch.empty(0, dim, device=device)
         self.clear()
 
     def set_lr(self, lr: float) -> None:
@@ -131,12 +130,6 @@ class FusedTables:
             own.learning_rate_tensor,
             *([self.optimiser.eps] if state else []),
         )
-
-    def buffer(self, num_rows: int) -> Tensor:
-        """[num_rows, D] of scratch, valid until the next call: fresh pages in every step would cost milliseconds."""
-        if len(self._buffer) < num_rows:
-            self._buffer = torch.empty(num_rows + num_rows // 8, self.dim, device=self.device)
-        return self._buffer[:num_rows]
 
     @torch.no_grad()
     def update_rows(self, blocks: Sequence[tuple[Tensor, Tensor]], *, scale: float) -> None:
