@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -29,7 +30,12 @@ from recmill.planning.tiers.whole_tables import place_whole
 
 # C = classes of rows, P = lanes (phase and level), K = kinds of tiers
 GOOD_GAP = 0.001
+FAIR_GAP, PATIENCE = 0.02, 4  # a plan further above its bound is searched for that many times longer
 POLISH_ROWS = 20_000  # with more rows over all tables, a single row matters too little to search for
+
+# Tables kept whole, the most bytes that a rank sends and holds for them, and what is decided about copies. The other
+# tables depend on nothing else; a search meets the same choice again and again, on ranks that are numbered differently.
+Choice: TypeAlias = tuple[frozenset[int], tuple[float, ...], frozenset[tuple[Decision, bool]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +150,15 @@ def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0, rival_s: fl
     A search that cannot end below `rival_s` stops early.
 
     The linear program decides how the rows of a bucket are divided. Whether a table is kept whole and whether a group
-    has copies at all is decided by branching, lowest bound first, until the gap is below GOOD_GAP or `time_limit_s` of
-    CPU time are used.
+    has copies at all is decided by branching, lowest bound first, until the gap is below GOOD_GAP, or `time_limit_s` of
+    CPU time are used and the gap is below FAIR_GAP.
     """
     problem.check_feasible()
     started = time.process_time()
     best: Solved | None = None
     nodes: list[tuple[float, int, Branch, LinearSolution]] = []
     closed, number = np.inf, 0  # the least bound of what needs no further branching
+    known: dict[Choice, Solved] = {}
 
     def explore(branch: Branch) -> None:
         nonlocal best, number
@@ -164,16 +171,21 @@ def solve_tiers(problem: TierProblem, *, time_limit_s: float = 30.0, rival_s: fl
         prices = price_tables(problem, relaxed)
         bound = lower_bound(problem, prices, branch)
         if best is None or bound < best.prediction.objective * (1 - GOOD_GAP):
-            found = _round(problem, relaxed, branch, prices.gains, is_first=best is None)
+            found = _round(problem, relaxed, branch, prices.gains, known, is_first=best is None)
             if best is None or found.prediction.objective < best.prediction.objective:
                 best = found
         number += 1
         heapq.heappush(nodes, (bound, number, branch, relaxed))
 
+    def limit_s() -> float:
+        assert best is not None
+        is_fair = min(closed, nodes[0][0]) >= best.prediction.objective * (1 - FAIR_GAP)
+        return time_limit_s if is_fair else PATIENCE * time_limit_s
+
     explore(Branch())
     spent = time.process_time() - started
     expected = spent  # of the next two halves
-    while nodes and nodes[0][0] < rival_s * (1 - GOOD_GAP) and spent + expected < time_limit_s:
+    while nodes and nodes[0][0] < rival_s * (1 - GOOD_GAP) and spent + expected < limit_s():
         bound, _, branch, relaxed = heapq.heappop(nodes)
         assert best is not None
         halves = _halves(problem, relaxed, branch, best.prediction.objective)
@@ -244,20 +256,42 @@ def _halves_by_size(
 
 
 def _round(
-    problem: TierProblem, relaxed: LinearSolution, branch: Branch, gains: np.ndarray, *, is_first: bool
+    problem: TierProblem,
+    relaxed: LinearSolution,
+    branch: Branch,
+    gains: np.ndarray,
+    known: dict[Choice, Solved],
+    *,
+    is_first: bool,
 ) -> Solved:
-    """The best placement of whole rows near a relaxed one."""
+    """The best placement of whole rows near a relaxed one; `known` has those of earlier branches."""
     groups = Branch(decided={key: value for key, value in branch.decided.items() if isinstance(key, tuple)})
-    found = []
     whole = place_whole(problem, relaxed, gains)
+    found = []
     for choice in [whole, {}] if whole and is_first else [whole]:
-        solution = solve_linear(problem, whole=choice, branch=groups) if problem.candidates else relaxed
-        found.append(_cut_to_rows(problem, solution, choice))
-        idle = _idle_copies(problem, solution, choice)
-        if idle:
-            solution = solve_linear(problem, whole=choice, branch=groups.with_decided(idle))
-            found.append(_cut_to_rows(problem, solution, choice))
+        key = _choice_key(problem, choice, groups)
+        if key not in known:
+            known[key] = _divide_rows(problem, relaxed, choice, groups)
+        found.append(known[key])
     return min(found, key=lambda solved: solved.prediction.objective)
+
+
+def _choice_key(problem: TierProblem, whole: dict[int, int], groups: Branch) -> Choice:
+    held = np.zeros(problem.topology.world_size)
+    np.add.at(held, list(whole.values()), [table_bytes(problem.tables[t]) for t in whole])
+    most = (*whole_rank_bytes(problem, whole).max(axis=0).tolist(), float(held.max()))
+    return frozenset(whole), most, frozenset(groups.decided.items())
+
+
+def _divide_rows(problem: TierProblem, relaxed: LinearSolution, whole: dict[int, int], groups: Branch) -> Solved:
+    """The best tiers of all other tables where these are kept whole."""
+    solution = solve_linear(problem, whole=whole, branch=groups) if problem.candidates else relaxed
+    found = _cut_to_rows(problem, solution, whole)
+    idle = _idle_copies(problem, solution, whole)
+    if not idle:
+        return found
+    without = solve_linear(problem, whole=whole, branch=groups.with_decided(idle))
+    return min(found, _cut_to_rows(problem, without, whole), key=lambda solved: solved.prediction.objective)
 
 
 def _idle_copies(problem: TierProblem, solution: LinearSolution, whole: dict[int, int]) -> dict[Decision, bool]:

@@ -87,20 +87,24 @@ class _Packer:
     def pack(self, limit_S: np.ndarray, *, fills: bool) -> np.ndarray:
         """Assign tables, largest first, to the fullest rank that still has room (`fills`) or to the emptiest one."""
         limit_S = np.maximum(limit_S, 1e-12)
-        load, held = np.zeros((self.num_ranks, len(limit_S))), np.zeros(self.num_ranks)
+        load_SW, held_W = np.zeros((len(limit_S), self.num_ranks)), np.zeros(self.num_ranks)
         rank_T = np.full(len(self.gain_T), NOWHERE)
-        room = self.room_bytes
+        room, num_used = self.room_bytes, 0
         for t in np.argsort(-(self.load_TS / limit_S).max(axis=1), kind="stable").tolist():
-            after = load + self.load_TS[t]
-            fits = np.flatnonzero((after <= limit_S).all(axis=1) & (held + self.memory_T[t] <= room))
+            ranks = slice(num_used + 1)  # empty ranks are alike: the first of them is enough
+            after_SW = load_SW[:, ranks] + self.load_TS[t][:, None]
+            fits = np.flatnonzero(
+                (after_SW <= limit_S[:, None]).all(axis=0) & (held_W[ranks] + self.memory_T[t] <= room)
+            )
             if not len(fits):
                 room -= self.spread_T[t]
                 continue
-            fullness = after[fits].sum(axis=1)
+            fullness = after_SW[:, fits].sum(axis=0)
             rank = int(fits[np.argmax(fullness) if fills else np.argmin(fullness)])
-            load[rank], rank_T[t] = after[rank], rank
-            held[rank] += self.memory_T[t]
-        return rank_T if held.max() <= room else np.full(len(rank_T), NOWHERE)
+            load_SW[:, rank], rank_T[t] = after_SW[:, rank], rank
+            held_W[rank] += self.memory_T[t]
+            num_used = max(num_used, rank + 1)
+        return rank_T if held_W.max() <= room else np.full(len(rank_T), NOWHERE)
 
     def even_out(self, rank_T: np.ndarray) -> np.ndarray:
         """Move or swap tables as long as that balances the ranks."""

@@ -7,8 +7,8 @@ import pytest
 from recmill.artifacts.topology import Topology
 from recmill.planning.tiers.problem import TierProblem, table_bytes
 from recmill.planning.tiers.reads import TableReads
-from recmill.planning.tiers.solution import TierPlacement, predict, solve_tiers
-from recmill.planning.tiers.whole_tables import _Packer
+from recmill.planning.tiers.solution import FAIR_GAP, TierPlacement, predict, solve_tiers
+from recmill.planning.tiers.whole_tables import NOWHERE, _Packer
 
 
 def zipf_table(name, num_rows, *, dim=16, exponent=1.0, ids=1000.0, is_pooled=False, bags=256.0, num_classes=200):
@@ -144,6 +144,15 @@ def test_whole_tables_of_uneven_sizes_are_packed_near_the_bound():
     assert solved.prediction.rank_memory.max() <= problem.memory_budget_bytes
 
 
+def test_a_plan_far_above_its_bound_is_searched_for_longer(monkeypatch):
+    problem = many_tables(30, pooled_share=0.8, topology=Topology(nodes=2, ranks_per_node=4), seed=1)
+    gaps = []
+    for patience in (1, 1_000_000):
+        monkeypatch.setattr("recmill.planning.tiers.solution.PATIENCE", patience)
+        gaps.append(solve_tiers(problem, time_limit_s=0.001).gap)
+    assert gaps[1] < FAIR_GAP < gaps[0]
+
+
 def test_tables_change_places_until_ranks_are_even():
     packer = _Packer(
         num_ranks=2,
@@ -156,3 +165,40 @@ def test_tables_change_places_until_ranks_are_even():
     evened = packer.even_out(np.array([0, 0, 1, 1]))
     assert packer.loads(evened, packer.load_TS).tolist() == [[7.0, 2.0], [7.0, 2.0]]
     assert packer.saved_s(evened) == 40.0 - 7.0 - 2.0
+
+
+def pack_slowly(packer: _Packer, limit_S: np.ndarray, *, fills: bool) -> np.ndarray:
+    """What `pack` must give: every rank is tried for every table."""
+    load, held, room = np.zeros((packer.num_ranks, len(limit_S))), np.zeros(packer.num_ranks), packer.room_bytes
+    rank_T = np.full(len(packer.gain_T), NOWHERE)
+    for t in np.argsort(-(packer.load_TS / limit_S).max(axis=1), kind="stable"):
+        after = load + packer.load_TS[t]
+        fits = [
+            rank
+            for rank in range(packer.num_ranks)
+            if (after[rank] <= limit_S).all() and held[rank] + packer.memory_T[t] <= room
+        ]
+        if not fits:
+            room -= packer.spread_T[t]
+            continue
+        rank = (max if fills else min)(fits, key=lambda rank: after[rank].sum())
+        load[rank], rank_T[t] = after[rank], rank
+        held[rank] += packer.memory_T[t]
+    return rank_T if held.max() <= room else np.full(len(rank_T), NOWHERE)
+
+
+@pytest.mark.parametrize("fills", [True, False])
+@pytest.mark.parametrize("num_tables", [1, 7, 40])
+def test_packing_tries_every_rank_though_it_looks_at_one_empty_rank_only(num_tables, fills):
+    rng = np.random.default_rng(num_tables)
+    packer = _Packer(
+        num_ranks=12,
+        load_TS=rng.lognormal(size=(num_tables, 4)),
+        memory_T=rng.lognormal(size=num_tables),
+        spread_T=np.full(num_tables, 0.01),
+        gain_T=np.ones(num_tables),
+        room_bytes=12.0,
+    )
+    for share in (0.5, 1.0, 2.0, 1e9):
+        limit_S = share * packer.load_TS.sum(axis=0) / 12
+        assert (packer.pack(limit_S, fills=fills) == pack_slowly(packer, limit_S, fills=fills)).all()
