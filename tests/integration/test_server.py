@@ -280,7 +280,8 @@ def test_sigterm_answers_calls_in_flight_and_is_not_ready_meanwhile(models: Path
 
 
 def test_several_workers_share_a_port_and_their_metrics(models: Path) -> None:
-    with serving(models / "one", "--workers", "2", "--threads", "1") as server:
+    point(models, "one")
+    with serving(models, "--workers", "2", "--threads", "1") as server:
         deadline_s = time.monotonic() + 60
         pids = set()
         while len(pids) < 2:
@@ -294,8 +295,21 @@ def test_several_workers_share_a_port_and_their_metrics(models: Path) -> None:
         while workers_of(server.process.pid) & {min(pids)} or len(workers_of(server.process.pid)) < 2:
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
+        shared = metrics_folder(max(pids))
+        assert shared.exists()
+        point(models, "two")
+        second = load_version(models / "two", max_candidates=1).name
+        while [server.metric(f"recmill_model_info{of}") for of in ("", f'{{version="{second}"}}')] != [1, 1]:
+            assert time.monotonic() < deadline_s  # the lost worker's version would stay
+            time.sleep(0.1)
         assert server.stop() == 0
         assert not workers_of(server.process.pid)
+        assert not shared.exists()
+
+
+def metrics_folder(worker: int) -> Path:
+    entries = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    return next(Path(os.fsdecode(entry.partition(b"=")[2])) for entry in entries if entry.startswith(b"PROMETHEUS_"))
 
 
 def workers_of(parent: int) -> set[int]:

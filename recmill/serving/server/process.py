@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from recmill.artifacts import InputError, dump_json
+from recmill.artifacts.places.failures import describe_failure
 from recmill.serving.server.settings import ServerSettings
-from recmill.serving.server.workers import share_metrics, supervise
+from recmill.serving.server.workers import shared_metrics, supervise, tell_parent
 
 logger = logging.getLogger("recmill.serve")
 SOCKET_BACKLOG = 2048
@@ -30,12 +31,16 @@ def main(argument: str) -> int:
     settings = ServerSettings.from_argument(argument)
     try:
         if settings.workers > 1 and settings.worker < 0:
-            share_metrics()
-            _listen(settings).close()  # a port that is taken is said once, by the parent
-            return supervise(settings, [sys.executable, "-m", "recmill.serving.server.process"])
+            with shared_metrics():
+                _listen(settings).close()  # a port that is taken is said once, by the parent
+                return supervise(settings, [sys.executable, "-m", "recmill.serving.server.process"])
         return _serve(settings)
-    except InputError as error:
-        print(f"recmill: error: {error}", file=sys.stderr)
+    except Exception as error:
+        reason = str(error) if isinstance(error, InputError) else describe_failure(error)
+        if reason is None:
+            raise  # a mistake of ours: the traceback is what a report needs
+        if not tell_parent(settings, reason):  # which says it once for all workers
+            print(f"recmill: error: {reason}", file=sys.stderr)
         return 2
 
 
@@ -149,6 +154,7 @@ async def _run(settings: ServerSettings, listening: socket.socket) -> None:
     while not rest.server.started and not web.done():
         await asyncio.sleep(0.01)
     _announce(settings, served.version)
+    tell_parent(settings)
     waiting = asyncio.create_task(stop.wait())
     await asyncio.wait([waiting, web], return_when=asyncio.FIRST_COMPLETED)
 

@@ -30,6 +30,7 @@ class ServerSettings:
     grace_s: float = 30.0  # for calls in flight after that
     as_json: bool = False
     worker: int = -1  # number of this process among several; -1: the only one, or their parent
+    parent_pipe: int = -1  # descriptor by which a worker tells its parent that it serves, or why it cannot
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self))
