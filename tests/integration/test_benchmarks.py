@@ -160,6 +160,22 @@ def test_the_main_job_is_measured_over_seeds_and_resumes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_growth_is_measured_resumes_and_is_drawn(tmp_path: Path) -> None:
+    out, work, drawn = tmp_path / "growth.json", tmp_path / "work", tmp_path / "growth.svg"
+    command = [sys.executable, str(FOLDER / "growth.py"), "--tiny", "--json", str(out), "--work", str(work)]
+    first, second = (subprocess.run(command, capture_output=True, text=True, timeout=900) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout == second.stdout  # the second call reads the steps of the first
+    result = json.loads(out.read_text(encoding="utf-8"))
+    check_result(result, first.stdout, "growth", signed=frozenset(result["metrics"]))  # slopes
+    assert {"samples_cluster_seconds", "rows_train_peak_bytes"} <= result["metrics"].keys()
+    assert not list(work.rglob("*.parquet"))  # outputs are removed, figures are kept
+    chart = [sys.executable, str(FOLDER / "growth_chart.py"), str(out), str(drawn)]
+    subprocess.run(chart, check=True, timeout=60)
+    assert all(f">{step}<" in drawn.read_text(encoding="utf-8") for step in ("cluster", "evaluate"))
+
+
+@pytest.mark.slow
 def test_serving_is_measured_and_what_is_missing_is_skipped(tmp_path: Path) -> None:
     result, printed = run_benchmark("serving", tmp_path)
     check_result(result, printed, "serving", may_be_zero=SERVING_ZEROS)
