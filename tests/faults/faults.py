@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.commands import Process
 from tests.faults.machine import control_group, memory_controller, mounted, run_tool
+from tests.faults.processes import Process
 
 NETWORK_LOSS_S = 30
 STOPPED_LIMIT_S = 40  # the limit for stopped processes, which is 600 s by default
@@ -90,7 +90,7 @@ def strike(
     """Do something to a random process of the command, from its `first` on, at a random moment; says to which."""
     when = wait_for_moment(process, baseline, draw)
     deadline = time.monotonic() + 3 * baseline.seconds + 30
-    while not (family := process.family()[first:]) and process.poll() is None and time.monotonic() < deadline:
+    while not (family := process.targets()[first:]) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     if not family:
         return f"{when}: {MISSED}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.faults.campaign import draw_cases, judge, table
-from tests.faults.commands import Command, Process, output_file
+from tests.faults.commands import why_left_out
 from tests.faults.faults import FAULTS, Baseline
+from tests.faults.processes import Command, Process, output_file
 
 BASELINE = Baseline(result=[1], seconds=1.0, changes=1, disk_bytes=1, memory_bytes=1)
 COMMAND = Command(name="give", arguments=(), result=lambda out, said: [int(said)], kills=100)
@@ -50,6 +52,17 @@ def test_equal_seeds_draw_equal_cases_over_all_commands() -> None:
     assert "skipped: no root" in table([], {"kill": "no root"})[-1]
 
 
+def test_a_caller_of_the_campaign_is_no_target(tmp_path: Path) -> None:
+    line = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    caller = subprocess.Popen([sys.executable, "-c", line])
+    process = Process(pid=caller.pid, folder=tmp_path, mark="", own=1)
+    while not (targets := process.targets()):
+        time.sleep(0.01)
+    assert [own.pid for own in process.family()] == [caller.pid, targets[0].pid]
+    targets[0].kill()
+    caller.wait(30)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", [random.Random(5).randrange(1000), 11])
@@ -60,6 +73,16 @@ def test_commands_survive_faults(tmp_path: Path, seed: int) -> None:
     command = [sys.executable, "-m", "tests.faults.campaign", "--faults", "20", "--seed", str(seed)]
     command += ["--json", str(tmp_path / "faults.json"), "--kinds", *kinds, "--commands", *names]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=1400)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(why_left_out("serve") != "", reason=why_left_out("serve"))
+def test_a_server_survives_faults(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.faults.campaign", "--faults", "5", "--seed", "2", "--commands", "serve"]
+    command += ["--json", str(tmp_path / "faults.json"), "--kinds", "kill", "memory limit"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
 
 
