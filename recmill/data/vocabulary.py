@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recmill.artifacts import InputError, join_path, read_checked_json, read_record, record_json
+from recmill.artifacts.places.columns import read_numbers
 from recmill.data.dense_values import DenseValues
 from recmill.data.log import VOCABULARY_FOLDER
 from recmill.data.schema import Schema
@@ -51,9 +52,19 @@ class TableMap:
     sha256: str | None = None  # of the file; None: hashed, or written by a recmill that kept no hash
 
     def check_file(self, path: str) -> None:
-        """Raise unless the table's file is the one that this map was written with."""
-        if self.sha256 is None:
-            return
+        """Raise unless the table's file is the one that this map was written with, and holds a row for each value."""
+        if self.sha256 is not None:
+            self._check_hash(path)
+        read_numbers(path, ("row", "count", "since"), below=self.num_rows)
+        with fsspec.open(path, "rb") as stored, pq.ParquetFile(stored) as file:
+            types = {field.name: field.type for field in file.schema_arrow}
+        value, last_seen = (types.get(name, pa.null()) for name in ("value", "last_seen"))
+        if not pa.types.is_integer(last_seen):
+            raise InputError(f"{path}: has no column 'last_seen' of whole numbers")
+        if not (pa.types.is_integer(value) or pa.types.is_string(value)):
+            raise InputError(f"{path}: has no column 'value' of whole numbers or texts")
+
+    def _check_hash(self, path: str) -> None:
         try:
             with fsspec.open(path, "rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recmill.artifacts import InputError
+from recmill.artifacts import InputError, hash_file
 from recmill.data.preparation.prepared_log import prepare_log
 from recmill.data.vocabulary import Vocabulary, VocabularyMap
 from tests.event_logs import BASE_MS
@@ -38,6 +38,43 @@ def test_no_flipped_bit_of_a_vocabulary_goes_unnoticed(shop, name):
         with pytest.raises(InputError, match=str(file)):
             Vocabulary.load(shop / "day1", "brand" if "brand" in name else "item")
     assert not (shop / "day2").exists()
+
+
+def rewrite(shop, change):
+    """Change the file of a vocabulary as somebody would who also makes its hash fit."""
+    file, map_file = shop / "day1/vocabulary/item.parquet", shop / "day1/vocabulary/vocabulary.json"
+    pq.write_table(change(pq.read_table(file)), file)
+    map_ = json.loads(map_file.read_text())
+    del map_["checksum"]
+    map_["tables"]["item"]["sha256"] = hash_file(file)
+    map_file.write_text(json.dumps(map_))
+
+
+@pytest.mark.parametrize("column", ["value", "row", "count", "since", "last_seen"])
+def test_a_column_that_a_vocabulary_lacks_is_named(shop, column):
+    rewrite(shop, lambda table: table.drop_columns(column))
+    with pytest.raises(InputError, match=f"item.parquet: has no column '{column}'"):
+        prepare_log(shop / "log.yaml", out=shop / "day2", vocabulary=shop / "day1")
+    with pytest.raises(InputError, match=f"item.parquet: has no column '{column}'"):
+        Vocabulary.load(shop / "day1", "item")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("row", lambda n: pa.array([10**9] * n), "column 'row' holds 1000000000, expected at least 0 and less than"),
+        ("since", lambda n: pa.array(["x"] * n), "column 'since' must hold whole numbers"),
+        ("last_seen", lambda n: pa.array([0.5] * n), "has no column 'last_seen' of whole numbers"),
+        ("value", lambda n: pa.array([True] * n), "has no column 'value' of whole numbers or texts"),
+    ],
+)
+def test_values_that_no_vocabulary_has_are_named(shop, column, values, message):
+    def change(table):
+        return table.set_column(table.schema.get_field_index(column), column, values(len(table)))
+
+    rewrite(shop, change)
+    with pytest.raises(InputError, match=f"item.parquet: {message}"):
+        prepare_log(shop / "log.yaml", out=shop / "day2", vocabulary=shop / "day1")
 
 
 def test_a_missing_vocabulary_is_named(shop):
