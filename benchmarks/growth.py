@@ -140,8 +140,8 @@ class Growth:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "topology.yaml").write_text(TOPOLOGY, encoding="utf-8")
         found = {step: self._cell(folder, log, step) for step in STEPS}
-        for output, _ in STEPS.values():
-            shutil.rmtree(folder / output, ignore_errors=True) if output else None
+        for output in filter(None, (output for output, _ in STEPS.values())):
+            shutil.rmtree(folder / output, ignore_errors=True)
         return found
 
     def _cell(self, folder: Path, log: Log, step: str) -> dict[str, float]:
