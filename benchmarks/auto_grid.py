@@ -11,8 +11,8 @@ lost_cells              cells whose whole interval of the rate is below 0.97, or
 doubtful_cells          other cells whose rate is below 0.97: the interval says that this may be noise
 
 A cell trains both sides in turns (A B B A) in one process group, every pair with its own seed, as many pairs as
---seconds-per-cell allows: at least 4, at most 24. A training is a whole run of at least 30 steps: each batch size has a
-sample of the log's sessions of its own, so that 256 samples per step do not take minutes. Data, plans and finished
+--seconds-per-cell allows: at least 4 (--min-pairs), at most 24. A training is a whole run of at least 30 steps: each
+batch size has a sample of the log's sessions of its own, so that 256 samples per step do not take minutes. Data, plans and finished
 cells are kept in --work: an interrupted grid continues, and a plan is made once for both models.
 
     python benchmarks/auto_grid.py [--quick] [--json PATH|-] [--work FOLDER] [--cell tiny-dlrm-256 ...]
@@ -85,6 +85,7 @@ class Grid:
     options: Options
     work: Path
     seconds: float
+    min_pairs: int
     chosen: tuple[str, ...] = ()
 
     def cells(self) -> list[Cell]:
@@ -174,7 +175,7 @@ class Grid:
             return dict(json.loads(kept.read_text(encoding="utf-8")))
         with tempfile.TemporaryDirectory(prefix="recmill-cell-") as scratch:
             jobs, result = Path(scratch) / "jobs.json", Path(scratch) / "result.json"
-            limits = {"seconds": self.seconds, "min_pairs": MIN_PAIRS[self.options.size], "max_pairs": MAX_PAIRS}
+            limits = {"seconds": self.seconds, "min_pairs": self.min_pairs, "max_pairs": MAX_PAIRS}
             wanted = {**limits, "jobs": self.jobs(cell, Path(scratch) / "runs")}
             jobs.write_text(json.dumps(wanted), encoding="utf-8")
             launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
@@ -303,6 +304,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds-per-cell", type=float, metavar="S", help="of both sides' trainings; 60, with --quick 20"
     )
+    parser.add_argument("--min-pairs", type=int, metavar="N", help="of a cell, however long they take; 4")
     given = parser.parse_args()
     options = Options(
         benchmark="auto_grid",
@@ -313,7 +315,13 @@ def main() -> None:
     )
     warn_if_busy()
     seconds = SECONDS[options.size] if given.seconds_per_cell is None else given.seconds_per_cell
-    grid = Grid(options=options, work=Path(given.work) / options.size, seconds=seconds, chosen=tuple(given.cell))
+    grid = Grid(
+        options=options,
+        work=Path(given.work) / options.size,
+        seconds=seconds,
+        min_pairs=given.min_pairs or MIN_PAIRS[options.size],
+        chosen=tuple(given.cell),
+    )
     results, skipped = measure_all(grid)
     metrics: dict[str, Metric] = {}
     for result in results:

@@ -194,7 +194,7 @@ class _Side:
         # Two windows in turns: rows of one window would never leave.
         wanted = 2 * config.lookahead_batches if is_ahead else NUM_BATCHES
         for is_hot, stream in run.ingest.streams.items():
-            read, seconds = _read_batches(stream, wanted)
+            read, seconds = read_batches(stream, wanted)
             batches[is_hot] = cycle(read)
             reading_s += shares[is_hot] * seconds
             if is_ahead:  # ranks may have read different numbers, and must take the same steps
@@ -238,8 +238,22 @@ class _Side:
         self.run.sharded.close()
 
 
-def _read_batches(stream: IngestPipeline, wanted: int = NUM_BATCHES) -> tuple[list[Batch], float]:
-    """The first batches of a stream, and the CPU seconds that all stages of ingestion spend on one."""
+def read_batches(stream: IngestPipeline, wanted: int = NUM_BATCHES) -> tuple[list[Batch], float]:
+    """The first batches of a stream, and the CPU seconds that all stages of ingestion spend on one.
+
+    They are read twice, for the first reading loads libraries and takes memory that later ones find: the side that is
+    built first would count it against itself in every step.
+    """
+    start = stream.state_dict()
+    _first_batches(stream, wanted)
+    stream.load_state_dict(start)
+    batches = _first_batches(stream, wanted)
+    stages = [entry for entry in stream.stats().values() if isinstance(entry, dict) and entry.get("rows")]
+    per_row_s = sum(entry["cpu_seconds"] / entry["rows"] for entry in stages if "cpu_seconds" in entry)
+    return batches, per_row_s * statistics.fmean(map(len, batches))
+
+
+def _first_batches(stream: IngestPipeline, wanted: int) -> list[Batch]:
     batches, num_bytes, source = [], 0, iter(stream)
     for batch in source:
         batches.append(batch)
@@ -247,9 +261,7 @@ def _read_batches(stream: IngestPipeline, wanted: int = NUM_BATCHES) -> tuple[li
         if len(batches) == wanted or num_bytes > MAX_BATCH_BYTES:
             break
     source.close()  # type: ignore[attr-defined]  # a generator: ends the workers
-    stages = [entry for entry in stream.stats().values() if isinstance(entry, dict) and entry.get("rows")]
-    per_row_s = sum(entry["cpu_seconds"] / entry["rows"] for entry in stages if "cpu_seconds" in entry)
-    return batches, per_row_s * statistics.fmean(map(len, batches))
+    return batches
 
 
 def _is_crowded() -> bool:

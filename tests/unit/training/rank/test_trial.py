@@ -4,6 +4,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from recmill.artifacts import Dataset, InputError, ShardPlan, dump_record
 from recmill.data.cluster import cluster_sessions
+from recmill.data.ingest.reader import RowGroupReader
 from recmill.data.sources.presets import tiny
 from recmill.data.sources.synthetic.generator import generate_log
 from recmill.planning.planner import Topology, plan_shards
@@ -19,7 +21,7 @@ from recmill.training.config import TrainConfig
 from recmill.training.decisions import decisions_of
 from recmill.training.rank import trial
 from recmill.training.rank.loop import TrainingRun
-from recmill.training.rank.trial import MAX_PAIRS, MIN_PAIRS, add_verdict, judge
+from recmill.training.rank.trial import MAX_PAIRS, MIN_PAIRS, add_verdict, judge, read_batches
 from recmill.training.rank.worker import open_run
 from recmill.training.switches import LOOKAHEAD, Switch
 from recmill.training.trainer import make_job
@@ -127,6 +129,30 @@ def test_a_switch_that_costs_is_left_off_and_one_that_pays_is_on(work, alone, tm
         )[0]
         assert (entry["is_on"], entry["source"], entry["ratio"]) == (expected, "trial", verdict.ratio)
         run.ingest.close()
+
+
+def test_what_only_the_first_reading_takes_counts_against_no_side(work, alone, tmp_path, monkeypatch):
+    transform, seen = RowGroupReader.transform, set()
+
+    def loads_a_library_first(reader, group, table):
+        if not seen:
+            seen.add("loaded")
+            began = time.thread_time()
+            while time.thread_time() - began < 0.2:
+                pass
+        return transform(reader, group, table)
+
+    run = open_run(job_of(work, tmp_path / "run", replace(CONFIG, trial=False)), torch.device("cpu"))
+    stream = run.ingest.streams[False]
+    monkeypatch.setattr(RowGroupReader, "transform", loads_a_library_first)
+    before = stream.state_dict()
+    batches, seconds = read_batches(stream, 4)
+    assert seen
+    assert seconds < 0.02  # 0.2 s over the rows of the row groups read would be far more
+    stream.load_state_dict(before)
+    for batch, again in zip(batches, islice(stream, 4), strict=True):
+        assert torch.equal(batch.label_BT, again.label_BT)  # the first batches of the run
+    run.ingest.close()
 
 
 def test_a_run_after_a_trial_is_the_run_with_those_switches_set_by_hand(work, alone, tmp_path, monkeypatch):
