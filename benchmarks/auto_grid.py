@@ -12,8 +12,8 @@ doubtful_cells          other cells whose rate is below 0.97: the interval says 
 
 A cell trains both sides in turns (A B B A) in one process group, every pair with its own seed, as many pairs as
 --seconds-per-cell allows: at least 4 (--min-pairs), at most 24. A training is a whole run of at least 30 steps: each
-batch size has a sample of the log's sessions of its own, so that 256 samples per step do not take minutes. Data, plans and finished
-cells are kept in --work: an interrupted grid continues, and a plan is made once for both models.
+batch size has a sample of the log's sessions of its own, so that 256 samples per step do not take minutes. Data, plans
+and finished cells are kept in --work: an interrupted grid continues, and a plan is made once for both models.
 
     python benchmarks/auto_grid.py [--quick] [--json PATH|-] [--work FOLDER] [--cell tiny-dlrm-256 ...]
 """
